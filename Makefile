@@ -1,0 +1,360 @@
+# Builds, checks and installs Spinwire. `make help` lists what it can do.
+#
+#   V=1            show the commands
+#   CXX=           compiler (g++; clang++-14 works as well)
+#   CXXFLAGS=      optimisation and debug flags; what the code needs is added to them
+#   WERROR=        empty: warnings are no errors
+#   VARIANT=       asan or tsan: build into build/asan or build/tsan with that sanitizer
+#   FILTER=        GoogleTest filter for check, asan and tsan
+#   PREFIX=, DESTDIR=, LIBDIR=    where to install
+
+# ---- how make itself behaves ------------------------------------------------------------------
+
+SHELL := /bin/bash
+.SHELLFLAGS := -e -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := all
+MAKEFLAGS += --no-builtin-rules
+
+# Use every core. A -j on the command line wins over this, and a sub-make shares its parent's.
+ifeq ($(MAKELEVEL),0)
+  MAKEFLAGS += -j$(shell nproc)
+endif
+
+# `make clean all` has to finish one before it starts the other.
+ifneq ($(filter clean,$(MAKECMDGOALS)),)
+  .NOTPARALLEL:
+endif
+
+ifeq ($(V),1)
+  say = @:
+else
+  say = @printf '  %-5s %s\n' '$(1)' '$(2)'
+  Q := @
+endif
+
+# ---- compilers and flags ----------------------------------------------------------------------
+
+ifeq ($(origin CXX),default)
+  CXX := g++
+endif
+CLANGXX ?= clang++-14
+CLANG_FORMAT ?= $(shell command -v clang-format-14 || echo clang-format)
+CLANG_TIDY ?= $(shell command -v clang-tidy-14 || echo clang-tidy)
+
+WERROR ?= -Werror
+WARNINGS := -Wall -Wextra -Wpedantic -Wconversion -Wshadow
+# Held to the same rules as g++: its -Wconversion takes in less, and C++20 allows the other.
+CLANG_WARNINGS := -Wno-sign-conversion -Wno-gnu-zero-variadic-macro-arguments
+CLANG_FLAGS := -std=c++20 $(WARNINGS) $(CLANG_WARNINGS)
+
+# One set of objects serves both libraries. Hidden symbols, no interposition, no PLT and a fixed
+# thread-local offset leave position-independent code with next to no cost, and none that the
+# linker does not take back in a static program.
+CODEGEN := -fPIC -fno-semantic-interposition -fno-plt -ftls-model=initial-exec \
+  -fvisibility=hidden -fvisibility-inlines-hidden
+
+VARIANT ?=
+ifeq ($(VARIANT),)
+  BUILD ?= build
+  CXXFLAGS ?= -O2 -g
+  # The tests are one large unit: optimising it takes longer than it saves.
+  TEST_OPT ?= -O1
+else ifneq ($(filter asan tsan,$(VARIANT)),)
+  BUILD := build/$(VARIANT)
+  CXXFLAGS := -O1 -g -fno-omit-frame-pointer
+  # Instrumented code misleads the flow warnings; the plain build has judged the same sources.
+  WERROR := -Wno-error
+  ifeq ($(VARIANT),asan)
+    SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all
+  else
+    SANITIZE := -fsanitize=thread $(if $(findstring clang,$(CXX)),,-Wno-tsan)
+  endif
+else
+  $(error VARIANT is '$(VARIANT)'; it can be asan, tsan or empty)
+endif
+
+BASE_FLAGS := -std=c++20 $(CXXFLAGS) $(WARNINGS) $(WERROR) \
+  $(if $(findstring clang,$(CXX)),$(CLANG_WARNINGS)) $(CODEGEN) $(SANITIZE)
+LIBS := -libverbs -lrdmacm -lhugetlbfs -lxxhash -lfmt -lpthread
+
+# What each part of the tree may include. Tools and examples see what users see.
+GTEST := /usr/src/googletest/googletest
+INC_src := -Iinclude -Isrc
+INC_tools := -Iinclude -Itools
+INC_bench := -Iinclude -Isrc -Ibench
+INC_test = -Iinclude -Isrc -Itest -I$(GEN) -isystem $(GTEST)/include -isystem $(GTEST)
+inc_of = $(INC_$(firstword $(subst /, ,$(1))))
+
+# ---- sources and what they become -------------------------------------------------------------
+
+OBJ := $(BUILD)/obj
+BIN := $(BUILD)/bin
+LIB := $(BUILD)/lib
+GEN := $(BUILD)/gen
+
+find = $(sort $(foreach d,$(wildcard $(1)),$(shell find $(d) -name '$(2)')))
+object = $(patsubst %.cc,$(OBJ)/%.o,$(1))
+# tools/spinwire_perf.cc -> spinwire-perf
+dashed = $(subst _,-,$(basename $(notdir $(1))))
+
+LIB_SRC := $(call find,src,*.cc)
+TOOL_SRC := $(wildcard tools/*.cc)
+EXAMPLE_SRC := $(wildcard tools/examples/*.cc)
+TOOL_COMMON_SRC := $(wildcard tools/common/*.cc)
+BENCH_SRC := $(wildcard bench/bench.cc bench/*_bench.cc)
+BENCH_COMMON_SRC := $(wildcard bench/common/*.cc)
+COUNT_SRC := $(wildcard bench/count/*.cc)
+PEER_SRC := $(wildcard bench/peers/*.cc)
+TEST_SRC := $(call find,test,*_test.cc)
+
+TOOLS := $(addprefix $(BIN)/,$(call dashed,$(TOOL_SRC)))
+EXAMPLES := $(addprefix $(BIN)/,$(call dashed,$(EXAMPLE_SRC)))
+COUNTS := $(addprefix $(BIN)/count-,$(call dashed,$(COUNT_SRC)))
+PEERS := $(addprefix $(BIN)/peer-,$(call dashed,$(PEER_SRC)))
+BENCH := $(if $(BENCH_SRC),$(BIN)/spinwire-bench)
+TESTS := $(BIN)/spinwire-tests
+
+VERSION := $(shell awk '/^\#define SPINWIRE_VERSION_M|^\#define SPINWIRE_VERSION_P/ \
+  { v = v (v == "" ? "" : ".") $$3 } END { print v }' include/spinwire/version.h)
+SOVERSION := $(firstword $(subst ., ,$(VERSION)))
+STATIC := $(LIB)/libspinwire.a
+SONAME := libspinwire.so.$(SOVERSION)
+SHARED := $(LIB)/libspinwire.so.$(VERSION)
+
+# ---- what can be asked for --------------------------------------------------------------------
+
+.PHONY: all libs tools examples tests everything demo test check bench peers count count-record \
+  tidy check-layers check-headers check-format lint clang format asan tsan install install-deps \
+  clean help FORCE
+
+## all: libraries, tools and examples
+all: libs tools examples
+libs: $(STATIC) $(SHARED)
+tools: $(TOOLS)
+examples: $(EXAMPLES)
+tests: $(TESTS)
+peers: $(PEERS)
+
+## everything: all that can be compiled: all, tests, benchmarks, comparators
+everything: all tests peers $(BENCH) $(COUNTS)
+
+## demo: install what is missing, build, run the demonstration
+demo: install-deps
+	+$(Q)$(MAKE) --no-print-directory all
+	@tools/dev/demo.sh
+
+## test: install what is missing, then every check there is; closes with "N passed, N failed"
+test:
+	+@MAKE='$(MAKE)' tools/dev/run_tests.sh
+
+# Suites named Slow... are left to `make test`; suites named Threads... are what tsan is for.
+QUICK := -Slow*:*/Slow*
+THREADED := Threads*:*/Threads*
+TEST_TIMEOUT ?= 1200
+GTEST_ARGS ?= --gtest_brief=1
+# A sanitizer that knows its shadow's place by heart needs an address space laid out as usual.
+TEST_RUN := $(if $(filter tsan,$(VARIANT)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
+export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
+export UBSAN_OPTIONS ?= print_stacktrace=1
+export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
+
+## check: the quick tests (FILTER=Suite* for some of them)
+check: $(TESTS)
+	@timeout -k 10 $(TEST_TIMEOUT) $(TEST_RUN) $< --gtest_filter='$(or $(FILTER),$(QUICK))' \
+	  $(GTEST_ARGS)
+
+## asan: the quick tests under the address and undefined-behaviour sanitizers
+asan:
+	+$(Q)$(MAKE) --no-print-directory VARIANT=asan check
+
+## tsan: the tests that use threads, under the thread sanitizer
+tsan:
+	+$(Q)$(MAKE) --no-print-directory VARIANT=tsan check FILTER='$(or $(FILTER),$(THREADED))'
+
+## bench: the micro-benchmarks (BENCH_ARGS=--benchmark_filter=...)
+bench: $(BENCH)
+	$(if $(BENCH),@$(BENCH) $(BENCH_ARGS),@echo 'there are no benchmarks')
+
+## count: instructions per operation, against bench/instructions.txt
+count: $(COUNTS)
+	@tools/dev/check_counts.sh $(BIN)
+
+## count-record: write what is counted now into bench/instructions.txt
+count-record: $(COUNTS)
+	@tools/dev/check_counts.sh --record $(BIN)
+
+install-deps:
+	@tools/install-deps.sh
+
+## clean: remove everything that was built
+clean:
+	$(call say,RM,$(BUILD))
+	$(Q)rm -rf $(BUILD)
+
+## help: this list
+help:
+	@sed -n 's/^## \([a-z-]*\): /\1\t/p' Makefile | expand -t 14
+	@echo
+	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
+
+# ---- compiling --------------------------------------------------------------------------------
+
+# Writes the text in $(1) to the target only if that changes it, so what depends on the target is
+# rebuilt when the text changes and not whenever make runs.
+write_if_changed = @mkdir -p $(@D); printf '%s\n' $(1) >$@.new; \
+  if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(GEN)/flags: FORCE
+	$(call write_if_changed,'$(CXX) $(BASE_FLAGS) $(TEST_OPT)')
+$(GEN)/link: FORCE
+	$(call write_if_changed,'$(CXX) $(LDFLAGS) $(LIBS)')
+# An archive has to be made anew when a source goes away, too.
+$(GEN)/lib.list: FORCE
+	$(call write_if_changed,$(LIB_SRC))
+$(GEN)/tests.inc: FORCE
+	$(call write_if_changed,$(patsubst test/%,'#include "%"',$(TEST_SRC)))
+
+$(OBJ)/%.o: %.cc $(GEN)/flags
+	$(call say,CXX,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) $(BASE_FLAGS) $(OPT) $(call inc_of,$<) -MMD -MP -c $< -o $@
+
+TEST_OBJ := $(OBJ)/test/all_tests.o
+$(TEST_OBJ): $(GEN)/tests.inc
+$(TEST_OBJ): OPT = $(TEST_OPT)
+
+-include $(patsubst %.o,%.d,$(TEST_OBJ) $(call object,$(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) \
+  $(TOOL_COMMON_SRC) $(BENCH_SRC) $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC)))
+
+# ---- linking ----------------------------------------------------------------------------------
+
+define archive
+$(call say,AR,$@)
+@mkdir -p $(@D)
+$(Q)rm -f $@ && ar rcs $@ $(filter %.o,$^)
+endef
+
+$(STATIC): $(call object,$(LIB_SRC)) $(GEN)/lib.list
+	$(archive)
+
+# Sources that several tools or benchmarks share; a program gets what it uses of them.
+TOOL_COMMON := $(OBJ)/tools/libcommon.a
+BENCH_COMMON := $(OBJ)/bench/libcommon.a
+$(TOOL_COMMON): $(call object,$(TOOL_COMMON_SRC))
+	$(archive)
+$(BENCH_COMMON): $(call object,$(BENCH_COMMON_SRC))
+	$(archive)
+
+EXPORTS := tools/dev/spinwire.map
+$(SHARED): $(call object,$(LIB_SRC)) $(GEN)/lib.list $(GEN)/link $(EXPORTS)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) -shared $(CXXFLAGS) $(SANITIZE) $(LDFLAGS) -Wl,-soname,$(SONAME) \
+	  -Wl,--version-script=$(EXPORTS) -Wl,--as-needed $(if $(SANITIZE),,-Wl,-z,defs) \
+	  $(filter %.o,$^) $(LIBS) -o $@
+	$(Q)ln -sf $(@F) $(LIB)/$(SONAME) && ln -sf $(SONAME) $(LIB)/libspinwire.so
+
+# $(call program,NAME,SOURCES,ARCHIVES,LIBRARIES): how to link one program.
+define program
+$(BIN)/$(1): $(call object,$(2)) $(3) $(STATIC) $(GEN)/link
+	$$(call say,LINK,$$@)
+	@mkdir -p $$(@D)
+	$$(Q)$$(CXX) $$(CXXFLAGS) $$(SANITIZE) $$(LDFLAGS) $$(filter %.o,$$^) $$(filter %.a,$$^) \
+	  -Wl,--as-needed $(4) $$(LIBS) -o $$@
+
+endef
+
+$(eval $(foreach s,$(TOOL_SRC) $(EXAMPLE_SRC),\
+  $(call program,$(call dashed,$(s)),$(s),$(TOOL_COMMON))))
+$(eval $(foreach s,$(COUNT_SRC),$(call program,count-$(call dashed,$(s)),$(s),$(BENCH_COMMON))))
+# A comparator named after UCX is the only kind of program that links it.
+$(eval $(foreach s,$(PEER_SRC),$(call program,peer-$(call dashed,$(s)),$(s),$(BENCH_COMMON),\
+  $(if $(findstring ucx,$(s)),-lucp -lucs))))
+$(eval $(call program,spinwire-bench,$(BENCH_SRC),$(BENCH_COMMON),-lbenchmark -lbenchmark_main))
+$(eval $(call program,spinwire-tests,test/all_tests.cc))
+
+# ---- checking ---------------------------------------------------------------------------------
+
+CODE_DIRS := include src bench test tools
+ALL_CODE := $(call find,$(CODE_DIRS),*.cc) $(call find,$(CODE_DIRS),*.h)
+
+## tidy: layers, public headers, format, clang-tidy
+tidy: check-layers check-headers check-format lint
+
+check-layers:
+	$(call say,CHECK,layers)
+	@tools/dev/check_layers.sh
+
+check-headers:
+	$(call say,CHECK,headers)
+	@tools/dev/check_headers.sh $(WARNINGS)
+
+check-format:
+	$(call say,CHECK,format)
+	$(Q)$(CLANG_FORMAT) --dry-run --Werror $(ALL_CODE)
+
+## format: rewrite the sources as .clang-format has them
+format:
+	$(Q)$(CLANG_FORMAT) -i $(ALL_CODE)
+
+# clang-tidy is slow, so each file is judged again only when its object was: the object knows the
+# headers.
+lint: $(patsubst %.cc,$(BUILD)/lint/%.ok,$(LIB_SRC))
+$(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
+	$(call say,TIDY,$*.cc)
+	@mkdir -p $(@D)
+	$(Q)$(CLANG_TIDY) --quiet $*.cc -- $(CLANG_FLAGS) $(call inc_of,$*) 2>$@.err \
+	  || { cat $@.err >&2; exit 1; }
+	@touch $@
+
+# clang's opinion of every source, without code. Like the objects, up to date until a source or a
+# header changes.
+CLANG_SRC := $(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) $(TOOL_COMMON_SRC) $(BENCH_SRC) \
+  $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) test/all_tests.cc
+CLANG_OK := $(patsubst %.cc,$(BUILD)/clang/%.ok,$(CLANG_SRC))
+
+## clang: all sources through the other compiler's front end
+clang: $(CLANG_OK)
+$(BUILD)/clang/%.ok: %.cc Makefile
+	$(call say,CLANG,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CLANGXX) $(CLANG_FLAGS) -Werror $(call inc_of,$<) -fsyntax-only \
+	  -MMD -MP -MT $@ -MF $(@:.ok=.d) $<
+	@touch $@
+$(BUILD)/clang/test/all_tests.ok: $(GEN)/tests.inc
+
+-include $(CLANG_OK:.ok=.d)
+
+# ---- installing -------------------------------------------------------------------------------
+
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR := $(PREFIX)/include
+BINDIR := $(PREFIX)/bin
+SHAREDIR := $(PREFIX)/share/spinwire
+CMAKEDIR := $(LIBDIR)/cmake/Spinwire
+# Relative, so that the CMake package still works where the tree was moved after installing.
+from_cmakedir = $(shell realpath -m --relative-to='$(CMAKEDIR)' '$(1)')
+
+FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSION@|$(VERSION)|g' \
+  -e 's|@SONAME@|$(SONAME)|g' -e 's|@SHARED@|$(notdir $(SHARED))|g' -e 's|@LIBS@|$(LIBS)|g' \
+  -e 's|@CMAKE_TO_LIB@|$(call from_cmakedir,$(LIBDIR))|g' \
+  -e 's|@CMAKE_TO_INCLUDE@|$(call from_cmakedir,$(INCLUDEDIR))|g' \
+  -e 's|@CMAKE_LIBS@|$(patsubst -l%,%,$(LIBS))|g'
+TEMPLATES := tools/dev/install
+
+## install: headers, libraries, pkg-config and CMake files, tools, conf into DESTDIR/PREFIX
+install: libs tools
+	$(call say,INST,$(DESTDIR)$(PREFIX))
+	$(Q)install -d $(DESTDIR){$(INCLUDEDIR)/spinwire,$(LIBDIR)/pkgconfig,$(CMAKEDIR)} \
+	  $(DESTDIR){$(BINDIR),$(SHAREDIR)/conf}
+	$(Q)install -m 644 include/spinwire/*.h $(DESTDIR)$(INCLUDEDIR)/spinwire
+	$(Q)install -m 644 $(STATIC) $(DESTDIR)$(LIBDIR)
+	$(Q)install -m 755 $(SHARED) $(DESTDIR)$(LIBDIR)
+	$(Q)cp -d $(LIB)/$(SONAME) $(LIB)/libspinwire.so $(DESTDIR)$(LIBDIR)
+	$(Q)$(FILL) $(TEMPLATES)/spinwire.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/spinwire.pc
+	$(Q)for f in SpinwireConfig.cmake SpinwireConfigVersion.cmake; do \
+	  $(FILL) $(TEMPLATES)/$$f.in >$(DESTDIR)$(CMAKEDIR)/$$f; done
+	$(if $(TOOLS),$(Q)install -m 755 $(TOOLS) $(DESTDIR)$(BINDIR))
+	$(if $(wildcard conf/*),$(Q)install -m 644 $(wildcard conf/*) $(DESTDIR)$(SHAREDIR)/conf)

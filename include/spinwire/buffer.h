@@ -1,0 +1,182 @@
+// Registered memory as the application sees it: buffers carved from the engine's slabs, and slices
+// of them. Handles are plain: no lock, no atomic, to be used and dropped on the engine's thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "spinwire/export.h"
+
+namespace spinwire {
+
+class Buffer;
+class BufferSlice;
+
+namespace detail {
+
+/// Control words of a block of registered memory. In a slab it lies in the 64 bytes of headroom
+/// right before the payload, whose last 16 bytes are kept for a protocol header, so that header and
+/// payload are adjacent.
+struct alignas(64) Block {
+  std::uint32_t refs;            ///< handles and operations in flight
+  std::uint32_t lkey;            ///< local key of the registration the payload lies in
+  std::uint64_t capacity;        ///< payload bytes
+  std::byte* payload;            ///< first payload byte
+  void (*recycle)(Block*);       ///< called when the last reference goes
+  void* owner;                   ///< arena or registration; `recycle` knows
+  std::uint32_t link;            ///< free-list link while in the pool
+  std::uint16_t header_in_use;   ///< operations in flight that use `header`
+  std::uint16_t chunk;           ///< chunk of the arena
+  std::byte header[16];          ///< protocol header, adjacent to a slab payload
+};
+static_assert(sizeof(Block) == 64);
+
+inline void retain(Block* block) noexcept { ++block->refs; }
+inline void release(Block* block) noexcept {
+  if (--block->refs == 0) block->recycle(block);
+}
+
+}  // namespace detail
+
+/// Part of a buffer or of a registered region, holding a reference to the memory: it stays valid
+/// while any slice of it is alive or any operation on it is in flight. Copyable. Hot.
+class BufferSlice {
+ public:
+  BufferSlice() noexcept = default;
+  BufferSlice(const BufferSlice& other) noexcept
+      : block_(other.block_), data_(other.data_), size_(other.size_) {
+    if (block_ != nullptr) detail::retain(block_);
+  }
+  BufferSlice(BufferSlice&& other) noexcept
+      : block_(std::exchange(other.block_, nullptr)),
+        data_(std::exchange(other.data_, nullptr)),
+        size_(std::exchange(other.size_, 0)) {}
+  BufferSlice& operator=(BufferSlice other) noexcept {
+    std::swap(block_, other.block_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~BufferSlice() {
+    if (block_ != nullptr) detail::release(block_);
+  }
+
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data_, size_}; }
+  /// False for a default-made slice and for one that was asked for out of bounds.
+  explicit operator bool() const noexcept { return block_ != nullptr; }
+
+  /// Bytes [offset, offset + length) of this slice; empty (false) if they do not lie within it.
+  [[nodiscard]] BufferSlice slice(std::size_t offset, std::size_t length) const noexcept {
+    if (block_ == nullptr || offset > size_ || length > size_ - offset) return {};
+    return BufferSlice(block_, data_ + offset, length);
+  }
+
+  /// For the library: adds a reference to `block`.
+  BufferSlice(detail::Block* block, std::byte* data, std::size_t size) noexcept
+      : block_(block), data_(data), size_(size) {
+    detail::retain(block_);
+  }
+  [[nodiscard]] detail::Block* block() const noexcept { return block_; }
+
+ private:
+  detail::Block* block_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Owns one block of a pool. Move-only; dropping it while operations are in flight is safe: the
+/// block returns to its pool at the last completion. Payload is aligned to a cacheline. Hot.
+class Buffer {
+ public:
+  Buffer() noexcept = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  Buffer(Buffer&& other) noexcept
+      : block_(std::exchange(other.block_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    if (this != &other) {
+      reset();
+      block_ = std::exchange(other.block_, nullptr);
+      size_ = std::exchange(other.size_, 0);
+    }
+    return *this;
+  }
+  ~Buffer() { reset(); }
+
+  [[nodiscard]] std::byte* data() const noexcept {
+    return block_ != nullptr ? block_->payload : nullptr;
+  }
+  /// Bytes in use: what was asked for, or what a message brought.
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  /// Bytes the block has room for, at least size().
+  [[nodiscard]] std::size_t capacity() const noexcept {
+    return block_ != nullptr ? block_->capacity : 0;
+  }
+  /// Changes size(); false, and no change, above capacity().
+  bool resize(std::size_t size) noexcept {
+    if (size > capacity()) return false;
+    size_ = size;
+    return true;
+  }
+  [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data(), size_}; }
+  explicit operator bool() const noexcept { return block_ != nullptr; }
+
+  /// The whole buffer, or a part of it; empty (false) if out of bounds.
+  [[nodiscard]] BufferSlice slice() const noexcept {
+    return block_ != nullptr ? BufferSlice(block_, block_->payload, size_) : BufferSlice();
+  }
+  [[nodiscard]] BufferSlice slice(std::size_t offset, std::size_t length) const noexcept {
+    return slice().slice(offset, length);
+  }
+
+  /// Gives the block up. A no-op when empty.
+  void reset() noexcept {
+    if (block_ != nullptr) detail::release(std::exchange(block_, nullptr));
+    size_ = 0;
+  }
+
+  /// For the library: takes over one reference.
+  Buffer(detail::Block* block, std::size_t size) noexcept : block_(block), size_(size) {}
+  [[nodiscard]] detail::Block* block() const noexcept { return block_; }
+
+ private:
+  detail::Block* block_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Remote access rights of exposed or registered memory; combine with |.
+enum class Access : std::uint8_t {
+  local = 0,  ///< local use only
+  remote_read = 1,
+  remote_write = 2,
+  remote_read_write = 3,
+};
+constexpr Access operator|(Access a, Access b) noexcept {
+  return static_cast<Access>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
+}
+constexpr bool allows(Access have, Access want) noexcept {
+  return (static_cast<std::uint8_t>(have) & static_cast<std::uint8_t>(want)) ==
+         static_cast<std::uint8_t>(want);
+}
+
+/// Memory of a peer that it exposed to us: where it is and the key that opens it. Plain data, meant
+/// to be sent to the peer that shall use it.
+struct RemoteRegion {
+  std::uint64_t address = 0;
+  std::uint64_t length = 0;  ///< bytes
+  std::uint32_t rkey = 0;
+  Access access = Access::local;
+
+  /// Bytes [offset, offset + size) of the region; empty (false) if they do not lie within it.
+  [[nodiscard]] RemoteRegion slice(std::uint64_t offset, std::uint64_t size) const noexcept {
+    if (offset > length || size > length - offset) return {};
+    return {address + offset, size, rkey, access};
+  }
+  explicit operator bool() const noexcept { return rkey != 0; }
+};
+
+}  // namespace spinwire

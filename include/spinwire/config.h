@@ -1,0 +1,85 @@
+// Every setting of an engine. Defaults < TOML file < SPINWIRE_* environment < code.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "spinwire/clock.h"
+#include "spinwire/export.h"
+#include "spinwire/status.h"
+
+namespace spinwire {
+
+enum class HugepagePolicy : std::uint8_t { require, prefer, off };
+enum class LockPolicy : std::uint8_t { require, prefer, off };
+enum class ControlMode : std::uint8_t { automatic, manual };
+
+/// Each member's comment says its unit and range; `section.key` in a file is `section.key` here,
+/// and SPINWIRE_SECTION_KEY (upper case) in the environment.
+struct Config {
+  struct Device {
+    std::string name = "softverbs";  ///< device to open
+    std::uint32_t port = 1;          ///< 1 … 255
+    std::int32_t gid_index = -1;     ///< -1: chosen by the library; else 0 … 255
+  } device;
+
+  struct Memory {
+    HugepagePolicy hugepages = HugepagePolicy::prefer;
+    LockPolicy lock = LockPolicy::off;           ///< mlock the slabs
+    std::uint64_t send_bytes = 32u << 20;        ///< send pool; 2 MiB … 1 TiB
+    std::uint64_t receive_bytes = 16u << 20;     ///< receive pool; 2 MiB … 1 TiB
+    std::uint64_t lease_bytes = 16u << 20;       ///< pool of memory exposed to peers; 2 MiB … 1 TiB
+  } memory;
+
+  struct Queues {
+    std::uint32_t send_depth = 128;      ///< send work requests per connection; 4 … 32768
+    std::uint32_t receive_depth = 1024;  ///< posted receives of the engine; 16 … 32768
+    std::uint32_t completion_depth = 8192;  ///< entries of the completion queue; 64 … 4194304
+    std::uint32_t operations = 4096;     ///< operations in flight, all connections; 16 … 1048576
+    std::uint32_t inline_bytes = 64;     ///< sent inline up to this many bytes; 0 … 1024
+    std::uint32_t receive_postlist = 16; ///< receives reposted at once; 1 … 64
+    std::uint32_t poll_batch = 32;       ///< completions drained at once; 1 … 64
+  } queues;
+
+  struct Connections {
+    std::uint32_t maximum = 1024;           ///< per engine; 1 … 65536
+    std::uint32_t handshakes = 64;          ///< unfinished inbound handshakes at once; 1 … 4096
+    std::uint32_t eager_bytes = 4096;       ///< longest message; 64 … 1 MiB - 64
+    std::uint32_t credits = 64;             ///< most receives granted to one peer; 1 … 32768
+    std::uint32_t mtu = 4096;               ///< path MTU: 256, 512, 1024, 2048 or 4096 bytes
+    Nanoseconds connect_timeout = std::chrono::seconds(5);    ///< until `ready`; 1ms … 1h
+    Nanoseconds handshake_timeout = std::chrono::seconds(2);  ///< inbound, until complete; 1ms … 1h
+    Nanoseconds close_timeout = std::chrono::seconds(1);      ///< until drained; 1ms … 1h
+    Nanoseconds keepalive = std::chrono::seconds(1);    ///< probe after this much silence; 1ms … 1h
+    Nanoseconds peer_timeout = std::chrono::seconds(10);  ///< unanswered until lost; 1ms … 1h
+    Nanoseconds credit_idle = std::chrono::seconds(1);  ///< idle credits go back after; 1ms … 1h
+  } connections;
+
+  struct QueuePair {
+    std::uint32_t ack_timeout = 14;   ///< 4.096 us * 2^n (IB specification, 9.7.6.1.3); 1 … 31
+    std::uint32_t retry_count = 7;    ///< 0 … 7
+    std::uint32_t rnr_retry = 7;      ///< 0 … 7; 7 retries for ever
+    std::uint32_t min_rnr_timer = 12; ///< IB encoding, 12 = 0.64 ms; 1 … 31 (0 means 655 ms)
+  } queue_pair;
+
+  struct Engine {
+    ControlMode control = ControlMode::automatic;  ///< manual: only poll_control() takes the step
+    Nanoseconds control_interval = std::chrono::microseconds(100);  ///< between steps; 1us … 1s
+  } engine;
+
+  /// Defaults, then `file` if not empty, then the environment. Set-up; any thread. Errors:
+  /// bad_config naming file, line, key, the nearest known key, and the range.
+  SPINWIRE_API static Result<Config> load(const std::filesystem::path& file = {});
+  /// As load(), from text; `origin` names it in errors.
+  SPINWIRE_API static Result<Config> parse(std::string_view toml, std::string_view origin);
+  /// Checks every range and the relations between settings. Engine::open calls it.
+  [[nodiscard]] SPINWIRE_API Result<void> check() const;
+  /// One line per setting as TOML, with its range as a comment.
+  [[nodiscard]] SPINWIRE_API std::string to_toml() const;
+};
+
+}  // namespace spinwire

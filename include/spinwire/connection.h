@@ -1,0 +1,192 @@
+// A connection: a small copyable handle to a pooled state machine inside its engine.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "spinwire/buffer.h"
+#include "spinwire/callback.h"
+#include "spinwire/export.h"
+#include "spinwire/status.h"
+
+namespace spinwire {
+
+class Connection;
+class Message;
+
+enum class ConnectionState : std::uint8_t {
+  resolving,   ///< TCP connection being made; leaves by connect or deadline
+  exchanging,  ///< handshake and queue-pair set-up; leaves when both ends are ready, or by deadline
+  ready,       ///< operations are accepted; leaves by close(), the peer's close, or an error
+  draining,    ///< outstanding operations complete; leaves when none is left, or by deadline
+  closed,      ///< nothing is outstanding; the handle answers `not_connected` from here on
+};
+SPINWIRE_API std::string_view to_string(ConnectionState state) noexcept;
+
+/// When an operation reaches the device.
+enum class Post : std::uint8_t {
+  automatic,  ///< `now` outside poll(), `defer` inside callbacks
+  now,        ///< one doorbell at once, after what the connection had deferred
+  defer,      ///< with the next flush(), or at the end of the poll()
+};
+
+/// How an accepted operation ended.
+struct Completion {
+  Status status = Status::ok;
+  std::size_t bytes = 0;  ///< payload bytes moved; 0 unless ok
+};
+/// Runs inside poll(), exactly once per accepted operation; it may start further operations.
+using CompletionCallback = Callback<void(const Completion&)>;
+
+/// An inbound message, valid during its callback.
+class Message {
+ public:
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
+  [[nodiscard]] const std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  /// The sender's 32-bit immediate, in host order.
+  [[nodiscard]] std::optional<std::uint32_t> immediate() const noexcept {
+    return has_immediate_ ? std::optional<std::uint32_t>(immediate_) : std::nullopt;
+  }
+  /// True: no message, but the notice of a peer's write_with_imm; size() is the bytes written and
+  /// data() is null (the peer chose where they went).
+  [[nodiscard]] bool is_write() const noexcept { return is_write_; }
+  /// Keeps the received bytes beyond the callback: the buffer leaves the receive ring, which is
+  /// refilled from the receive pool while that lasts. Empty for is_write() and when taken twice.
+  [[nodiscard]] Buffer take() noexcept {
+    Buffer taken(block_, block_ != nullptr ? size_ : 0);
+    block_ = nullptr;
+    return taken;
+  }
+
+  /// For the library.
+  struct Parts {
+    detail::Block* block;
+    const std::byte* data;
+    std::size_t size;
+    std::uint32_t immediate;
+    bool has_immediate;
+    bool is_write;
+  };
+  explicit Message(const Parts& p) noexcept
+      : block_(p.block),
+        data_(p.data),
+        size_(p.size),
+        immediate_(p.immediate),
+        has_immediate_(p.has_immediate),
+        is_write_(p.is_write) {}
+  [[nodiscard]] bool taken() const noexcept { return block_ == nullptr; }
+
+ private:
+  detail::Block* block_;
+  const std::byte* data_;
+  std::size_t size_;
+  std::uint32_t immediate_;
+  bool has_immediate_;
+  bool is_write_;
+};
+
+/// What a connection tells its application. Any may be empty. All run inside poll() or
+/// poll_control(), and may start operations, close connections and open new ones.
+struct ConnectionHandlers {
+  /// The connection became ready.
+  Callback<void(Connection)> on_ready;
+  /// A message, or the notice of a write with immediate, arrived; in the order of posting.
+  Callback<void(Connection, Message&)> on_message;
+  /// The connection reached `closed`, from any state: once, after its last completion. The error's
+  /// status is `ok` after close() here or at the peer.
+  Callback<void(Connection, const Error&)> on_closed;
+};
+
+struct ConnectionStats {
+  std::uint64_t messages_sent = 0;
+  std::uint64_t messages_received = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+  std::uint64_t writes = 0;
+  std::uint64_t reads = 0;
+  std::uint64_t bytes_written = 0;
+  std::uint64_t bytes_read = 0;
+  std::uint32_t outstanding = 0;      ///< accepted operations without a completion so far
+  std::uint32_t send_credits = 0;     ///< messages that may be sent now
+  std::uint32_t granted_credits = 0;  ///< messages that the peer may send now
+};
+
+namespace detail {
+class EngineCore;
+}
+
+/// Everything here is to be called on the engine's thread, from callbacks too. Operations answer
+/// `ok` when accepted; any other status means that nothing was taken. An accepted operation holds a
+/// reference to its memory until its completion callback has run. Hot unless marked set-up.
+class SPINWIRE_API Connection {
+ public:
+  Connection() noexcept = default;
+
+  /// Sends a message of up to max_message() bytes, which arrives whole, once, in order. Copies
+  /// nothing; `done` runs when the peer's device has taken it. Errors: would_block (credit, send
+  /// queue or operations used up), message_too_long, not_connected, wrong_thread, forked_child.
+  Status send(const BufferSlice& data, CompletionCallback done = {}, Post post = Post::automatic);
+  Status send(const Buffer& data, CompletionCallback done = {}, Post post = Post::automatic) {
+    return send(data.slice(), done, post);
+  }
+  /// The same, with a 32-bit immediate beside the bytes.
+  Status send_with_imm(const BufferSlice& data, std::uint32_t immediate,
+                       CompletionCallback done = {}, Post post = Post::automatic);
+  /// Copies `bytes` into a block of the send pool first; also answers no_buffer.
+  Status send_copy(std::span<const std::byte> bytes, CompletionCallback done = {},
+                   Post post = Post::automatic);
+
+  /// Writes `local` to the first bytes of `remote`. The peer's CPU takes no part. Errors besides
+  /// those of send(): out_of_bounds (longer than `remote`), remote_access (`remote` does not allow
+  /// it).
+  Status write(const BufferSlice& local, const RemoteRegion& remote, CompletionCallback done = {},
+               Post post = Post::automatic);
+  /// The same, and the peer's on_message is told the immediate and the length, in order with
+  /// messages; costs a credit like one.
+  Status write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
+                        std::uint32_t immediate, CompletionCallback done = {},
+                        Post post = Post::automatic);
+  /// Reads the first bytes of `remote` into `local`, whose bytes are undefined until `done`.
+  Status read(const BufferSlice& local, const RemoteRegion& remote, CompletionCallback done = {},
+              Post post = Post::automatic);
+
+  /// Posts what was deferred on this connection with one doorbell.
+  Status flush();
+
+  /// Stops accepting operations, lets the outstanding ones complete up to the configured close
+  /// time-out, tells the peer, and ends in on_closed. Further calls answer not_connected. Set-up.
+  Status close();
+
+  /// Replaces the handlers. Set-up; usable in on_accept.
+  Status set_handlers(const ConnectionHandlers& handlers);
+
+  /// closed for an empty or stale handle.
+  [[nodiscard]] ConnectionState state() const noexcept;
+  [[nodiscard]] bool ready() const noexcept { return state() == ConnectionState::ready; }
+  /// Longest message that send() accepts: the smaller of both ends' limits. 0 unless ready.
+  [[nodiscard]] std::size_t max_message() const noexcept;
+  /// Zeroes for a stale handle. Set-up.
+  [[nodiscard]] ConnectionStats stats() const noexcept;
+  /// "address:port" of the peer's TCP end. Set-up.
+  [[nodiscard]] std::string peer() const;
+
+  friend bool operator==(const Connection&, const Connection&) noexcept = default;
+
+  /// For the library.
+  Connection(detail::EngineCore* core, std::uint32_t index, std::uint32_t generation) noexcept
+      : core_(core), index_(index), generation_(generation) {}
+  /// A number unique among the engine's living connections, below Config::connections.maximum: for
+  /// arrays of per-connection state.
+  [[nodiscard]] std::uint32_t index() const noexcept { return index_; }
+  [[nodiscard]] std::uint32_t generation() const noexcept { return generation_; }
+
+ private:
+  detail::EngineCore* core_ = nullptr;
+  std::uint32_t index_ = 0;
+  std::uint32_t generation_ = 0;
+};
+
+}  // namespace spinwire

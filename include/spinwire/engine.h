@@ -1,0 +1,165 @@
+// The engine: one device context, its memory and its connections, driven by the caller's loop.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "spinwire/buffer.h"
+#include "spinwire/callback.h"
+#include "spinwire/clock.h"
+#include "spinwire/config.h"
+#include "spinwire/connection.h"
+#include "spinwire/export.h"
+#include "spinwire/status.h"
+
+namespace spinwire {
+
+enum class Pool : std::uint8_t { send, lease };
+
+struct EngineStats {
+  std::uint64_t polls = 0;             ///< completed poll() calls
+  std::uint64_t control_steps = 0;
+  std::uint64_t completions = 0;       ///< work completions drained
+  std::uint64_t stale_completions = 0; ///< completions of operations already ended
+  std::uint64_t messages_sent = 0;
+  std::uint64_t messages_received = 0;
+  std::uint64_t bad_messages = 0;      ///< malformed messages; each closed its connection
+  std::uint64_t doorbells = 0;         ///< posts of send work requests
+  std::uint64_t receives_posted = 0;
+  std::uint64_t accepted = 0;          ///< inbound connections that became ready
+  std::uint64_t connected = 0;         ///< outbound connections that became ready
+  std::uint64_t handshakes_refused = 0;  ///< inbound handshakes ended by error, limit or deadline
+  std::uint64_t peers_lost = 0;
+  std::uint64_t closed = 0;
+  std::uint32_t connections = 0;       ///< living handles, any state
+  std::uint32_t operations = 0;        ///< in flight
+  std::uint32_t receives = 0;          ///< posted now
+  std::uint32_t credits_granted = 0;   ///< receives promised to peers now
+};
+
+struct MemoryStats {
+  std::uint64_t pool_bytes = 0;
+  std::uint64_t free_bytes = 0;   ///< in chunks that serve no size class now
+  std::uint64_t blocks_used = 0;
+  std::uint64_t allocations = 0;
+  std::uint64_t refusals = 0;     ///< answered no_buffer
+};
+
+/// Registered memory of the application's own. Slices of it go into operations. Unregister by
+/// dropping it: what operations still hold is unregistered at the last completion.
+class SPINWIRE_API MemoryRegion {
+ public:
+  MemoryRegion() noexcept = default;
+  [[nodiscard]] BufferSlice slice() const noexcept { return whole_; }
+  [[nodiscard]] BufferSlice slice(std::size_t offset, std::size_t length) const noexcept {
+    return whole_.slice(offset, length);
+  }
+  /// What a peer needs to use it; empty if registered with Access::local.
+  [[nodiscard]] RemoteRegion remote() const noexcept { return remote_; }
+  explicit operator bool() const noexcept { return static_cast<bool>(whole_); }
+
+  MemoryRegion(BufferSlice whole, RemoteRegion remote) noexcept
+      : whole_(std::move(whole)), remote_(remote) {}
+
+ private:
+  BufferSlice whole_;
+  RemoteRegion remote_;
+};
+
+struct ListenOptions {
+  /// An inbound handshake is complete but for our answer: the application sets handlers here, with
+  /// Connection::set_handlers, or gives them below. May call close() to refuse.
+  Callback<void(Connection)> on_accept;
+  ConnectionHandlers handlers;
+};
+
+struct ConnectOptions {
+  ConnectionHandlers handlers;
+};
+
+/// A listening address. Dropping it stops listening; connections made through it stay.
+class SPINWIRE_API Listener {
+ public:
+  Listener() noexcept = default;
+  Listener(Listener&& other) noexcept;
+  Listener& operator=(Listener&& other) noexcept;
+  ~Listener();
+  /// The bound "address:port", the port resolved if 0 was asked.
+  [[nodiscard]] std::string address() const;
+  explicit operator bool() const noexcept { return core_ != nullptr; }
+
+  Listener(detail::EngineCore* core, std::uint32_t index) noexcept : core_(core), index_(index) {}
+
+ private:
+  detail::EngineCore* core_ = nullptr;
+  std::uint32_t index_ = 0;
+};
+
+/// Belongs to the thread that opened it; every call from another answers wrong_thread, in a forked
+/// child forked_child. Nothing runs unless the caller polls.
+class SPINWIRE_API Engine {
+ public:
+  /// Opens the device, takes and registers all memory, posts the receives. Set-up. Errors:
+  /// bad_config, no_device, no_memory, limit, system.
+  static Result<Engine> open(const Config& config, const Clock& clock = Clock::real());
+
+  Engine() noexcept;
+  Engine(Engine&&) noexcept;
+  Engine& operator=(Engine&&) noexcept;
+  /// Ends all connections at once (each outstanding operation completes as `flushed`, each
+  /// on_closed runs), then releases everything; memory of buffers still held lives on until they
+  /// are dropped. Not from inside a callback.
+  ~Engine();
+
+  /// Drains completions, runs callbacks, reposts receives, rings doorbells and, every
+  /// control_interval unless in manual mode, takes one control step. Never blocks. Answers the
+  /// number of events handled, 0 when idle, or minus the Status: wrong_thread, reentrant,
+  /// forked_child. Hot.
+  int poll() noexcept;
+  /// One control step: sockets, liveness, timers, at most one control verb. Answers as poll().
+  int poll_control() noexcept;
+  /// Posts everything deferred. Hot.
+  Status flush() noexcept;
+
+  /// Listens for connections on "a.b.c.d:port" or "[v6]:port"; port 0 takes a free one. Set-up.
+  /// Errors: invalid_argument, in_use, system.
+  Result<Listener> listen(std::string_view address, const ListenOptions& options);
+  /// Begins to connect; on_ready or on_closed tells. Set-up. Errors: invalid_argument, limit,
+  /// system.
+  Result<Connection> connect(std::string_view address, const ConnectOptions& options);
+
+  /// A block with room for `size` bytes, which are not zeroed; empty when the pool is dry or the
+  /// call is misused (status() tells). Never blocks, grows or registers. Hot.
+  [[nodiscard]] Buffer allocate(std::size_t size, Pool pool = Pool::send) noexcept;
+  /// Why the last allocate() answered an empty buffer: no_buffer, invalid_argument (0 or beyond
+  /// the pool), wrong_thread, forked_child.
+  [[nodiscard]] Status allocate_status() const noexcept;
+
+  /// Registers `bytes` of the application's own, which must stay mapped until the region is
+  /// dropped and its operations have completed. Set-up. Errors: invalid_argument, no_memory, limit.
+  Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);
+  /// Opens exactly the bytes of `slice` to peers under a key of its own, until revoke(). Holds a
+  /// reference to the block. Set-up (a registration). Errors: invalid_argument, no_memory, limit.
+  Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
+  /// Ends an exposure: when it answers ok no peer can reach the memory any more. would_block: a
+  /// peer is in the midst of an access; the key is dead, call again to learn when it ended. Set-up.
+  /// Errors: invalid_argument (not exposed).
+  Status revoke(const RemoteRegion& region);
+
+  [[nodiscard]] const Config& config() const noexcept;
+  [[nodiscard]] const Clock& clock() const noexcept;
+  [[nodiscard]] EngineStats stats() const noexcept;
+  [[nodiscard]] MemoryStats memory_stats(Pool pool) const noexcept;
+  /// Opened device's name, e.g. "softverbs".
+  [[nodiscard]] std::string_view device_name() const noexcept;
+  explicit operator bool() const noexcept { return core_ != nullptr; }
+
+ private:
+  explicit Engine(std::unique_ptr<detail::EngineCore> core) noexcept;
+  std::unique_ptr<detail::EngineCore> core_;
+};
+
+}  // namespace spinwire

@@ -1,0 +1,12 @@
+// All of the public API.
+#pragma once
+
+#include "spinwire/buffer.h"
+#include "spinwire/callback.h"
+#include "spinwire/clock.h"
+#include "spinwire/config.h"
+#include "spinwire/connection.h"
+#include "spinwire/engine.h"
+#include "spinwire/log.h"
+#include "spinwire/status.h"
+#include "spinwire/version.h"

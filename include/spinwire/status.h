@@ -1,0 +1,64 @@
+// Outcomes. The hot path answers a Status; set-up answers a Result whose Error can be shown to a
+// person as it is.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <tl/expected.hpp>
+
+#include "spinwire/export.h"
+
+namespace spinwire {
+
+/// What became of a call or an operation. One byte, no allocation.
+enum class Status : std::uint8_t {
+  ok = 0,
+  // The call was refused and took nothing; the caller still owns what it passed.
+  would_block,       ///< A queue or the peer's credit is used up for now; try again after poll().
+  no_buffer,         ///< The pool is dry; it refills as buffers are released.
+  invalid_argument,  ///< An argument is outside its documented range.
+  out_of_bounds,     ///< A slice does not lie within its buffer or remote region.
+  message_too_long,  ///< Longer than the connection's message limit.
+  not_connected,     ///< The connection is not in state `ready`.
+  wrong_thread,      ///< Called from another thread than the one that opened the engine.
+  reentrant,         ///< poll() or poll_control() called from inside a callback.
+  forked_child,      ///< Called in a child made by fork(); only the parent owns the engine.
+  unsupported,       ///< The device or this build cannot do it.
+  // An accepted operation ended without success.
+  flushed,        ///< The connection was closed or failed before the operation ran.
+  peer_lost,      ///< The peer died, or did not answer within the configured time.
+  remote_access,  ///< The peer's device refused: bad key, bounds or access rights.
+  remote_error,   ///< The peer's device answered with an error of its own.
+  local_error,    ///< Our device refused: local key, length or queue-pair state.
+  timed_out,      ///< A deadline passed.
+  refused,        ///< The peer said no.
+  protocol,       ///< The peer sent bytes that are no valid message.
+  // Set-up.
+  bad_config,  ///< A setting is unknown, malformed or out of range.
+  no_device,   ///< No such device.
+  no_memory,   ///< Memory, hugepages or locked memory could not be had.
+  in_use,      ///< An address, key or object is used by something else.
+  limit,       ///< A configured or device limit is reached.
+  system,      ///< The operating system refused a call; the error names it.
+};
+inline constexpr int kStatusCount = static_cast<int>(Status::system) + 1;
+
+/// The status's name, as written above. Any thread; never allocates.
+SPINWIRE_API std::string_view to_string(Status status) noexcept;
+
+/// Why a set-up call failed: what was asked, what was found, what to do about it.
+struct Error {
+  Status status = Status::system;
+  std::string asked;
+  std::string found;
+  std::string remedy;
+
+  /// One line: "asked: found; remedy".
+  [[nodiscard]] SPINWIRE_API std::string message() const;
+};
+
+template <typename T>
+using Result = tl::expected<T, Error>;
+
+}  // namespace spinwire

@@ -1,0 +1,152 @@
+#include "spinwire/clock.h"
+
+#include <time.h>
+
+#include <cmath>
+#include <limits>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <x86intrin.h>
+#endif
+
+namespace spinwire {
+namespace {
+
+__extension__ using Wide = unsigned __int128;
+
+/// Only its address counts: a source there means CLOCK_MONOTONIC.
+constexpr std::uint64_t kSystemClock = 0;
+
+std::uint64_t system_nanoseconds() noexcept {
+  timespec time{};
+  ::clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u +
+         static_cast<std::uint64_t>(time.tv_nsec);
+}
+
+/// A rate as mantissa * 2^-shift, which a double is exactly, so that products with it can be exact.
+/// Rates are between 1/64 and 64, so 46 < shift < 60.
+struct Rate {
+  explicit Rate(double rate) noexcept {
+    int exponent = 0;
+    mantissa = static_cast<std::uint64_t>(std::ldexp(std::frexp(rate, &exponent), 53));
+    shift = 53 - exponent;
+  }
+  std::uint64_t mantissa;
+  int shift;
+};
+
+#if defined(__x86_64__)
+
+/// Whether the counter ticks evenly through all power states.
+bool counter_is_invariant() noexcept {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return __get_cpuid(0x80000007, &a, &b, &c, &d) != 0 && (d & (1u << 8)) != 0;
+}
+
+/// The two clocks read together, and how many ticks passed meanwhile.
+struct Pair {
+  std::uint64_t ticks;
+  std::uint64_t nanoseconds;
+  std::uint64_t width;
+};
+
+std::uint64_t read_counter() noexcept {
+  _mm_lfence();  // Neither the counter's read nor what follows it may move across.
+  const std::uint64_t ticks = __rdtsc();
+  _mm_lfence();
+  return ticks;
+}
+
+/// The tightest of several pairs: an interrupt between the reads makes a pair wide.
+Pair read_pair() noexcept {
+  Pair best{0, 0, std::numeric_limits<std::uint64_t>::max()};
+  for (int i = 0; i < 16; ++i) {
+    const std::uint64_t before = read_counter();
+    const std::uint64_t nanoseconds = system_nanoseconds();
+    const std::uint64_t width = read_counter() - before;
+    if (width < best.width) best = {before + width / 2, nanoseconds, width};
+  }
+  return best;
+}
+
+/// Ticks per nanosecond; 0 if the counter makes no sense. Spins for 4 ms, and longer only while
+/// both pairs together are too wide for an error of at most 20 parts in a million.
+double measure_rate() noexcept {
+  constexpr std::uint64_t kShortest = 4'000'000;
+  constexpr std::uint64_t kLongest = 100'000'000;
+  const Pair first = read_pair();
+  Pair last = first;
+  for (;;) {
+    last = read_pair();
+    const std::uint64_t elapsed = last.nanoseconds - first.nanoseconds;
+    const double error = static_cast<double>(first.width + last.width) / 2 /
+                         static_cast<double>(last.ticks - first.ticks + 1);
+    if (elapsed >= kShortest && (error <= 20e-6 || elapsed >= kLongest)) break;
+  }
+  return static_cast<double>(last.ticks - first.ticks) /
+         static_cast<double>(last.nanoseconds - first.nanoseconds);
+}
+
+/// Once per process; 0: use the system's clock.
+double counter_rate() noexcept {
+  static const double rate = [] {
+    if (!counter_is_invariant()) return 0.0;
+    const double measured = measure_rate();
+    return measured > 1.0 / 64 && measured < 64 ? measured : 0.0;
+  }();
+  return rate;
+}
+
+#else
+
+double counter_rate() noexcept { return 0.0; }
+
+#endif
+
+}  // namespace
+
+Clock Clock::real() noexcept {
+  Clock clock;
+  if (const double rate = counter_rate(); rate != 0.0) {
+    clock.ticks_per_ns_ = rate;
+  } else {
+    clock.source_ = &kSystemClock;
+  }
+  return clock;
+}
+
+Clock Clock::manual(const std::uint64_t* ticks) noexcept {
+  Clock clock;
+  clock.source_ = ticks;
+  return clock;
+}
+
+std::uint64_t Clock::ticks(Nanoseconds duration) const noexcept {
+  if (duration.count() <= 0) return 0;
+  const Rate rate(ticks_per_ns_);
+  const Wide ticks =
+      (static_cast<Wide>(static_cast<std::uint64_t>(duration.count())) * rate.mantissa) >>
+      rate.shift;
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint64_t>::max();
+  return ticks > kMost ? kMost : static_cast<std::uint64_t>(ticks);
+}
+
+Nanoseconds Clock::duration(std::uint64_t ticks) const noexcept {
+  const Rate rate(ticks_per_ns_);
+  const Wide nanoseconds = (static_cast<Wide>(ticks) << rate.shift) / rate.mantissa;
+  constexpr auto kMost = Nanoseconds::max();
+  if (nanoseconds > static_cast<Wide>(kMost.count())) return kMost;
+  return Nanoseconds(static_cast<std::int64_t>(nanoseconds));
+}
+
+std::uint64_t Clock::read_slow() const noexcept {
+  if (source_ == nullptr || source_ == &kSystemClock) return system_nanoseconds();
+  // Whoever steps the clock may be another thread.
+  return __atomic_load_n(source_, __ATOMIC_RELAXED);
+}
+
+}  // namespace spinwire

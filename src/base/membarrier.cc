@@ -1,0 +1,31 @@
+#include "base/membarrier.h"
+
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace spinwire::base {
+namespace {
+
+long call(int command) noexcept { return ::syscall(SYS_membarrier, command, 0, 0); }
+
+bool enlist() noexcept {
+  const long commands = call(MEMBARRIER_CMD_QUERY);
+  return commands >= 0 && (commands & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0 &&
+         call(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0;
+}
+
+}  // namespace
+
+bool membarrier_available() noexcept {
+  static const bool available = enlist();
+  return available;
+}
+
+bool membarrier() noexcept {
+  if (call(MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0) return true;
+  // It may want memory for a set of processors; the slow form wants none.
+  return call(MEMBARRIER_CMD_GLOBAL) == 0;
+}
+
+}  // namespace spinwire::base

@@ -1,0 +1,28 @@
+#include "base/random.h"
+
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace spinwire::base {
+
+std::uint64_t random_seed() noexcept {
+  std::uint64_t seed = 0;
+  ssize_t got = -1;
+  do {
+    got = ::getrandom(&seed, sizeof seed, GRND_NONBLOCK);
+  } while (got < 0 && errno == EINTR);
+  if (got == static_cast<ssize_t>(sizeof seed)) return seed;
+
+  // Early in boot, or where a filter forbids the call.
+  timespec time{};
+  ::clock_gettime(CLOCK_MONOTONIC, &time);
+  Random mix(static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u +
+             static_cast<std::uint64_t>(time.tv_nsec));
+  seed = mix.next() ^ Random::mix(static_cast<std::uint64_t>(::getpid()));
+  return seed ^ Random::mix(reinterpret_cast<std::uintptr_t>(&seed));
+}
+
+}  // namespace spinwire::base

@@ -1,0 +1,43 @@
+// Numbers that differ: for packet sequence numbers, nonces, and jitter. Not for secrets, but for
+// the seed, which comes from the kernel.
+#pragma once
+
+#include <cstdint>
+
+namespace spinwire::base {
+
+/// 64 bits from the kernel's generator. If it has none to give, a mix of time, process and address
+/// that still differs between processes. Set-up: a system call.
+[[nodiscard]] std::uint64_t random_seed() noexcept;
+
+/// A SplitMix64 generator: one addition and a mixing function, so any seed will do. The same seed
+/// gives the same sequence, everywhere and for ever. One thread. Hot.
+class Random {
+ public:
+  explicit constexpr Random(std::uint64_t seed) noexcept : state_(seed) {}
+
+  constexpr std::uint64_t next() noexcept {
+    state_ += 0x9e3779b97f4a7c15u;
+    return mix(state_);
+  }
+  /// Evenly from [0, bound), but for a bias below bound / 2^64; 0 if `bound` is 0.
+  constexpr std::uint64_t below(std::uint64_t bound) noexcept {
+    return static_cast<std::uint64_t>((Wide{next()} * bound) >> 64);
+  }
+  /// True in about `parts` of a million calls.
+  constexpr bool chance(std::uint32_t parts) noexcept { return below(1'000'000) < parts; }
+
+  /// A mixing function on its own: changes about half of the bits for each bit of `x` changed.
+  static constexpr std::uint64_t mix(std::uint64_t x) noexcept {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+  }
+
+ private:
+  __extension__ using Wide = unsigned __int128;
+
+  std::uint64_t state_;
+};
+
+}  // namespace spinwire::base

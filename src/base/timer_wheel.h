@@ -1,0 +1,111 @@
+// Deadlines of many objects, at constant cost each.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace spinwire::base {
+
+/// Embedded in the object that waits; it must stay in place, and be cancelled before it goes away,
+/// while scheduled(). Its user may set `index` and `kind` at any time: the wheel does not look.
+struct Timer {
+  Timer() noexcept = default;
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+  [[nodiscard]] bool scheduled() const noexcept { return next != nullptr; }
+
+  std::uint32_t index = 0;  ///< the user's, e.g. of the object in its pool
+  std::uint16_t kind = 0;   ///< the user's, e.g. which of the object's timers
+  // The wheel's.
+  std::uint16_t list = 0;
+  std::uint64_t deadline = 0;  ///< in ticks, as given
+  Timer* next = nullptr;       ///< circular; null while not scheduled
+  Timer* prev = nullptr;
+};
+
+/// A hierarchical timer wheel: levels of 64 lists, each level 64 times as coarse as the one below.
+/// A timer lies in the level that its distance from now asks for and comes down as it gets nearer.
+/// It never fires before its deadline, and after it as soon as advance() is called at least
+/// `resolution` ticks past it. One thread; nothing is allocated, ever. All calls are O(1), spread
+/// over a timer's life. For the control step and the hot path.
+class TimerWheel {
+ public:
+  static constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
+
+  /// `resolution` in ticks, rounded down to a power of two, at least 1; `now` is where time begins.
+  TimerWheel(std::uint64_t resolution, std::uint64_t now) noexcept;
+  TimerWheel(const TimerWheel&) = delete;
+  TimerWheel& operator=(const TimerWheel&) = delete;
+
+  /// Arms a timer that is not scheduled. One whose deadline has passed fires at the next advance().
+  void schedule(Timer& timer, std::uint64_t deadline) noexcept;
+  /// Disarms; a no-op if it is not scheduled.
+  void cancel(Timer& timer) noexcept;
+  /// Arms it anew, scheduled or not.
+  void reschedule(Timer& timer, std::uint64_t deadline) noexcept {
+    cancel(timer);
+    schedule(timer, deadline);
+  }
+
+  /// Moves time on to `now` and calls fire(Timer&) for the timers that have come due, in order of
+  /// their deadlines to within the resolution, at most `max_fired`; those beyond fire in the next
+  /// calls. Bounded work: a call that meets a large backlog stops short and the next one goes on.
+  /// A fired timer is no longer scheduled; `fire` may schedule and cancel any timer and destroy the
+  /// one it was given, but not call advance(). Answers the number fired.
+  template <typename Fire>
+  std::size_t advance(std::uint64_t now, std::size_t max_fired, Fire&& fire) {
+    const std::uint64_t target = now >> shift_;
+    if (target < current_) return 0;
+    std::size_t fired = 0;
+    std::size_t moves = kMovesPerAdvance;
+    while (step(target, moves)) {
+      while (Timer* timer = first_due()) {
+        if (fired == max_fired) return fired;
+        cancel(*timer);
+        ++fired;
+        fire(*timer);
+      }
+    }
+    return fired;
+  }
+
+  /// No timer fires before this tick, so advance() need not be called until then; kNever if none
+  /// is scheduled. A far deadline's answer is early: ask again after advance().
+  [[nodiscard]] std::uint64_t next_deadline() const noexcept;
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }  ///< timers scheduled
+  [[nodiscard]] std::uint64_t resolution() const noexcept { return std::uint64_t{1} << shift_; }
+
+ private:
+  static constexpr unsigned kBits = 6;
+  static constexpr unsigned kSlots = 1u << kBits;
+  static constexpr unsigned kLevels = (64 + kBits - 1) / kBits;
+  /// Timers that one advance() takes down a level, at most.
+  static constexpr std::size_t kMovesPerAdvance = 256;
+
+  [[nodiscard]] unsigned digit(unsigned level) const noexcept {
+    return static_cast<unsigned>(current_ >> (level * kBits)) % kSlots;
+  }
+  [[nodiscard]] Timer* first_due() const noexcept { return lists_[digit(0)]; }
+  /// Unit in which a timer of this deadline may fire.
+  [[nodiscard]] std::uint64_t unit_of(std::uint64_t deadline) const noexcept {
+    return (deadline >> shift_) + ((deadline & (resolution() - 1)) != 0 ? 1 : 0);
+  }
+  void place(Timer& timer) noexcept;
+  void take(Timer& timer) noexcept;
+  bool step(std::uint64_t target, std::size_t& moves) noexcept;
+  bool come_down(std::size_t& moves) noexcept;
+  [[nodiscard]] unsigned lowest_level() const noexcept;
+  [[nodiscard]] std::uint64_t slot_start(unsigned level) const noexcept;
+
+  unsigned shift_;            ///< ticks to units
+  unsigned coming_down_ = 0;  ///< level whose list at `current_` is being taken down; 0: none
+  std::uint64_t current_;     ///< units; every timer before it has been fired
+  std::size_t size_ = 0;
+  std::array<std::uint64_t, kLevels> used_{};  ///< per level, one bit per list that is not empty
+  std::array<Timer*, kLevels * kSlots> lists_{};
+};
+
+}  // namespace spinwire::base

@@ -1,0 +1,59 @@
+// Numeric socket addresses: "a.b.c.d:port" and "[v6]:port". Set-up code; text and parsing do not
+// resolve names and never block.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "spinwire/status.h"
+
+namespace spinwire::connect {
+
+/// An address as text, kept in place.
+struct AddressText {
+  std::array<char, 72> text{};  ///< 1 + 45 + 1 + 10 + 2 + 5 characters at most
+  std::uint8_t length = 0;
+  [[nodiscard]] std::string_view view() const noexcept { return {text.data(), length}; }
+};
+
+/// An IPv4 or IPv6 address and port. A default-made one is 0.0.0.0:0.
+class Address {
+ public:
+  Address() noexcept;
+
+  /// Parses the two forms above; an IPv6 address may carry a scope, a name or a number, as in
+  /// "[fe80::1%eth0]:1". Errors: invalid_argument saying what is wrong and how to write it.
+  static Result<Address> parse(std::string_view text);
+  /// From what the system gave. Errors: unsupported for another family, invalid_argument if too
+  /// short.
+  static Result<Address> from(const sockaddr* address, socklen_t size);
+
+  [[nodiscard]] const sockaddr* data() const noexcept { return &storage_.any; }
+  [[nodiscard]] socklen_t size() const noexcept;
+  [[nodiscard]] int family() const noexcept { return storage_.any.sa_family; }
+  [[nodiscard]] std::uint16_t port() const noexcept;
+  /// The address of a listener that takes connections on every interface.
+  [[nodiscard]] bool is_any() const noexcept;
+  /// Network order; an IPv4 address in its mapped form ::ffff:a.b.c.d, as RoCEv2 GIDs have it.
+  [[nodiscard]] std::array<std::uint8_t, 16> as_v6() const noexcept;
+
+  /// "a.b.c.d:port" or "[v6]:port", scope as a number; parse() reads it back. No heap.
+  [[nodiscard]] AddressText text() const noexcept;
+  [[nodiscard]] std::string str() const { return std::string(text().view()); }
+
+  friend bool operator==(const Address& a, const Address& b) noexcept;
+
+ private:
+  union Storage {
+    sockaddr any;
+    sockaddr_in v4;
+    sockaddr_in6 v6;
+  } storage_;
+};
+
+}  // namespace spinwire::connect

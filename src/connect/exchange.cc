@@ -1,0 +1,287 @@
+#include "connect/exchange.h"
+
+#include <fmt/format.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace spinwire::connect {
+namespace {
+
+// What a refused peer may still send before we stop listening to it.
+constexpr std::size_t kDiscardMax = 16384;
+
+bool transient(int error) noexcept {
+  return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
+std::string names(wire::KindSet set) {
+  std::string list;
+  for (const auto kind : {wire::FrameKind::hello, wire::FrameKind::accept, wire::FrameKind::refuse,
+                          wire::FrameKind::ready}) {
+    if (!set.has(kind)) continue;
+    if (!list.empty()) list += " or ";
+    list += wire::to_string(kind);
+  }
+  return list;
+}
+
+}  // namespace
+
+Result<void> Exchange::connect(const Address& remote, wire::KindSet expected) noexcept {
+  return base::no_throw("connect", [&]() -> Result<void> {
+    reset();
+    auto socket = begin_connect(remote);
+    if (!socket) return tl::make_unexpected(std::move(socket.error()));
+    socket_ = std::move(*socket);
+    begin(remote, expected);
+    enter(State::connecting);
+    return {};
+  });
+}
+
+void Exchange::adopt(base::UniqueFd fd, const Address& peer, wire::KindSet expected) noexcept {
+  reset();
+  socket_ = {std::move(fd), 0};
+  begin(peer, expected);
+  enter(State::open);
+}
+
+void Exchange::begin(const Address& peer, wire::KindSet expected) noexcept {
+  remote_ = peer;
+  peer_text_ = peer.text();
+  expected_ = expected;
+}
+
+Status Exchange::send(const wire::Frame& frame) noexcept {
+  if (state_ != State::connecting && state_ != State::open) return Status::not_connected;
+  if (out_end_ - out_begin_ + frame.size > kQueueRoom) return Status::would_block;
+  queue(frame);
+  return Status::ok;
+}
+
+void Exchange::queue(const wire::Frame& frame) noexcept {
+  std::memmove(out_.data(), out_.data() + out_begin_, out_end_ - out_begin_);
+  out_end_ -= out_begin_;
+  out_begin_ = 0;
+  std::memcpy(out_.data() + out_end_, frame.storage.data(), frame.size);
+  out_end_ += frame.size;
+}
+
+Progress Exchange::advance() noexcept {
+  try {
+    return step();
+  } catch (...) {  // Only the texts of errors take heap.
+    return fail(base::out_of_memory(), false);
+  }
+}
+
+Progress Exchange::step() {
+  switch (state_) {
+    case State::idle:
+      return Progress::waiting;
+    case State::connecting:
+      return finish_connecting();
+    case State::open:
+      return pump();
+    case State::refusing:
+      return linger();
+    case State::closed:
+      return Progress::closed;
+    case State::failed:
+      return Progress::failed;
+  }
+  return Progress::failed;
+}
+
+Progress Exchange::finish_connecting() {
+  auto connected = finish_connect(socket_, remote_);
+  if (!connected) return fail(std::move(connected.error()), false);
+  if (!*connected) return Progress::waiting;
+  enter(State::open);
+  return pump();
+}
+
+Progress Exchange::pump() {
+  // A peer that refuses and closes makes our write fail while its refusal waits to be read, so what
+  // can be read goes first.
+  const int write_error = write_out();
+  const Progress progress = expected_.empty() ? read_surplus() : read_frame();
+  if (write_error == 0 || progress == Progress::frame || progress == Progress::failed) {
+    return progress;
+  }
+  return fail(system_error(fmt::format("send a frame to {}", peer_address()), "send", write_error),
+              false);
+}
+
+int Exchange::write_out() noexcept {
+  if (all_sent()) return 0;
+  const ssize_t sent =
+      ::send(fd(), out_.data() + out_begin_, out_end_ - out_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0) return transient(errno) ? 0 : errno;
+  out_begin_ += static_cast<std::size_t>(sent);
+  return 0;
+}
+
+Progress Exchange::read_frame() {
+  // The header, then the body, and never a byte beyond it.
+  for (int reads = 0; reads < 2; ++reads) {
+    const std::size_t end = have_ < wire::kHeaderBytes
+                                ? wire::kHeaderBytes
+                                : wire::kHeaderBytes + std::size_t{header_.body_length};
+    const ssize_t got = ::recv(fd(), in_.data() + have_, end - have_, MSG_DONTWAIT);
+    if (got < 0) return transient(errno) ? Progress::waiting : fail(read_error(errno), false);
+    if (got == 0) return end_of_stream();
+    have_ += static_cast<std::size_t>(got);
+    if (end == wire::kHeaderBytes) {
+      const Progress progress = take_header();
+      if (progress != Progress::waiting || have_ < end) return progress;
+    } else {
+      return have_ < end ? Progress::waiting : take_body();
+    }
+  }
+  return Progress::waiting;
+}
+
+Progress Exchange::take_header() {
+  const auto seen = std::span<const std::byte>(in_).first(have_);
+  if (auto magic = wire::check_magic(seen); !magic) return fail(std::move(magic.error()), false);
+  if (have_ < wire::kHeaderBytes) return Progress::waiting;
+  auto header = wire::decode_header(seen);
+  if (!header) return fail(std::move(header.error()), true);
+  header_ = *header;
+  if (expected_.has(header_.kind)) return Progress::waiting;
+  return fail(
+      base::make_error(Status::protocol,
+                       fmt::format("receive {} from {}", names(expected_), peer_address()),
+                       fmt::format("a frame of kind {}", wire::to_string(header_.kind)),
+                       "check that one end connects and the other listens, and that both ends run "
+                       "compatible releases of Spinwire"),
+      true);
+}
+
+Progress Exchange::take_body() {
+  const auto body =
+      std::span<const std::byte>(in_).subspan(wire::kHeaderBytes, header_.body_length);
+  auto received = wire::decode_body(header_, body);
+  if (!received) return fail(std::move(received.error()), true);
+  received_ = *received;
+  have_ = 0;
+  expected_ = {};
+  return Progress::frame;
+}
+
+Progress Exchange::read_surplus() {
+  std::array<std::byte, wire::kHeaderBytes> surplus;
+  const ssize_t got = ::recv(fd(), surplus.data(), surplus.size(), MSG_DONTWAIT);
+  if (got < 0) return transient(errno) ? Progress::waiting : fail(read_error(errno), false);
+  if (got == 0) return end_of_stream();
+  return fail(
+      base::make_error(Status::protocol,
+                       fmt::format("receive no more than the handshake from {}", peer_address()),
+                       fmt::format("{} or more bytes after it, the first of them {:#04x}", got,
+                                   std::to_integer<unsigned>(surplus[0])),
+                       "check that both ends run compatible releases of Spinwire"),
+      true);
+}
+
+Progress Exchange::end_of_stream() {
+  if (have_ == 0) {
+    enter(State::closed);
+    return Progress::closed;
+  }
+  const bool headed = have_ >= wire::kHeaderBytes;
+  const std::size_t whole = wire::kHeaderBytes + (headed ? header_.body_length : 0u);
+  return fail(
+      base::make_error(Status::peer_lost,
+                       fmt::format("receive {} from {}", names(expected_), peer_address()),
+                       fmt::format("the stream ended after {} of {} bytes of a {}", have_, whole,
+                                   headed ? wire::to_string(header_.kind) : "header"),
+                       "see the peer's own log for why it closed the connection"),
+      false);
+}
+
+Progress Exchange::refuse(const wire::Refuse& refusal) noexcept {
+  switch (state_) {
+    case State::open:
+      break;
+    case State::failed:
+      if (answerable_) break;
+      [[fallthrough]];
+    case State::idle:
+    case State::connecting:
+    case State::closed:
+      enter(State::closed);
+      return Progress::closed;
+    case State::refusing:
+      return linger();
+  }
+  queue(wire::encode(refusal));
+  enter(State::refusing);
+  return linger();
+}
+
+Progress Exchange::linger() noexcept {
+  const bool broken = write_out() != 0;
+  if (!broken && !all_sent()) return Progress::waiting;
+  if (!broken && !shut_) {
+    ::shutdown(fd(), SHUT_WR);
+    shut_ = true;
+  }
+  if (!broken) {
+    const ssize_t got = ::recv(fd(), in_.data(), in_.size(), MSG_DONTWAIT);
+    if (got < 0 && transient(errno)) return Progress::waiting;
+    if (got > 0) {
+      discarded_ += static_cast<std::size_t>(got);
+      if (discarded_ <= kDiscardMax) return Progress::waiting;
+    }
+  }
+  enter(State::closed);
+  return Progress::closed;
+}
+
+void Exchange::reset() noexcept {
+  socket_.fd.reset();
+  socket_.error = 0;
+  enter(State::idle);
+  answerable_ = false;
+  shut_ = false;
+  expected_ = {};
+  have_ = out_begin_ = out_end_ = discarded_ = 0;
+  remote_ = {};
+  peer_text_ = {};
+  error_ = {};
+}
+
+Interest Exchange::interest() const noexcept {
+  switch (state_) {
+    case State::connecting:
+      return Interest::write;
+    case State::open:
+    case State::refusing:
+      return all_sent() ? Interest::read : Interest::read_write;
+    case State::idle:
+    case State::closed:
+    case State::failed:
+      return Interest::none;
+  }
+  return Interest::none;
+}
+
+Progress Exchange::fail(Error error, bool answerable) noexcept {
+  error_ = std::move(error);
+  answerable_ = answerable;
+  enter(State::failed);
+  return Progress::failed;
+}
+
+Error Exchange::read_error(int error) const {
+  return system_error(fmt::format("receive from {}", peer_address()), "recv", error);
+}
+
+}  // namespace spinwire::connect

@@ -1,0 +1,215 @@
+#include "connect/socket.h"
+
+#include <fmt/format.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "base/error.h"
+
+namespace spinwire::connect {
+namespace {
+
+struct Meaning {
+  Status status;
+  std::string_view remedy;
+};
+
+Meaning meaning(int error) noexcept {
+  switch (error) {
+    case EMFILE:
+      return {Status::limit, "raise the limit of open files (ulimit -n, or LimitNOFILE=)"};
+    case ENFILE:
+      return {Status::limit, "raise the system's limit of open files (sysctl fs.file-max)"};
+    case EAGAIN:
+      return {Status::limit, "widen net.ipv4.ip_local_port_range: no ephemeral port is free"};
+    case ENOMEM:
+    case ENOBUFS:
+      return {Status::no_memory, "free memory, or raise the memory limit of the control group"};
+    case EADDRINUSE:
+      return {Status::in_use, "stop what listens there (`ss -ltnp` tells) or take another port"};
+    case EADDRNOTAVAIL:
+      return {Status::invalid_argument, "take an address of this host (`ip address` lists them)"};
+    case EACCES:
+    case EPERM:
+      return {Status::system, "take a port above 1023, and see whether a firewall rule forbids it"};
+    case ECONNREFUSED:
+      return {Status::refused, "start the peer first, and check its address and port"};
+    case ETIMEDOUT:
+      return {Status::timed_out, "check the peer's address, its host and firewalls between"};
+    case ECONNRESET:
+    case ECONNABORTED:
+    case EPIPE:
+      return {Status::peer_lost, "see the peer's own log for why it closed the connection"};
+    case ENETUNREACH:
+    case EHOSTUNREACH:
+      return {Status::system, "check the address and this host's routes (`ip route get`)"};
+    case EAFNOSUPPORT:
+      return {Status::unsupported, "use the other IP version: this host has that one disabled"};
+    default:
+      return {Status::system, "the text of the errno value says what the system objected to"};
+  }
+}
+
+base::UniqueFd open_socket(const Address& address) noexcept {
+  return base::UniqueFd(
+      ::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP));
+}
+
+Result<void> set_option(int fd, int level, int option, std::string_view name) {
+  const int on = 1;
+  if (::setsockopt(fd, level, option, &on, sizeof(on)) == 0) return {};
+  return tl::make_unexpected(
+      system_error(fmt::format("set socket option {}", name), "setsockopt", errno));
+}
+
+// What accept4 answers for a connection that was gone before we took it, or for a network error
+// that came in on it: the listener itself is sound.
+bool concerns_one_connection(int error) noexcept {
+  switch (error) {
+    case EAGAIN:
+    case EINTR:
+    case ECONNABORTED:
+    case EPROTO:
+    case EPERM:
+    case ENETDOWN:
+    case ENOPROTOOPT:
+    case EHOSTDOWN:
+    case ENONET:
+    case EHOSTUNREACH:
+    case EOPNOTSUPP:
+    case ENETUNREACH:
+    case ETIMEDOUT:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// A connection to a free ephemeral port of this host can meet itself (TCP's simultaneous open).
+bool met_itself(int fd) noexcept {
+  sockaddr_storage ends[2]{};
+  socklen_t sizes[2]{sizeof(ends[0]), sizeof(ends[1])};
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&ends[0]), &sizes[0]) != 0) return false;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&ends[1]), &sizes[1]) != 0) return false;
+  const auto local = Address::from(reinterpret_cast<sockaddr*>(&ends[0]), sizes[0]);
+  const auto peer = Address::from(reinterpret_cast<sockaddr*>(&ends[1]), sizes[1]);
+  return local && peer && *local == *peer;
+}
+
+}  // namespace
+
+Error system_error(std::string asked, std::string_view call, int error) {
+  const Meaning m = meaning(error);
+  return base::make_error(m.status, std::move(asked),
+                          fmt::format("{}: {}", call, base::errno_text(error)),
+                          std::string(m.remedy));
+}
+
+Result<ListenSocket> ListenSocket::open(const Address& address, int backlog) {
+  const std::string asked = fmt::format("listen on {}", address.text().view());
+  base::UniqueFd fd = open_socket(address);
+  if (!fd) return tl::make_unexpected(system_error(asked, "socket", errno));
+  if (auto set = set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, "SO_REUSEADDR"); !set) {
+    return tl::make_unexpected(std::move(set.error()));
+  }
+  if (address.family() == AF_INET6) {
+    auto set = set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, "IPV6_V6ONLY");
+    if (!set) return tl::make_unexpected(std::move(set.error()));
+  }
+  if (::bind(fd.get(), address.data(), address.size()) != 0) {
+    return tl::make_unexpected(system_error(asked, "bind", errno));
+  }
+  if (::listen(fd.get(), backlog) != 0) {
+    return tl::make_unexpected(system_error(asked, "listen", errno));
+  }
+  auto local = local_address(fd.get());
+  if (!local) return tl::make_unexpected(std::move(local.error()));
+
+  ListenSocket result;
+  result.spare_.reset(::eventfd(0, EFD_CLOEXEC));
+  if (!result.spare_) return tl::make_unexpected(system_error(asked, "eventfd", errno));
+  result.fd_ = std::move(fd);
+  result.local_ = *local;
+  return result;
+}
+
+Result<std::optional<Accepted>> ListenSocket::accept() {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof(peer);
+  auto* const address = reinterpret_cast<sockaddr*>(&peer);
+  base::UniqueFd fd(::accept4(fd_.get(), address, &size, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!fd) {
+    const int error = errno;
+    if (concerns_one_connection(error)) return std::nullopt;
+    if (error == EMFILE || error == ENFILE) drop_one();
+    return tl::make_unexpected(system_error(
+        fmt::format("accept a connection on {}", local_.text().view()), "accept4", error));
+  }
+  auto parsed = Address::from(address, size);
+  if (!parsed) return tl::make_unexpected(std::move(parsed.error()));
+  // It fails only if the peer has reset the connection already; reading will tell that.
+  static_cast<void>(set_no_delay(fd.get()));
+  return Accepted{std::move(fd), *parsed};
+}
+
+void ListenSocket::drop_one() noexcept {
+  // Without the spare (another thread took its number) the connection stays in the queue.
+  spare_.reset();
+  { const base::UniqueFd dropped(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC)); }
+  spare_.reset(::eventfd(0, EFD_CLOEXEC));
+}
+
+Result<Connecting> begin_connect(const Address& remote) {
+  // The text is made only for an error, so that a pooled exchange connects without heap.
+  const auto asked = [&] { return fmt::format("connect to {}", remote.text().view()); };
+  if (remote.port() == 0) {
+    return base::fail(Status::invalid_argument, asked(), "port 0 stands for no port",
+                      "give the port that the peer listens on");
+  }
+  base::UniqueFd fd = open_socket(remote);
+  if (!fd) return tl::make_unexpected(system_error(asked(), "socket", errno));
+  if (auto set = set_no_delay(fd.get()); !set) return tl::make_unexpected(std::move(set.error()));
+  int error = ::connect(fd.get(), remote.data(), remote.size()) == 0 ? 0 : errno;
+  // After a signal the attempt goes on, as it does when it is in progress.
+  if (error == EINPROGRESS || error == EINTR) error = 0;
+  return Connecting{std::move(fd), error};
+}
+
+Result<bool> finish_connect(const Connecting& connecting, const Address& remote) {
+  const auto failed = [&](std::string_view call, int error) {
+    return tl::make_unexpected(
+        system_error(fmt::format("connect to {}", remote.text().view()), call, error));
+  };
+  if (connecting.error != 0) return failed("connect", connecting.error);
+  pollfd waiting{connecting.fd.get(), POLLOUT, 0};
+  const int ready = ::poll(&waiting, 1, 0);
+  if (ready < 0 && errno != EINTR) return failed("poll", errno);
+  if (ready <= 0) return false;
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (::getsockopt(connecting.fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+  if (error != 0) return failed("connect", error);
+  if (met_itself(connecting.fd.get())) return failed("connect (it met itself)", ECONNREFUSED);
+  return true;
+}
+
+Result<void> set_no_delay(int fd) {
+  return set_option(fd, IPPROTO_TCP, TCP_NODELAY, "TCP_NODELAY");
+}
+
+Result<Address> local_address(int fd) {
+  sockaddr_storage local{};
+  socklen_t size = sizeof(local);
+  auto* const address = reinterpret_cast<sockaddr*>(&local);
+  if (::getsockname(fd, address, &size) != 0) {
+    return tl::make_unexpected(system_error("read a socket's address", "getsockname", errno));
+  }
+  return Address::from(address, size);
+}
+
+}  // namespace spinwire::connect

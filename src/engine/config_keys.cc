@@ -1,0 +1,365 @@
+#include "engine/config_keys.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <type_traits>
+#include <vector>
+
+#include "base/units.h"
+
+namespace spinwire::engine {
+namespace {
+
+using std::string_view;
+
+constexpr std::array<string_view, 3> kPolicies{"require", "prefer", "off"};
+constexpr std::array<string_view, 2> kControlModes{"automatic", "manual"};
+
+constexpr std::int64_t kKiB = 1 << 10;
+constexpr std::int64_t kMiB = 1 << 20;
+constexpr std::int64_t kTiB = std::int64_t{1} << 40;
+constexpr std::int64_t kMicrosecond = 1'000;
+constexpr std::int64_t kMillisecond = 1'000'000;
+constexpr std::int64_t kSecond = 1'000'000'000;
+constexpr std::int64_t kHour = 3600 * kSecond;
+
+/// A member of a section, seen as a number.
+template <auto Section, auto Member>
+std::int64_t get_number(const Config& config) {
+  const auto& value = config.*Section.*Member;
+  using Value = std::remove_cvref_t<decltype(value)>;
+  if constexpr (std::is_same_v<Value, Nanoseconds>) {
+    return value.count();
+  } else if constexpr (std::is_same_v<Value, std::uint64_t>) {
+    // Code may have set what no file can; it is out of range either way.
+    return static_cast<std::int64_t>(std::min<std::uint64_t>(value, INT64_MAX));
+  } else {
+    return static_cast<std::int64_t>(value);
+  }
+}
+
+/// `value` is in the key's range, and every range fits its member.
+template <auto Section, auto Member>
+void set_number(Config& config, std::int64_t value) {
+  auto& member = config.*Section.*Member;
+  member = static_cast<std::remove_cvref_t<decltype(member)>>(value);
+}
+
+template <auto Section, auto Member>
+constexpr ConfigKey number(string_view section, string_view name, ValueKind kind,
+                           std::int64_t least, std::int64_t most, string_view unit,
+                           string_view help) {
+  return {section,
+          name,
+          kind,
+          least,
+          most,
+          unit,
+          help,
+          {},
+          &get_number<Section, Member>,
+          &set_number<Section, Member>,
+          nullptr};
+}
+
+template <auto Section, auto Member>
+constexpr ConfigKey choice(string_view section, string_view name,
+                           std::span<const string_view> choices, string_view help) {
+  return {section,
+          name,
+          ValueKind::choice,
+          0,
+          static_cast<std::int64_t>(choices.size()) - 1,
+          "",
+          help,
+          choices,
+          &get_number<Section, Member>,
+          &set_number<Section, Member>,
+          nullptr};
+}
+
+// Shorthands for the table, where the section's and the member's name stand once each.
+#define SPINWIRE_NUMBER(section, Type, name, kind, least, most, unit, help)                    \
+  number<&Config::section, &Config::Type::name>(#section, #name, ValueKind::kind, least, most, \
+                                                unit, help)
+#define SPINWIRE_CHOICE(section, Type, name, choices, help) \
+  choice<&Config::section, &Config::Type::name>(#section, #name, choices, help)
+
+// clang-format off
+constexpr std::array kKeys{
+    ConfigKey{"device", "name", ValueKind::text, 1, 63, "bytes",
+              "device to open, e.g. \"softverbs\", \"mlx5_0\", \"rxe0\"", {}, nullptr, nullptr,
+              [](Config& config) -> std::string& { return config.device.name; }},
+    SPINWIRE_NUMBER(device, Device, port, integer, 1, 255, "", "port of the device"),
+    SPINWIRE_NUMBER(device, Device, gid_index, integer, -1, 255, "",
+                    "index in the port's GID table; -1: chosen by the library"),
+
+    SPINWIRE_CHOICE(memory, Memory, hugepages, kPolicies, "take the pools in hugepages"),
+    SPINWIRE_CHOICE(memory, Memory, lock, kPolicies, "lock the pools in memory"),
+    SPINWIRE_NUMBER(memory, Memory, send_bytes, bytes, 2 * kMiB, kTiB, "", "send pool"),
+    SPINWIRE_NUMBER(memory, Memory, receive_bytes, bytes, 2 * kMiB, kTiB, "", "receive pool"),
+    SPINWIRE_NUMBER(memory, Memory, lease_bytes, bytes, 2 * kMiB, kTiB, "",
+                    "pool of memory exposed to peers"),
+
+    SPINWIRE_NUMBER(queues, Queues, send_depth, integer, 4, 32768, "work requests",
+                    "send queue of each connection"),
+    SPINWIRE_NUMBER(queues, Queues, receive_depth, integer, 16, 32768, "work requests",
+                    "posted receives of the engine"),
+    SPINWIRE_NUMBER(queues, Queues, completion_depth, integer, 64, 4194304, "entries",
+                    "completion queue of the engine"),
+    SPINWIRE_NUMBER(queues, Queues, operations, integer, 16, 1048576, "",
+                    "operations in flight, all connections together"),
+    SPINWIRE_NUMBER(queues, Queues, inline_bytes, bytes, 0, kKiB, "",
+                    "payloads up to this length are sent inline"),
+    SPINWIRE_NUMBER(queues, Queues, receive_postlist, integer, 1, 64, "work requests",
+                    "receives reposted at once"),
+    SPINWIRE_NUMBER(queues, Queues, poll_batch, integer, 1, 64, "entries",
+                    "completions drained at once"),
+
+    SPINWIRE_NUMBER(connections, Connections, maximum, integer, 1, 65536, "",
+                    "connections of the engine"),
+    SPINWIRE_NUMBER(connections, Connections, handshakes, integer, 1, 4096, "",
+                    "unfinished inbound handshakes at once"),
+    SPINWIRE_NUMBER(connections, Connections, eager_bytes, bytes, 64, kMiB - 64, "",
+                    "longest message"),
+    SPINWIRE_NUMBER(connections, Connections, credits, integer, 1, 32768, "receives",
+                    "most receives granted to one peer"),
+    SPINWIRE_NUMBER(connections, Connections, mtu, integer, 256, 4096, "bytes",
+                    "path MTU, a power of two"),
+    SPINWIRE_NUMBER(connections, Connections, connect_timeout, duration, kMillisecond, kHour, "",
+                    "an outbound connection has to be ready within this time"),
+    SPINWIRE_NUMBER(connections, Connections, handshake_timeout, duration, kMillisecond, kHour, "",
+                    "an inbound handshake has to be complete within this time"),
+    SPINWIRE_NUMBER(connections, Connections, close_timeout, duration, kMillisecond, kHour, "",
+                    "a closing connection waits this long for its completions"),
+    SPINWIRE_NUMBER(connections, Connections, keepalive, duration, kMillisecond, kHour, "",
+                    "a peer silent for this long is probed"),
+    SPINWIRE_NUMBER(connections, Connections, peer_timeout, duration, kMillisecond, kHour, "",
+                    "a peer that leaves us unanswered for this long is lost"),
+    SPINWIRE_NUMBER(connections, Connections, credit_idle, duration, kMillisecond, kHour, "",
+                    "credits unused for this long go back to the engine"),
+
+    SPINWIRE_NUMBER(queue_pair, QueuePair, ack_timeout, integer, 1, 31, "",
+                    "time until a retry is 4.096 us * 2^this"),
+    SPINWIRE_NUMBER(queue_pair, QueuePair, retry_count, integer, 0, 7, "",
+                    "retries until the peer is lost"),
+    SPINWIRE_NUMBER(queue_pair, QueuePair, rnr_retry, integer, 0, 7, "",
+                    "retries when the peer has no receive posted; 7: for ever"),
+    SPINWIRE_NUMBER(queue_pair, QueuePair, min_rnr_timer, integer, 1, 31, "",
+                    "time between those, in the InfiniBand encoding; 12: 0.64 ms"),
+
+    SPINWIRE_CHOICE(engine, Engine, control, kControlModes,
+                    "manual: poll() takes no control step"),
+    SPINWIRE_NUMBER(engine, Engine, control_interval, duration, kMicrosecond, kSecond, "",
+                    "time between control steps"),
+};
+// clang-format on
+
+#undef SPINWIRE_NUMBER
+#undef SPINWIRE_CHOICE
+
+std::string upper(string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
+  }
+  return result;
+}
+
+std::string quote(string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      result += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+/// Present text; no key's accessor changes the config.
+const std::string& text_of(const ConfigKey& key, const Config& config) {
+  return key.text(const_cast<Config&>(config));
+}
+
+}  // namespace
+
+std::span<const ConfigKey> config_keys() noexcept { return kKeys; }
+
+const ConfigKey* find_config_key(string_view section, string_view name) noexcept {
+  const auto* key = std::find_if(kKeys.begin(), kKeys.end(), [&](const ConfigKey& k) {
+    return k.section == section && k.name == name;
+  });
+  return key == kKeys.end() ? nullptr : key;
+}
+
+bool is_config_section(string_view section) noexcept {
+  return std::any_of(kKeys.begin(), kKeys.end(),
+                     [&](const ConfigKey& key) { return key.section == section; });
+}
+
+std::string full_name(const ConfigKey& key) { return fmt::format("{}.{}", key.section, key.name); }
+
+std::string environment_name(const ConfigKey& key) {
+  return fmt::format("SPINWIRE_{}_{}", upper(key.section), upper(key.name));
+}
+
+std::string range_text(const ConfigKey& key) {
+  if (key.kind == ValueKind::choice) {
+    std::string list;
+    for (std::size_t i = 0; i < key.choices.size(); ++i) {
+      if (i != 0) list += i + 1 == key.choices.size() ? " or " : ", ";
+      list += quote(key.choices[i]);
+    }
+    return list;
+  }
+  std::string range =
+      fmt::format("{} .. {}", value_text(key, key.least), value_text(key, key.most));
+  if (!key.unit.empty()) range += fmt::format(" {}", key.unit);
+  return range;
+}
+
+std::string wanted_text(const ConfigKey& key) {
+  const std::string range = range_text(key);
+  switch (key.kind) {
+    case ValueKind::text:
+      return fmt::format("give a text of {}", range);
+    case ValueKind::integer:
+      return fmt::format("give a whole number in {}", range);
+    case ValueKind::bytes:
+      return fmt::format("give a number of bytes, or a text such as \"4KiB\", in {}", range);
+    case ValueKind::duration:
+      return fmt::format("give a text with a unit, such as \"100us\", in {}", range);
+    case ValueKind::choice:
+      break;
+  }
+  return fmt::format("give {}", range);
+}
+
+std::string value_text(const ConfigKey& key, std::int64_t value) {
+  switch (key.kind) {
+    case ValueKind::bytes:
+      return value < 0 ? fmt::format("{}", value)
+                       : base::bytes_text(static_cast<std::uint64_t>(value));
+    case ValueKind::duration:
+      return base::duration_text(Nanoseconds(value));
+    case ValueKind::choice:
+      if (value >= 0 && value <= key.most) {
+        return std::string(key.choices[static_cast<std::size_t>(value)]);
+      }
+      break;
+    case ValueKind::text:
+    case ValueKind::integer:
+      break;
+  }
+  return fmt::format("{}", value);
+}
+
+std::string present_text(const ConfigKey& key, const Config& config) {
+  return key.kind == ValueKind::text ? quote(text_of(key, config))
+                                     : value_text(key, key.get(config));
+}
+
+std::string toml_value(const ConfigKey& key, const Config& config) {
+  const std::string text = present_text(key, config);
+  const bool digits_only = text.find_first_not_of("-0123456789") == std::string::npos;
+  return key.kind == ValueKind::text || digits_only ? text : quote(text);
+}
+
+tl::expected<void, std::string> set_from_number(const ConfigKey& key, Config& config,
+                                                std::int64_t number) {
+  if (number < key.least || number > key.most) {
+    return tl::unexpected<std::string>("is out of range");
+  }
+  key.set(config, number);
+  return {};
+}
+
+tl::expected<void, std::string> set_from_text(const ConfigKey& key, Config& config,
+                                              string_view text) {
+  const auto store = [&](const auto& value) -> tl::expected<void, std::string> {
+    if (!value) return tl::unexpected(value.error());
+    return set_from_number(key, config, static_cast<std::int64_t>(*value));
+  };
+  switch (key.kind) {
+    case ValueKind::text:
+      key.text(config) = text;
+      if (in_range(key, config)) return {};
+      return tl::unexpected<std::string>(text.empty() ? "is empty" : "is too long");
+    case ValueKind::integer:
+      return store(base::parse_integer(text));
+    case ValueKind::bytes:
+      return store(base::parse_bytes(text));
+    case ValueKind::duration:
+      return store(base::parse_duration(text).map([](Nanoseconds d) { return d.count(); }));
+    case ValueKind::choice:
+      break;
+  }
+  const auto found = std::find(key.choices.begin(), key.choices.end(), text);
+  if (found == key.choices.end()) return tl::unexpected<std::string>("is none of the choices");
+  key.set(config, found - key.choices.begin());
+  return {};
+}
+
+bool in_range(const ConfigKey& key, const Config& config) {
+  const std::int64_t value = key.kind == ValueKind::text
+                                 ? static_cast<std::int64_t>(text_of(key, config).size())
+                                 : key.get(config);
+  return value >= key.least && value <= key.most;
+}
+
+std::size_t edit_distance(string_view a, string_view b) {
+  // Three rows of the usual table: a swap of neighbours looks two rows back.
+  std::vector<std::size_t> before(b.size() + 1);
+  std::vector<std::size_t> above(b.size() + 1);
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    before.swap(above);
+    above.swap(row);
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const bool same = a[i - 1] == b[j - 1];
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (same ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
+    }
+  }
+  return row[b.size()];
+}
+
+const ConfigKey& nearest_config_key(string_view section, string_view name) {
+  const auto distance = [&](const ConfigKey& key) {
+    const std::size_t by_name = edit_distance(key.name, name);
+    const std::size_t by_section = section.empty() ? 0 : edit_distance(key.section, section);
+    // A right name in a wrong section is nearer than any wrong name.
+    return by_name == 0 ? std::min<std::size_t>(by_section, 1) : 1 + by_name + by_section;
+  };
+  return *std::min_element(kKeys.begin(), kKeys.end(),
+                           [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+}
+
+string_view nearest_config_section(string_view section) {
+  return std::min_element(kKeys.begin(), kKeys.end(),
+                          [&](const auto& a, const auto& b) {
+                            return edit_distance(a.section, section) <
+                                   edit_distance(b.section, section);
+                          })
+      ->section;
+}
+
+const ConfigKey& nearest_environment_key(string_view variable) {
+  return *std::min_element(kKeys.begin(), kKeys.end(), [&](const auto& a, const auto& b) {
+    return edit_distance(environment_name(a), variable) <
+           edit_distance(environment_name(b), variable);
+  });
+}
+
+}  // namespace spinwire::engine

@@ -1,0 +1,210 @@
+#include "memory/arena.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "base/units.h"
+#include "memory/hugepages.h"
+
+namespace spinwire::memory {
+namespace {
+
+constexpr std::uint64_t kMaxChunks = std::uint64_t{1} << 24;
+
+constexpr std::uint32_t chunks_for(std::size_t size) noexcept {
+  return static_cast<std::uint32_t>((size + kHeadroom + kChunkBytes - 1) / kChunkBytes);
+}
+
+}  // namespace
+
+Result<ArenaPtr> Arena::make(const ArenaOptions& options) {
+  return base::no_throw("make an arena", [&]() -> Result<ArenaPtr> {
+    std::array<std::uint32_t, kPoolCount> chunks{};
+    std::uint64_t total = 0;
+    for (std::size_t i = 0; i < kPoolCount; ++i) {
+      const std::uint64_t bytes = options.pool_bytes[i];
+      const std::uint64_t count = bytes / kChunkBytes + (bytes % kChunkBytes != 0 ? 1 : 0);
+      chunks[i] = static_cast<std::uint32_t>(count <= kMaxChunks ? count : kMaxChunks);
+      total += count;
+    }
+    if (total == 0 || total > kMaxChunks) {
+      return base::fail(
+          Status::invalid_argument, "make an arena",
+          fmt::format("its pools have {} chunks of {}", total, base::bytes_text(kChunkBytes)),
+          fmt::format("give the pools 1 to {} chunks together", kMaxChunks));
+    }
+    Result<base::SharedMemory> memory =
+        take_pages(total * kChunkBytes, options.hugepages, options.lock, options.name);
+    if (!memory) return tl::unexpected(std::move(memory.error()));
+    ArenaPtr arena(new Arena(std::move(*memory)));
+    arena->set_up(chunks);
+    return arena;
+  });
+}
+
+Arena::Arena(base::SharedMemory memory) noexcept
+    : base_(memory.data()), memory_(std::move(memory)) {}
+
+// Whoever maps other memory at these addresses later must not find it poisoned.
+Arena::~Arena() { unpoison_all(); }
+
+void Arena::set_up(const std::array<std::uint32_t, kPoolCount>& chunks) {
+  for (const std::uint32_t count : chunks) chunk_count_ += count;
+  chunks_ = std::make_unique<Chunk[]>(chunk_count_);
+  std::uint32_t first = 0;
+  for (std::size_t i = 0; i < kPoolCount; ++i) {
+    Pool& pool = pools_[i];
+    pool.partial.fill(kNoChunk);
+    pool.first = first;
+    pool.map = ChunkMap(chunks[i]);
+    for (std::uint32_t k = 0; k < chunks[i]; ++k) {
+      chunks_[first + k].pool = static_cast<std::uint8_t>(i);
+    }
+    first += chunks[i];
+  }
+  // Hugepages larger than a chunk may bring more bytes than the chunks take.
+  slab_bytes_ = chunk_count_ * kChunkBytes;
+  poison(base_, slab_bytes_);
+}
+
+void ArenaDeleter::operator()(Arena* arena) const noexcept {
+  if (--arena->live_ == 0) delete arena;
+}
+
+bool Arena::in_hugepages() const noexcept { return is_hugetlb(memory_); }
+
+PoolStats Arena::stats(PoolId pool) const noexcept {
+  const Pool& p = pools_[static_cast<std::size_t>(pool)];
+  return {p.map.size(), p.map.free(), p.used, p.allocations, p.refusals};
+}
+
+Block* Arena::write_control_words(std::uint32_t chunk, std::size_t unit,
+                                  std::size_t capacity) noexcept {
+  Block* block = block_at(chunk, unit);
+  unpoison(block, sizeof(Block));
+  *block = Block{};
+  block->capacity = capacity;
+  block->payload = reinterpret_cast<std::byte*>(block) + kHeadroom;
+  block->recycle = &Arena::recycle;
+  block->owner = this;
+  block->link = kNoBlock;
+  block->chunk = static_cast<std::uint16_t>(chunk);
+  return block;
+}
+
+Block* Arena::carve(Chunk& chunk, std::uint32_t index) noexcept {
+  const std::size_t unit = chunk.bump;
+  chunk.bump = static_cast<std::uint16_t>(unit + chunk.stride);
+  return write_control_words(index, unit, capacity_of(chunk.size_class));
+}
+
+Block* Arena::allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept {
+  if (pool.map.size() == 0) return nullptr;
+  if (pool.map.free() == 0 && retire_spares(pool, 1) == 0) {
+    ++pool.refusals;
+    return nullptr;
+  }
+  const std::uint32_t local = pool.map.find_one();
+  pool.map.clear(local);
+  const std::uint32_t index = pool.first + local;
+  const std::size_t stride = capacity_of(size_class) + kHeadroom;
+  Chunk& chunk = chunks_[index];
+  chunk.state = ChunkState::blocks;
+  chunk.size_class = static_cast<std::uint8_t>(size_class);
+  chunk.free = kNoBlock;
+  chunk.bump = 0;
+  chunk.used = 0;
+  chunk.stride = static_cast<std::uint16_t>(stride / kUnit);
+  chunk.limit = static_cast<std::uint16_t>(kChunkBytes / stride);
+  link(pool, index);
+  return take_block(pool, index);
+}
+
+Block* Arena::allocate_run(Pool& pool, std::size_t size) noexcept {
+  const std::size_t chunks = pool.map.size();
+  if (size == 0 || chunks == 0 || size > chunks * kChunkBytes - kHeadroom) return nullptr;
+  const std::uint32_t length = chunks_for(size);
+  std::uint32_t local = pool.map.find_run(length);
+  if (local == ChunkMap::kNone && retire_spares(pool, kClassCount) != 0) {
+    local = pool.map.find_run(length);
+  }
+  if (local == ChunkMap::kNone) {
+    ++pool.refusals;
+    return nullptr;
+  }
+  const std::uint32_t head = pool.first + local;
+  for (std::uint32_t i = 0; i < length; ++i) {
+    pool.map.clear(local + i);
+    chunks_[head + i].state = ChunkState::run_body;
+  }
+  chunks_[head].state = ChunkState::run_head;
+  chunks_[head].run = length;
+  return hand_out(pool, write_control_words(head, 0, length * kChunkBytes - kHeadroom));
+}
+
+void Arena::free_run(Pool& pool, std::uint32_t head) noexcept {
+  SPINWIRE_CHECK(chunks_[head].state == ChunkState::run_head, "a run is freed as a whole");
+  const std::uint32_t length = chunks_[head].run;
+  for (std::uint32_t i = 0; i < length; ++i) {
+    chunks_[head + i].state = ChunkState::free;
+    pool.map.set(head + i - pool.first);
+  }
+  chunks_[head].run = 0;
+  poison(base_ + head * kChunkBytes, length * kChunkBytes);
+}
+
+/// An empty chunk goes back to its pool, unless it is the last of its class with free blocks:
+/// then a load that goes up and down by one block would take and return a chunk each time. So a
+/// class keeps at most one empty chunk, and that is always the tail of its list, because chunks
+/// are linked in at the front.
+void Arena::retire_if_spared(Pool& pool, std::uint32_t index) noexcept {
+  if (chunks_[index].next != index) retire(pool, index);
+}
+
+void Arena::retire(Pool& pool, std::uint32_t index) noexcept {
+  unlink(pool, index);
+  chunks_[index].state = ChunkState::free;
+  pool.map.set(index - pool.first);
+  poison(base_ + index * kChunkBytes, kChunkBytes);
+}
+
+/// Takes back the empty chunks that classes keep, at most `most`; answers how many.
+std::size_t Arena::retire_spares(Pool& pool, std::size_t most) noexcept {
+  std::size_t retired = 0;
+  for (std::size_t i = 0; i < kClassCount && retired < most; ++i) {
+    if (pool.partial[i] == kNoChunk) continue;
+    const std::uint32_t tail = chunks_[pool.partial[i]].prev;
+    if (chunks_[tail].used != 0) continue;
+    retire(pool, tail);
+    ++retired;
+  }
+  return retired;
+}
+
+/// Makes a chunk the first that its class allocates from.
+void Arena::link(Pool& pool, std::uint32_t index) noexcept {
+  Chunk& chunk = chunks_[index];
+  std::uint32_t& head = pool.partial[chunk.size_class];
+  if (head == kNoChunk) {
+    chunk.next = chunk.prev = index;
+  } else {
+    chunk.next = head;
+    chunk.prev = chunks_[head].prev;
+    chunks_[chunk.prev].next = index;
+    chunks_[head].prev = index;
+  }
+  head = index;
+}
+
+void Arena::unlink(Pool& pool, std::uint32_t index) noexcept {
+  Chunk& chunk = chunks_[index];
+  std::uint32_t& head = pool.partial[chunk.size_class];
+  chunks_[chunk.prev].next = chunk.next;
+  chunks_[chunk.next].prev = chunk.prev;
+  if (head == index) head = chunk.next == index ? kNoChunk : chunk.next;
+  chunk.next = chunk.prev = kNoChunk;
+}
+
+}  // namespace spinwire::memory

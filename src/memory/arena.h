@@ -1,0 +1,250 @@
+// The engine's memory: one slab cut into chunks, chunks into blocks.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/check.h"
+#include "base/shared_memory.h"
+#include "memory/chunk_map.h"
+#include "memory/poison.h"
+#include "spinwire/buffer.h"
+#include "spinwire/config.h"
+#include "spinwire/status.h"
+
+namespace spinwire::memory {
+
+using detail::Block;
+
+/// Each pool has chunks of its own, so that one running dry cannot starve another.
+enum class PoolId : std::uint8_t { send, receive, lease, control };
+inline constexpr std::size_t kPoolCount = 4;
+
+inline constexpr std::size_t kChunkBytes = std::size_t{2} << 20;
+inline constexpr std::size_t kHeadroom = sizeof(Block);
+/// Small blocks have capacities of 256 B, 512 B, … 512 KiB; longer ones take whole chunks, with
+/// room for n * 2 MiB - 64 bytes.
+inline constexpr std::size_t kSmallestBlock = 256;
+inline constexpr std::size_t kLargestSmallBlock = std::size_t{512} << 10;
+inline constexpr std::size_t kClassCount =
+    std::bit_width(kLargestSmallBlock) - std::bit_width(kSmallestBlock) + 1;
+
+struct ArenaOptions {
+  std::string name = "spinwire-slab";  ///< shown in /proc/PID/maps
+  /// Bytes per pool, in the order of PoolId; rounded up to whole chunks. A pool of 0 bytes has
+  /// room for nothing.
+  std::array<std::uint64_t, kPoolCount> pool_bytes{};
+  HugepagePolicy hugepages = HugepagePolicy::prefer;
+  LockPolicy lock = LockPolicy::off;
+};
+
+struct PoolStats {
+  std::uint32_t chunks = 0;
+  std::uint32_t free_chunks = 0;  ///< serve no size class now
+  std::uint64_t blocks_used = 0;
+  std::uint64_t allocations = 0;  ///< since the start
+  std::uint64_t refusals = 0;     ///< would fit the pool, but it was dry
+};
+
+class Arena;
+/// The engine's hold on its arena. Letting go while blocks are still held leaves the arena to the
+/// last of them.
+struct ArenaDeleter {
+  void operator()(Arena* arena) const noexcept;
+};
+using ArenaPtr = std::unique_ptr<Arena, ArenaDeleter>;
+
+/// One slab of memory in hugepages, cut into chunks of 2 MiB that belong to pools. A chunk serves
+/// one size class while any of its blocks is used. One thread. After make(), no call allocates
+/// from the heap, takes a lock or enters the kernel (destruction does); allocate() and recycling
+/// take constant time, but for requests of whole chunks, whose time is bounded by the number of
+/// chunks in the pool.
+///
+/// Lifetime: a block is held by its handles, not by the engine. When the ArenaPtr goes, blocks that
+/// are still held stay valid; the arena unmaps and deletes itself when the last of them comes back.
+///
+/// Under AddressSanitizer the payload of every free block is poisoned.
+class Arena {
+ public:
+  /// Takes, populates and locks the slab. Set-up. Errors: those of take_pages(); invalid_argument
+  /// (no bytes at all, or more than 2^24 chunks).
+  static Result<ArenaPtr> make(const ArenaOptions& options);
+
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  /// A block with room for `size` bytes and one reference, its bytes not cleared; null if the pool
+  /// is dry, and if fits() is false. Hot.
+  [[nodiscard]] Block* allocate(PoolId pool, std::size_t size) noexcept {
+    Pool& p = pools_[static_cast<std::size_t>(pool)];
+    if (size - 1 < kLargestSmallBlock) [[likely]] {
+      const std::size_t size_class = class_of(size);
+      const std::uint32_t chunk = p.partial[size_class];
+      if (chunk != kNoChunk) [[likely]]
+        return take_block(p, chunk);
+      return allocate_from_fresh(p, size_class);
+    }
+    return allocate_run(p, size);
+  }
+
+  /// Whether `pool` could serve `size` bytes if all its blocks were free; false for 0. Hot.
+  [[nodiscard]] bool fits(PoolId pool, std::size_t size) const noexcept {
+    const Pool& p = pools_[static_cast<std::size_t>(pool)];
+    return size != 0 && p.map.size() != 0 && size <= p.map.size() * kChunkBytes - kHeadroom;
+  }
+
+  /// The local key that blocks carry from now on: that of the slab's registration. Set-up; before
+  /// the first block is allocated.
+  void set_lkey(std::uint32_t lkey) noexcept {
+    SPINWIRE_CHECK(live_ == 1, "a block that is already in use would keep the old key");
+    lkey_ = lkey;
+  }
+
+  /// All of the slab, to be registered.
+  [[nodiscard]] std::span<std::byte> slab() const noexcept { return {base_, slab_bytes_}; }
+  [[nodiscard]] const base::SharedMemory& memory() const noexcept { return memory_; }
+  /// Whether the slab lies in hugepages of hugetlbfs.
+  [[nodiscard]] bool in_hugepages() const noexcept;
+  [[nodiscard]] PoolStats stats(PoolId pool) const noexcept;
+
+  /// Checks that every block is owned exactly once: that the lists of chunks, the free lists and
+  /// the counts agree with each other and with the blocks' own words. Allocates; takes time in
+  /// proportion to the blocks ever used. Errors: system, naming what does not hold.
+  [[nodiscard]] Result<void> audit() const;
+
+  /// Lets AddressSanitizer allow the whole slab, e.g. to dump it. Set-up.
+  void unpoison_all() const noexcept { unpoison(base_, slab_bytes_); }
+
+ private:
+  friend struct ArenaDeleter;
+
+  // Offsets within a chunk are counted in units of a cacheline, which fits 16 bits.
+  static constexpr std::size_t kUnit = 64;
+  static constexpr std::uint32_t kNoChunk = ChunkMap::kNone;
+  static constexpr std::uint16_t kNoBlock = 0xffff;
+  static constexpr std::uint32_t kInUse = 0xffff'ffff;  ///< Block::link while allocated
+
+  enum class ChunkState : std::uint8_t { free, blocks, run_head, run_body };
+
+  struct alignas(32) Chunk {
+    std::uint32_t next = kNoChunk;  ///< circular list of its class's chunks with free blocks
+    std::uint32_t prev = kNoChunk;
+    std::uint32_t run = 0;          ///< chunks of the run, at its head
+    std::uint16_t free = kNoBlock;  ///< first recycled block, in units
+    std::uint16_t bump = 0;         ///< first unit never carved
+    std::uint16_t stride = 0;       ///< units per block
+    std::uint16_t used = 0;         ///< blocks allocated
+    std::uint16_t limit = 0;        ///< blocks that the chunk has room for
+    ChunkState state = ChunkState::free;
+    std::uint8_t size_class = 0;
+    std::uint8_t pool = 0;
+  };
+  static_assert(sizeof(Chunk) == 32);
+
+  struct Pool {
+    std::array<std::uint32_t, kClassCount> partial;  ///< per class, a chunk with free blocks
+    std::uint64_t used = 0;
+    std::uint64_t allocations = 0;
+    std::uint64_t refusals = 0;
+    std::uint32_t first = 0;  ///< its first chunk in the slab
+    ChunkMap map;             ///< of its free chunks, counted from `first`
+  };
+
+  explicit Arena(base::SharedMemory memory) noexcept;
+  ~Arena();
+  void set_up(const std::array<std::uint32_t, kPoolCount>& chunks);
+
+  static std::size_t class_of(std::size_t size) noexcept {
+    const std::size_t width = static_cast<std::size_t>(std::bit_width((size - 1) | 0xff));
+    return width - 8;
+  }
+  static constexpr std::size_t capacity_of(std::size_t size_class) noexcept {
+    return kSmallestBlock << size_class;
+  }
+  [[nodiscard]] Block* block_at(std::uint32_t chunk, std::size_t unit) const noexcept {
+    return reinterpret_cast<Block*>(base_ + chunk * kChunkBytes + unit * kUnit);
+  }
+
+  /// Takes a free block of a chunk that has one.
+  Block* take_block(Pool& pool, std::uint32_t index) noexcept {
+    Chunk& chunk = chunks_[index];
+    Block* block = nullptr;
+    if (chunk.free != kNoBlock) [[likely]] {
+      block = block_at(index, chunk.free);
+      chunk.free = static_cast<std::uint16_t>(block->link);
+    } else {
+      block = carve(chunk, index);
+    }
+    if (++chunk.used == chunk.limit) unlink(pool, index);
+    return hand_out(pool, block);
+  }
+
+  Block* hand_out(Pool& pool, Block* block) noexcept {
+    SPINWIRE_CHECK(block->refs == 0, "a reference to a free block was dropped or added");
+    block->refs = 1;
+    block->lkey = lkey_;
+    block->link = kInUse;
+    block->header_in_use = 0;
+    unpoison(block->payload, block->capacity);
+    ++pool.used;
+    ++pool.allocations;
+    ++live_;
+    return block;
+  }
+
+  /// Block::recycle of all our blocks.
+  static void recycle(Block* block) noexcept { static_cast<Arena*>(block->owner)->free(block); }
+
+  void free(Block* block) noexcept {
+    const auto offset = static_cast<std::size_t>(reinterpret_cast<std::byte*>(block) - base_);
+    SPINWIRE_CHECK(offset < slab_bytes_, "a block goes back to the arena that it came from");
+    const auto index = static_cast<std::uint32_t>(offset / kChunkBytes);
+    SPINWIRE_CHECK(block->link == kInUse && block->chunk == static_cast<std::uint16_t>(index),
+                   "a block is freed once, with its control words intact");
+    block->link = kNoBlock;
+    poison(block->payload, block->capacity);
+    Chunk& chunk = chunks_[index];
+    Pool& pool = pools_[chunk.pool];
+    --pool.used;
+    if (chunk.state == ChunkState::blocks) [[likely]] {
+      block->link = chunk.free;
+      chunk.free = static_cast<std::uint16_t>(offset % kChunkBytes / kUnit);
+      if (chunk.used-- == chunk.limit) link(pool, index);
+      if (chunk.used == 0) [[unlikely]]
+        retire_if_spared(pool, index);
+    } else {
+      free_run(pool, index);
+    }
+    if (--live_ == 0) [[unlikely]]
+      delete this;
+  }
+
+  Block* carve(Chunk& chunk, std::uint32_t index) noexcept;
+  Block* write_control_words(std::uint32_t chunk, std::size_t unit, std::size_t capacity) noexcept;
+  __attribute__((noinline)) Block* allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept;
+  __attribute__((noinline)) Block* allocate_run(Pool& pool, std::size_t size) noexcept;
+  __attribute__((noinline)) void free_run(Pool& pool, std::uint32_t head) noexcept;
+  void retire_if_spared(Pool& pool, std::uint32_t index) noexcept;
+  void retire(Pool& pool, std::uint32_t index) noexcept;
+  std::size_t retire_spares(Pool& pool, std::size_t most) noexcept;
+  void link(Pool& pool, std::uint32_t index) noexcept;
+  void unlink(Pool& pool, std::uint32_t index) noexcept;
+
+  class Auditor;
+
+  std::byte* base_ = nullptr;
+  std::size_t slab_bytes_ = 0;
+  std::unique_ptr<Chunk[]> chunks_;
+  std::uint64_t live_ = 1;  ///< blocks allocated, and one for the engine's hold
+  std::uint32_t lkey_ = 0;
+  std::uint32_t chunk_count_ = 0;
+  std::array<Pool, kPoolCount> pools_;
+  base::SharedMemory memory_;
+};
+
+}  // namespace spinwire::memory

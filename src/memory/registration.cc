@@ -1,0 +1,302 @@
+#include "memory/registration.h"
+
+#include <fmt/core.h>
+
+#include <bit>
+#include <cerrno>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "base/units.h"
+#include "memory/memlock.h"
+
+namespace spinwire::memory {
+namespace {
+
+/// Attempts that close() makes on registrations with an access under way, all of them together: a
+/// peer that was stopped in the midst of one must not stop us.
+constexpr std::uint32_t kCloseAttempts = 100;
+
+bool is_access(Access access) noexcept {
+  return static_cast<std::uint8_t>(access) <= static_cast<std::uint8_t>(Access::remote_read_write);
+}
+
+/// Why reg_mr failed.
+Error registration_error(std::string asked, std::uint64_t bytes, int error) {
+  switch (error) {
+    case ENOMEM:
+      return lock_error(std::move(asked), "reg_mr", error, bytes, LockUse::pin, lock_limits());
+    case EFAULT:
+    case EINVAL:
+      return base::make_error(Status::invalid_argument, std::move(asked),
+                              fmt::format("reg_mr: {}", base::errno_text(error)),
+                              "give bytes that are mapped for reading and writing, in memory that "
+                              "the device can reach and no more than it registers at once");
+    case ENOSPC:
+    case EMFILE:
+      return base::make_error(Status::limit, std::move(asked),
+                              fmt::format("reg_mr: {}", base::errno_text(error)),
+                              "register less often: the device has no more keys");
+    default:
+      return base::make_error(Status::system, std::move(asked),
+                              fmt::format("reg_mr: {}", base::errno_text(error)),
+                              "see whether the device is still there and may be used");
+  }
+}
+
+}  // namespace
+
+int own_access_flags(Access access) noexcept {
+  return IBV_ACCESS_LOCAL_WRITE | exposed_access_flags(access);
+}
+
+// The verbs ask for local write wherever a peer may write.
+int exposed_access_flags(Access access) noexcept {
+  int flags = 0;
+  if (allows(access, Access::remote_read)) flags |= IBV_ACCESS_REMOTE_READ;
+  if (allows(access, Access::remote_write))
+    flags |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  return flags;
+}
+
+RegistrationTable::RegistrationTable(const verbs::Provider& provider, ibv_pd* pd,
+                                     std::uint32_t limit)
+    : provider_(provider),
+      pd_(pd),
+      entries_(limit),
+      buckets_(std::bit_ceil(std::size_t{limit} + 1), kNone) {}
+
+Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte> bytes,
+                                                            Access access) {
+  return base::no_throw("register memory", [&]() -> Result<RegisteredMemory> {
+    if (!is_access(access)) {
+      return base::fail(Status::invalid_argument, "register memory", "unknown access rights",
+                        "combine the named values of Access");
+    }
+    auto own = std::make_unique<OwnMemory>();
+    const Result<std::uint32_t> index = add(bytes, own_access_flags(access), "register");
+    if (!index) return tl::unexpected(index.error());
+    Entry& entry = entries_.at(*index);
+    entry.own = own.get();
+    own->table = this;
+    own->entry = *index;
+    own->block.lkey = entry.mr->lkey;
+    own->block.capacity = bytes.size();
+    own->block.payload = bytes.data();
+    own->block.recycle = &RegistrationTable::recycle;
+    own->block.owner = own.get();
+    RegisteredMemory memory;
+    // From here on the references own it.
+    memory.whole = BufferSlice(&own.release()->block, bytes.data(), bytes.size());
+    if (access != Access::local) {
+      memory.remote = {reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size(), entry.rkey,
+                       access};
+    }
+    return memory;
+  });
+}
+
+Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access access) {
+  return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
+    if (!is_access(access) || access == Access::local) {
+      return base::fail(Status::invalid_argument, "expose memory", "no remote access rights",
+                        "give Access::remote_read, remote_write or both");
+    }
+    const Result<std::uint32_t> index = add(slice.bytes(), exposed_access_flags(access), "expose");
+    if (!index) return tl::unexpected(index.error());
+    Entry& entry = entries_.at(*index);
+    // The device may give a key again as soon as it is free; the old use of it is over.
+    if (std::uint32_t* old = find(entry.rkey);
+        old != nullptr && entries_.at(*old).state == State::ended) {
+      forget(*old);
+    }
+    entry.exposure = true;
+    entry.held = slice.block();
+    detail::retain(entry.held);
+    entry.chain = std::exchange(bucket(entry.rkey), *index);
+    return RemoteRegion{reinterpret_cast<std::uint64_t>(slice.data()), slice.size(), entry.rkey,
+                        access};
+  });
+}
+
+/// Registers with the device and answers the entry.
+Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int flags,
+                                             std::string_view what) {
+  std::string asked = fmt::format("{} {} of memory", what, base::bytes_text(bytes.size()));
+  if (bytes.empty() || bytes.data() == nullptr) {
+    return base::fail(Status::invalid_argument, std::move(asked), "there are no bytes",
+                      "give at least one byte");
+  }
+  if (pd_ == nullptr) {
+    return base::fail(Status::no_device, std::move(asked), "the engine is closed",
+                      "use memory with an open engine");
+  }
+  const std::uint32_t index = take_entry();
+  if (index == kNone) {
+    return base::fail(Status::limit, std::move(asked),
+                      fmt::format("all {} registrations are in use, {} of them being revoked",
+                                  limit(), pending()),
+                      "revoke or drop some first, or register larger ranges");
+  }
+  errno = 0;
+  ibv_mr* mr = provider_.reg_mr(pd_, bytes.data(), bytes.size(), flags);
+  if (mr == nullptr) {
+    const int error = errno;
+    entries_.release(index);
+    return tl::unexpected(registration_error(std::move(asked), bytes.size(), error));
+  }
+  entries_.at(index) = Entry{};
+  entries_.at(index).mr = mr;
+  entries_.at(index).rkey = mr->rkey;
+  return index;
+}
+
+/// A free slot; takes that of the exposure that ended longest ago if need be.
+std::uint32_t RegistrationTable::take_entry() noexcept {
+  if (entries_.full() && ended_.head != kNone) forget(ended_.head);
+  return entries_.acquire();
+}
+
+Status RegistrationTable::revoke(std::uint32_t rkey) noexcept {
+  const std::uint32_t* found = find(rkey);
+  if (found == nullptr) return Status::invalid_argument;
+  const std::uint32_t index = *found;
+  if (entries_.at(index).state != State::ended) {
+    const int error = deregister(index);
+    if (error != 0) return error == EBUSY ? Status::would_block : Status::local_error;
+    detail::Block* held = std::exchange(entries_.at(index).held, nullptr);
+    forget(index);
+    detail::release(held);  // last, since it may drop registered memory of this very table
+    return Status::ok;
+  }
+  forget(index);
+  return Status::ok;
+}
+
+bool RegistrationTable::poll_revocations() noexcept {
+  const std::uint32_t index = pending_.head;
+  if (index == kNone) return false;
+  if (deregister(index) != 0) {
+    remove(pending_, index);
+    push(pending_, index);
+    return false;
+  }
+  Entry& entry = entries_.at(index);
+  if (!entry.exposure) {
+    entries_.release(index);
+    return true;
+  }
+  entry.state = State::ended;
+  push(ended_, index);
+  detail::release(std::exchange(entry.held, nullptr));
+  return true;
+}
+
+void RegistrationTable::close() noexcept {
+  if (pd_ == nullptr) return;
+  pd_ = nullptr;
+  std::uint32_t attempts = kCloseAttempts;
+  std::uint32_t refused = 0;
+  for (std::uint32_t i = 0; i < entries_.capacity(); ++i) {
+    if (!entries_.in_use(i)) continue;
+    Entry& entry = entries_.at(i);
+    if (entry.own != nullptr) std::exchange(entry.own, nullptr)->table = nullptr;
+    if (entry.mr == nullptr) continue;
+    int error = provider_.dereg_mr(entry.mr);
+    while (error == EBUSY && attempts != 0) {
+      --attempts;
+      error = provider_.dereg_mr(entry.mr);
+    }
+    if (error != 0) ++refused;
+    entry.mr = nullptr;
+  }
+  if (refused != 0) {
+    base::log(LogLevel::warning, "the device did not give up {} registrations on closing", refused);
+  }
+  // Only now that no registered memory points here: the last reference to some may be an exposure.
+  for (std::uint32_t i = 0; i < entries_.capacity(); ++i) {
+    if (!entries_.in_use(i)) continue;
+    detail::Block* held = std::exchange(entries_.at(i).held, nullptr);
+    entries_.release(i);
+    if (held != nullptr) detail::release(held);
+  }
+  buckets_.assign(buckets_.size(), kNone);
+  pending_ = ended_ = List{};
+}
+
+std::uint32_t RegistrationTable::size() const noexcept { return entries_.size() - ended_.size; }
+
+void RegistrationTable::recycle(detail::Block* block) noexcept {
+  auto* own = static_cast<OwnMemory*>(block->owner);
+  SPINWIRE_CHECK(&own->block == block, "registered memory is given back once");
+  if (own->table != nullptr) own->table->drop(own->entry);
+  delete own;
+}
+
+/// Registered memory whose last reference has gone.
+void RegistrationTable::drop(std::uint32_t index) noexcept {
+  entries_.at(index).own = nullptr;
+  if (deregister(index) == 0) entries_.release(index);
+}
+
+/// Answers dereg_mr's errno value and keeps the list of pending ones.
+int RegistrationTable::deregister(std::uint32_t index) noexcept {
+  Entry& entry = entries_.at(index);
+  const int error = provider_.dereg_mr(entry.mr);
+  if (error == 0) {
+    entry.mr = nullptr;
+    if (entry.state == State::pending) remove(pending_, index);
+  } else if (entry.state == State::live) {
+    entry.state = State::pending;
+    push(pending_, index);
+    if (error != EBUSY) {
+      base::log(LogLevel::warning, "the device refused to deregister memory, errno {}", error);
+    }
+  }
+  return error;
+}
+
+/// Frees the slot of an exposure that the device has given up.
+void RegistrationTable::forget(std::uint32_t index) noexcept {
+  Entry& entry = entries_.at(index);
+  if (entry.state == State::ended) remove(ended_, index);
+  std::uint32_t* at = &bucket(entry.rkey);
+  while (*at != index) at = &entries_.at(*at).chain;
+  *at = entry.chain;
+  entries_.release(index);
+}
+
+std::uint32_t& RegistrationTable::bucket(std::uint32_t rkey) noexcept {
+  return buckets_[base::Random::mix(rkey) & (buckets_.size() - 1)];
+}
+
+/// Where the exposure's index stands in its chain; null if there is none of that key.
+std::uint32_t* RegistrationTable::find(std::uint32_t rkey) noexcept {
+  std::uint32_t* at = &bucket(rkey);
+  while (*at != kNone && entries_.at(*at).rkey != rkey) at = &entries_.at(*at).chain;
+  return *at == kNone ? nullptr : at;
+}
+
+void RegistrationTable::push(List& list, std::uint32_t index) noexcept {
+  Entry& entry = entries_.at(index);
+  entry.next = kNone;
+  entry.prev = list.tail;
+  (list.tail == kNone ? list.head : entries_.at(list.tail).next) = index;
+  list.tail = index;
+  ++list.size;
+}
+
+void RegistrationTable::remove(List& list, std::uint32_t index) noexcept {
+  Entry& entry = entries_.at(index);
+  (entry.prev == kNone ? list.head : entries_.at(entry.prev).next) = entry.next;
+  (entry.next == kNone ? list.tail : entries_.at(entry.next).prev) = entry.prev;
+  --list.size;
+}
+
+}  // namespace spinwire::memory

@@ -1,0 +1,134 @@
+// Keys to memory: the application's own memory registered with the device, and parts of blocks
+// opened to peers.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/index_pool.h"
+#include "spinwire/buffer.h"
+#include "spinwire/status.h"
+#include "verbs/provider.h"
+
+namespace spinwire::memory {
+
+/// Memory of the application's own, registered. It is deregistered when the last reference to
+/// `whole` goes.
+struct RegisteredMemory {
+  BufferSlice whole;
+  RemoteRegion remote;  ///< what a peer needs to use it; empty with Access::local
+};
+
+/// IBV_ACCESS_* for memory that we use and peers may use with `access`.
+[[nodiscard]] int own_access_flags(Access access) noexcept;
+/// IBV_ACCESS_* for a key that only peers use with `access`.
+[[nodiscard]] int exposed_access_flags(Access access) noexcept;
+
+/// All registrations of an engine other than its slab's, up to a fixed number. One thread. Set-up,
+/// all of it: each call that registers or deregisters is a control verb. The table must go, or
+/// close(), before the protection domain; what it handed out may outlive both.
+///
+/// Deregistering can take time, because a peer may be in the midst of an access: the key is dead at
+/// once, but the registration stays pending, and holds on to the memory, until poll_revocations()
+/// or revoke() finds the access ended.
+class RegistrationTable {
+ public:
+  /// May throw std::bad_alloc. `limit` registrations at once, pending ones included.
+  RegistrationTable(const verbs::Provider& provider, ibv_pd* pd, std::uint32_t limit);
+  RegistrationTable(const RegistrationTable&) = delete;
+  RegistrationTable& operator=(const RegistrationTable&) = delete;
+  ~RegistrationTable() { close(); }
+
+  /// Registers `bytes`, which must stay mapped until `whole` and all slices of it are gone. Errors:
+  /// invalid_argument (no bytes; not mapped; not writable), no_memory, limit, no_device (closed),
+  /// system.
+  Result<RegisteredMemory> register_memory(std::span<std::byte> bytes, Access access);
+
+  /// Opens exactly the bytes of `slice` to peers under a key of its own and holds a reference to
+  /// their block until the key is revoked. Errors: as above; invalid_argument also for
+  /// Access::local and for an empty slice.
+  Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
+
+  /// Ends an exposure.
+  ///   ok                no peer can reach the memory any more; the reference is given up
+  ///   would_block       the key is dead, but an access is under way; call again
+  ///   local_error       the device refused to deregister, the memory stays held; call again
+  ///   invalid_argument  no such exposure
+  /// The call that first answers ok ends the key's life here; later ones answer invalid_argument.
+  Status revoke(std::uint32_t rkey) noexcept;
+
+  /// Retries the deregistration that has been pending longest, if any: at most one control verb.
+  /// Answers whether it ended. For the control step.
+  bool poll_revocations() noexcept;
+
+  /// Deregisters everything. Memory registered by register_memory() that is still held becomes
+  /// plain memory: its control words stay valid until its references go. No verb follows. A
+  /// registration that the device refuses to give up is left to it, with a warning. A no-op when
+  /// called again.
+  void close() noexcept;
+
+  [[nodiscard]] std::uint32_t size() const noexcept;  ///< registered or pending
+  [[nodiscard]] std::uint32_t pending() const noexcept { return pending_.size; }
+  [[nodiscard]] std::uint32_t limit() const noexcept { return entries_.capacity(); }
+
+ private:
+  static constexpr std::uint32_t kNone = 0xffff'ffff;
+
+  enum class State : std::uint8_t {
+    live,     ///< until revoked or dropped
+    pending,  ///< key dead, an access under way; until the device gives it up
+    ended,    ///< an exposure given up by poll_revocations(); until revoke() asks, or the slot is
+              ///< needed
+  };
+
+  /// Heap-allocated stand-in for a block in front of the application's bytes.
+  struct OwnMemory {
+    detail::Block block{};
+    RegistrationTable* table = nullptr;  ///< null once closed
+    std::uint32_t entry = kNone;
+  };
+
+  struct Entry {
+    ibv_mr* mr = nullptr;
+    detail::Block* held = nullptr;  ///< exposures: the block whose reference we hold
+    OwnMemory* own = nullptr;       ///< registered memory: its control words, while held
+    std::uint32_t rkey = 0;
+    State state = State::live;
+    bool exposure = false;
+    std::uint32_t chain = kNone;  ///< next exposure with the same hash
+    std::uint32_t next = kNone;   ///< in the list of its state
+    std::uint32_t prev = kNone;
+  };
+
+  /// Oldest first.
+  struct List {
+    std::uint32_t head = kNone;
+    std::uint32_t tail = kNone;
+    std::uint32_t size = 0;
+  };
+
+  static void recycle(detail::Block* block) noexcept;
+  void drop(std::uint32_t index) noexcept;
+  Result<std::uint32_t> add(std::span<std::byte> bytes, int flags, std::string_view what);
+  std::uint32_t take_entry() noexcept;
+  int deregister(std::uint32_t index) noexcept;
+  void forget(std::uint32_t index) noexcept;
+  [[nodiscard]] std::uint32_t* find(std::uint32_t rkey) noexcept;
+  [[nodiscard]] std::uint32_t& bucket(std::uint32_t rkey) noexcept;
+  void push(List& list, std::uint32_t index) noexcept;
+  void remove(List& list, std::uint32_t index) noexcept;
+
+  const verbs::Provider& provider_;
+  ibv_pd* pd_;
+  base::IndexPool<Entry> entries_;
+  std::vector<std::uint32_t> buckets_;  ///< exposures by rkey
+  List pending_;
+  List ended_;
+};
+
+}  // namespace spinwire::memory

@@ -1,0 +1,172 @@
+#include "softverbs/control.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/membarrier.h"
+#include "softverbs/gid.h"
+#include "softverbs/peer.h"
+#include "softverbs/queue.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+/// An idle lane goes to sleep after so many control steps without a packet; the last ones stay
+/// awake, they cost a few instructions each and save the doorbell.
+constexpr std::uint32_t kIdleRounds = 64;
+constexpr std::uint32_t kAlwaysAwake = 2;
+constexpr std::uint32_t kScanPerStep = 64;
+constexpr Nanoseconds kLivenessInterval = std::chrono::milliseconds(1);
+
+/// A lane whose sender let go of it, or died, and that is read to its end: zeroed for the next.
+bool reclaim_lane(Context& c, std::uint32_t index) {
+  LaneEntry& entry = c.segment->directory[index];
+  const std::uint64_t state = entry.state.load(std::memory_order_acquire);
+  InLane* lane = c.lanes[index].get();
+  if (lane_state(state) == LaneState::free) return false;
+  if (lane_state(state) == LaneState::claimed) {
+    // A claim takes microseconds; one whose claimer is dead never ends.
+    if (lane_pid(state) == c.segment->pid || kill(static_cast<pid_t>(lane_pid(state)), 0) == 0 ||
+        errno != ESRCH)
+      return false;
+  } else if (lane != nullptr) {
+    const bool over = lane_state(state) == LaneState::released ||
+                      (lane->peer != nullptr && lane->peer->gone);
+    const std::uint64_t word = lane->next->word.load(std::memory_order_acquire);
+    if (!over || word_mark(word) == lane->mark) return false;
+    if (lane->peer != nullptr && lane->peer->users != 0) return false;
+    if (lane->peer != nullptr && lane->peer->in == lane) lane->peer->in = nullptr;
+    sleep_lane(c, *lane);
+    c.lanes[index].reset();
+  } else if (lane_state(state) != LaneState::released) {
+    return false;
+  }
+  std::memset(static_cast<void*>(&c.segment->lanes[index]), 0, sizeof(Lane));
+  entry.state.store(lane_word(0, LaneState::free), std::memory_order_release);
+  return true;
+}
+
+void scan_lanes(Context& c) {
+  for (std::uint32_t i = 0; i < kScanPerStep; ++i) {
+    const std::uint32_t index = c.lane_scan++ & (kMaxLanes - 1);
+    LaneEntry& entry = c.segment->directory[index];
+    const std::uint64_t state = entry.state.load(std::memory_order_relaxed);
+    if (lane_state(state) == LaneState::free) {
+      // Claims begin at the front; behind the first free entry there is little to find.
+      if (c.lanes[index] == nullptr && index >= c.lane_high) c.lane_scan = 0;
+      continue;
+    }
+    c.lane_high = std::max(c.lane_high, index + 1);
+    reclaim_lane(c, index);
+  }
+}
+
+/// Lanes that were rung and are new here: open them, and attach to their senders, whose death we
+/// then notice.
+void open_new_lanes(Context& c) {
+  if (!c.new_lanes) return;
+  c.new_lanes = false;
+  for (std::uint32_t i = 0; i < kMaxLanes / 64; ++i) {
+    for (std::uint64_t bits = std::exchange(c.new_lane_bits[i], 0); bits != 0; bits &= bits - 1) {
+      const std::uint32_t index = i * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
+      const LaneEntry& entry = c.segment->directory[index];
+      if (lane_state(entry.state.load(std::memory_order_acquire)) != LaneState::active) continue;
+      std::string why;
+      InLane* lane = open_lane(c, index);
+      if (lane != nullptr && lane->peer == nullptr) {
+        attach_peer(c, entry.sender, why);
+        open_lane(c, index);
+      }
+    }
+  }
+}
+
+void doze(Context& c) {
+  if (c.awake_count <= kAlwaysAwake || !base::membarrier_available()) return;
+  InLane* tired[kScanPerStep];
+  std::uint32_t count = 0;
+  for (std::uint32_t i = 0; i < c.awake_count; ++i) {
+    InLane& lane = *c.awake[i];
+    if (lane.head != lane.control_head) {
+      lane.control_head = lane.head;
+      lane.idle_rounds = 0;
+    } else if (++lane.idle_rounds >= kIdleRounds && count < kScanPerStep &&
+               count + kAlwaysAwake < c.awake_count) {
+      tired[count++] = &lane;
+    }
+  }
+  if (count == 0) return;
+  for (std::uint32_t i = 0; i < count; ++i)
+    tired[i]->control->asleep.store(1, std::memory_order_relaxed);
+  base::membarrier();  // a sender that published without seeing the mark is seen below
+  for (std::uint32_t i = 0; i < count; ++i) {
+    InLane& lane = *tired[i];
+    if (word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark) {
+      lane.control->asleep.store(0, std::memory_order_relaxed);
+      lane.idle_rounds = 0;
+    } else {
+      sleep_lane(c, lane);
+    }
+  }
+}
+
+void look_for_the_dead(Context& c) {
+  const std::uint64_t now = c.clock.now();
+  if (now < c.next_liveness) return;
+  c.next_liveness = now + c.clock.ticks(kLivenessInterval);
+  epoll_event dead[16];
+  const int n = epoll_wait(c.liveness.get(), dead, 16, 0);
+  for (int i = 0; i < n; ++i) {
+    Peer& peer = *static_cast<Peer*>(dead[i].data.ptr);
+    (void)epoll_ctl(c.liveness.get(), EPOLL_CTL_DEL, peer.pidfd.get(), nullptr);
+    peer_gone(peer);
+  }
+  // Closed in good order, or without a pidfd; a bounded part of the peers at a time.
+  for (std::size_t i = std::min<std::size_t>(kScanPerStep, c.peers.size()); i != 0; --i) {
+    Peer& peer = *c.peers[c.peer_scan++ % c.peers.size()];
+    const bool dead_unwatched = !peer.same_process && !peer.pidfd &&
+                                kill(static_cast<pid_t>(peer.pid), 0) != 0 && errno == ESRCH;
+    if (peer.segment->closed.load(std::memory_order_acquire) != 0 || dead_unwatched)
+      peer_gone(peer);
+    if (peer.gone && peer.users == 0 && (peer.in == nullptr || reclaim_lane(c, peer.in->index))) {
+      forget_peer(c, peer);
+      break;
+    }
+  }
+}
+
+}  // namespace
+
+void control(Context& c) noexcept {
+  wake_lanes(c);
+  open_new_lanes(c);
+  look_for_the_dead(c);
+  scan_lanes(c);
+  doze(c);
+}
+
+void wake_lanes(Context& c) noexcept {
+  if (c.segment->doorbell.load(std::memory_order_relaxed) == 0) return;
+  c.segment->doorbell.exchange(0);
+  for (std::uint32_t i = 0; i < kMaxLanes / 64; ++i) {
+    if (c.segment->doorbells[i].load(std::memory_order_relaxed) == 0) continue;
+    for (std::uint64_t bits = c.segment->doorbells[i].exchange(0); bits != 0; bits &= bits - 1) {
+      const std::uint32_t index = i * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
+      if (c.lanes[index] != nullptr) {
+        wake_lane(c, *c.lanes[index]);
+      } else {
+        c.new_lane_bits[i] |= std::uint64_t{1} << (index % 64);
+        c.new_lanes = true;  // opening one allocates: control() does it
+      }
+    }
+  }
+}
+
+}  // namespace spinwire::softverbs

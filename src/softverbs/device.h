@@ -1,0 +1,40 @@
+// The embedded device: no NIC, no kernel module, no root; peers are threads and processes of the
+// same host and user. The calls mirror libibverbs; see verbs/provider.h for their conventions.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+
+#include "spinwire/clock.h"
+#include "spinwire/status.h"
+
+namespace spinwire::softverbs {
+
+enum class Driving : std::uint8_t;
+
+inline constexpr const char* kDeviceName = "softverbs";
+
+Result<ibv_context*> open_device(const Clock& clock, Driving driving);
+/// EBUSY while objects of it are left.
+int close_device(ibv_context* context) noexcept;
+void control_device(ibv_context* context) noexcept;
+
+int query_device(ibv_context* context, ibv_device_attr* attr) noexcept;
+int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) noexcept;
+int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) noexcept;
+int get_async_event(ibv_context* context, ibv_async_event* event) noexcept;
+
+ibv_pd* alloc_pd(ibv_context* context) noexcept;
+int dealloc_pd(ibv_pd* pd) noexcept;
+ibv_cq* create_cq(ibv_context* context, int entries) noexcept;
+int destroy_cq(ibv_cq* cq) noexcept;
+ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) noexcept;
+int destroy_srq(ibv_srq* srq) noexcept;
+
+ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) noexcept;
+int modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) noexcept;
+int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) noexcept;
+int destroy_qp(ibv_qp* qp) noexcept;
+
+}  // namespace spinwire::softverbs

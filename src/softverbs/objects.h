@@ -1,0 +1,259 @@
+// The embedded device's verbs objects: each begins with the libibverbs struct that its user holds.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/shared_memory.h"
+#include "base/unique_fd.h"
+#include "softverbs/segment.h"
+#include "spinwire/clock.h"
+
+namespace spinwire::softverbs {
+
+struct Context;
+struct Peer;
+struct Qp;
+
+struct Pd : ibv_pd {
+  std::uint64_t id = 0;
+  std::uint32_t users = 0;
+};
+
+struct Mr : ibv_mr {
+  std::uint32_t index = 0;
+};
+
+/// Completions wait in a private ring, but go straight into the array of the ibv_poll_cq that is
+/// under way on this queue while that has room and nothing older waits.
+struct Cq : ibv_cq {
+  ibv_wc* out = nullptr;
+  ibv_wc* out_end = nullptr;
+  std::uint32_t head = 0;
+  std::uint32_t tail = 0;
+  std::uint32_t mask = 0;
+  bool overrun = false;
+  std::uint32_t users = 0;
+  std::unique_ptr<ibv_wc[]> ring;
+};
+
+struct ReceiveWr {
+  std::uint64_t wr_id;
+  std::uint32_t sge_count;
+  std::uint32_t capacity;  ///< bytes, all elements together, saturating
+  ibv_sge first;           ///< the only element, if sge_count is 1; else all are in `sges`
+};
+
+/// A receive queue, shared or of one queue pair: private memory, first in first out.
+struct ReceiveQueue {
+  std::uint32_t head = 0;  ///< next to be taken
+  std::uint32_t tail = 0;  ///< next to be posted
+  std::uint32_t mask = 0;
+  std::uint32_t depth = 0;
+  std::uint32_t max_sge = 0;
+  std::unique_ptr<ReceiveWr[]> ring;
+  std::unique_ptr<ibv_sge[]> sges;  ///< max_sge per entry
+
+  [[nodiscard]] std::uint32_t count() const noexcept { return tail - head; }
+  [[nodiscard]] const ibv_sge* elements(const ReceiveWr& wr) const noexcept {
+    return wr.sge_count == 1 ? &wr.first
+                             : &sges[static_cast<std::size_t>(&wr - ring.get()) * max_sge];
+  }
+};
+
+struct Srq : ibv_srq {
+  ReceiveQueue queue;
+  std::uint32_t users = 0;
+  Pd* domain = nullptr;
+};
+
+/// A posted send work request; kept, inline bytes included, until it is acknowledged.
+struct SendWr {
+  std::uint64_t wr_id;
+  std::uint64_t remote_address;
+  std::uint64_t lane_end;  ///< packets: lane position after the last line
+  std::uint64_t ticket;    ///< packets: see make_ticket
+  std::uint32_t rkey;
+  std::uint32_t imm;
+  std::uint32_t length;
+  std::uint8_t opcode;
+  std::uint8_t flags;  ///< IBV_SEND_*
+  std::uint16_t sge_count;
+  ibv_sge first;  ///< the only element, if sge_count is 1; else all are in Qp::sq_sges
+};
+
+/// Twice the lane: what was consumed is being handled while its room is written again.
+inline constexpr std::uint32_t kInFlight = 2 * kLaneLines;
+
+/// A packet in a lane whose line was not yet seen consumed.
+struct InFlight {
+  std::uint64_t end;
+  std::uint64_t ticket;
+};
+
+/// Names one transmission of one packet: retransmitting it bumps the epoch.
+constexpr std::uint64_t make_ticket(std::uint32_t qpn, std::uint32_t psn,
+                                    std::uint32_t epoch) noexcept {
+  return std::uint64_t{epoch & 0xffff} << 48 | std::uint64_t{psn} << 24 | qpn;
+}
+constexpr std::uint32_t ticket_psn(std::uint64_t ticket) noexcept {
+  return static_cast<std::uint32_t>(ticket >> 24) & 0xffffff;
+}
+
+/// The lane towards a peer, in the peer's segment.
+struct OutLane {
+  Line* lines = nullptr;
+  LaneControl* control = nullptr;
+  std::uint64_t tail = 0;  ///< next position to write
+  std::uint64_t head = 0;  ///< consumed by the peer, as last seen
+  std::uint64_t naks_seen = 0;
+  std::uint32_t in_flight_head = 0;
+  std::uint32_t in_flight_tail = 0;
+  std::uint32_t index = 0;
+  std::uint64_t busy = 0;
+  std::unique_ptr<InFlight[]> in_flight;  ///< kInFlight entries
+};
+
+/// The lane from a peer, in our own segment.
+struct InLane {
+  Line* next = nullptr;      ///< line at `head`
+  std::uint64_t mark = 1;    ///< mark that a new line at `head` carries
+  Line* end = nullptr;       ///< of `lines`
+  std::uint64_t head = 0;
+  Line* lines = nullptr;
+  LaneControl* control = nullptr;
+  Peer* peer = nullptr;      ///< null until we know the sender
+  std::uint64_t naks = 0;
+  std::uint32_t index = 0;
+  std::uint32_t idle_rounds = 0;  ///< control steps without a packet
+  std::uint64_t control_head = 0; ///< head at the last control step
+  bool awake = false;
+};
+
+struct MappedObject {
+  std::byte* base = nullptr;
+  std::uint64_t size = 0;
+  std::uint32_t generation = 0;
+};
+
+/// Another context, known by its GID, of this process or another.
+struct Peer {
+  Context* context = nullptr;
+  Segment* segment = nullptr;  ///< mapped; null once detached
+  OutLane out;
+  InLane* in = nullptr;
+  bool same_process = false;
+  bool gone = false;     ///< died or closed
+  bool unacked = false;  ///< listed in Context::unacked
+  std::uint32_t users = 0;
+  Qp* queue_pairs = nullptr;  ///< connected to it
+  Qp* stalled = nullptr;      ///< waiting for room in `out`
+  std::vector<MappedObject> objects;
+  ibv_gid gid{};
+  std::uint32_t pid = 0;
+  base::UniqueFd pidfd;
+};
+
+inline constexpr std::uint64_t kNeverExpected = ~std::uint64_t{0};
+inline constexpr std::uint64_t kExpectedMask = (std::uint64_t{1} << 48) - 1;
+
+struct Qp : ibv_qp {
+  // Send side.
+  Peer* peer = nullptr;
+  std::unique_ptr<SendWr[]> sq;
+  std::unique_ptr<ibv_sge[]> sq_sges;
+  std::unique_ptr<std::byte[]> sq_inline;
+  std::uint32_t sq_mask = 0;
+  std::uint32_t sq_depth = 0;
+  std::uint32_t sq_head = 0;       ///< next to be posted
+  std::uint32_t sq_next = 0;       ///< next to be run or transmitted
+  std::uint32_t sq_tail = 0;       ///< oldest not completed
+  std::uint32_t sq_reclaimed = 0;  ///< room frees when a later signaled one completes
+  std::uint32_t max_sge = 0;
+  std::uint32_t max_inline = 0;
+  std::uint32_t dest_qpn = 0;
+  std::uint32_t next_psn = 0;
+  std::uint16_t epoch = 0;  ///< bumped when the queue goes back to retransmit
+  std::uint8_t signal_all = 0;  ///< IBV_SEND_SIGNALED with sq_sig_all
+  bool waiting = false;  ///< for a retry timer
+  bool stalled = false;
+  bool open = false;     ///< RTS, not waiting, the peer alive: packets may go out
+  std::uint16_t retries = 0;
+  std::uint16_t rnr_retries = 0;
+  // Receive side.
+  ReceiveQueue* receives = nullptr;
+  /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
+  std::uint64_t expected = kNeverExpected;
+  bool nak_given = false;
+  QueuePairEntry* entry = nullptr;
+  ReceiveQueue own_receives;
+  // Rarely touched.
+  std::uint64_t retry_at = 0;
+  std::uint32_t naks_handled = 0;
+  Qp* next_of_peer = nullptr;
+  Qp* next_stalled = nullptr;
+  ibv_qp_attr attr{};
+  ibv_qp_init_attr init{};
+};
+
+enum class Driving : std::uint8_t {
+  by_user,  ///< the user calls control(); poll_cq makes no system call
+  by_poll,  ///< poll_cq calls control() itself now and then
+};
+
+struct AsyncEvent {
+  ibv_async_event event;
+};
+
+/// One opened device. One thread drives it.
+struct Context {
+  ibv_context verbs{};  ///< first: users hold its address
+  // Hot.
+  Segment* segment = nullptr;
+  std::uint32_t awake_count = 0;
+  std::uint32_t unacked_count = 0;
+  std::uint32_t attention = 0;  ///< reasons for poll_cq to look at timers or to call control()
+  std::uint32_t turn = 0;       ///< rotates the lane that is looked at first
+  std::unique_ptr<InLane*[]> awake;
+  std::unique_ptr<Peer*[]> unacked;
+  std::unique_ptr<Qp*[]> queue_pairs;  ///< by index
+  // Cold.
+  Clock clock = Clock::real();
+  Driving driving = Driving::by_user;
+  std::uint64_t nonce = 0;
+  std::uint64_t next_pd = 1;
+  std::uint32_t self_control = 0;  ///< polls until the next control() in Driving::by_poll
+  std::vector<Qp*> waiting;
+  std::vector<std::unique_ptr<Peer>> peers;
+  std::vector<std::unique_ptr<InLane>> lanes;  ///< by directory index; null when unused
+  std::uint32_t lane_scan = 0;
+  std::uint32_t lane_high = 0;  ///< above every directory entry seen in use
+  std::size_t peer_scan = 0;
+  bool new_lanes = false;
+  std::array<std::uint64_t, kMaxLanes / 64> new_lane_bits{};
+  std::uint64_t next_liveness = 0;
+  base::UniqueFd liveness;  ///< epoll of the peers' pidfds
+  std::vector<std::uint32_t> free_regions;
+  std::uint32_t next_region = 1;
+  std::vector<std::uint32_t> region_generation;
+  std::vector<std::uint32_t> free_queue_pairs;
+  std::uint32_t next_queue_pair = 1;
+  std::vector<std::uint8_t> queue_pair_generation;
+  std::vector<std::uint32_t> object_users;
+  std::vector<AsyncEvent> events;  ///< oldest first
+  base::SharedMemory memory;
+  ibv_device device{};
+  std::uint32_t objects_open = 0;  ///< verbs objects not destroyed yet
+};
+
+inline Context& context_of(ibv_context* c) noexcept {
+  return *reinterpret_cast<Context*>(c);  // `verbs` is the first member
+}
+
+void raise_event(Context& c, ibv_event_type type, void* element) noexcept;
+
+}  // namespace spinwire::softverbs

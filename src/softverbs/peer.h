@@ -1,0 +1,28 @@
+// Other contexts: attaching to their segments, and letting go of them. Cold.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <string>
+
+#include "softverbs/objects.h"
+
+namespace spinwire::softverbs {
+
+/// The peer with this GID, attached now if it was not: its segment mapped, a lane to it claimed.
+/// Null and errno (with the reason in words in `why`) if it cannot be reached. May allocate.
+Peer* attach_peer(Context& c, const ibv_gid& gid, std::string& why) noexcept;
+
+/// The peer died or closed: every queue pair with work outstanding fails.
+void peer_gone(Peer& peer) noexcept;
+
+/// Unmaps and forgets a peer without users.
+void forget_peer(Context& c, Peer& peer) noexcept;
+
+/// Makes a lane of our directory known to the polls, linking it to its peer if that is attached.
+InLane* open_lane(Context& c, std::uint32_t index) noexcept;
+
+void sleep_lane(Context& c, InLane& lane) noexcept;
+void wake_lane(Context& c, InLane& lane) noexcept;
+
+}  // namespace spinwire::softverbs

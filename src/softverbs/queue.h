@@ -1,0 +1,96 @@
+// Steps of the send and receive queues that several files share. Hot unless marked.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+
+#include "softverbs/objects.h"
+
+namespace spinwire::softverbs {
+
+int post_send(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
+int post_recv(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept;
+int post_srq_recv(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept;
+int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) noexcept;
+
+/// Runs and transmits what is queued, as far as order, room and retry timers allow.
+void pump(Qp& qp) noexcept;
+/// Applies what the peer consumed of our lane, and its negative answers.
+void acknowledge(Peer& peer) noexcept;
+
+/// Null if the queue is overrun, which is reported.
+ibv_wc* ring_slot(Cq& cq) noexcept;
+
+// Cold.
+/// Ends the oldest work request with an error: the queue pair goes to ERR and the rest is flushed.
+void fail_oldest(Qp& qp, ibv_wc_status status) noexcept;
+/// ERR: stop answering, flush both queues.
+void enter_error(Qp& qp) noexcept;
+/// Goes back to the oldest work request, to try again when the negative answer allows.
+void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept;
+/// Takes the negative answers of a peer's queue pairs.
+void take_naks(Peer& peer, std::uint64_t head) noexcept;
+/// Timers, and control() for a context that its polls drive.
+void attend(Context& c) noexcept;
+void ring_doorbell(Peer& peer) noexcept;
+/// A completion with an error; every field but status, wr_id and qp_num is undefined to the user.
+void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,
+                ibv_wc_opcode opcode) noexcept;
+
+constexpr ibv_wc_opcode completion_opcode(std::uint8_t opcode) noexcept {
+  switch (opcode) {
+    case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+      return IBV_WC_RDMA_WRITE;
+    case IBV_WR_RDMA_READ:
+      return IBV_WC_RDMA_READ;
+    default:
+      return IBV_WC_SEND;
+  }
+}
+
+/// A slot for a completion; null if the queue is overrun.
+inline ibv_wc* completion_slot(Cq& cq) noexcept {
+  return cq.out != cq.out_end ? cq.out++ : ring_slot(cq);
+}
+
+struct CompletionFields {
+  std::uint64_t wr_id;
+  ibv_wc_opcode opcode;
+  std::uint32_t byte_len;
+  std::uint32_t imm;
+  std::uint32_t qp_num;
+  std::uint32_t src_qp;
+  unsigned flags;
+};
+inline void fill_success(ibv_wc& wc, const CompletionFields& f) noexcept {
+  wc.wr_id = f.wr_id;
+  wc.status = IBV_WC_SUCCESS;
+  wc.opcode = f.opcode;
+  wc.vendor_err = 0;
+  wc.byte_len = f.byte_len;
+  wc.imm_data = f.imm;
+  wc.qp_num = f.qp_num;
+  wc.src_qp = f.src_qp;
+  wc.wc_flags = f.flags;
+  wc.pkey_index = 0;
+  wc.slid = 0;
+  wc.sl = 0;
+  wc.dlid_path_bits = 0;
+}
+
+/// The oldest work request succeeded.
+inline void complete_oldest(Qp& qp) noexcept {
+  const SendWr& wr = qp.sq[qp.sq_tail & qp.sq_mask];
+  ++qp.sq_tail;
+  qp.retries = qp.rnr_retries = 0;
+  if ((wr.flags & IBV_SEND_SIGNALED) == 0) return;
+  qp.sq_reclaimed = qp.sq_tail;
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]] {
+    fill_success(*wc,
+                 {wr.wr_id, completion_opcode(wr.opcode), wr.length, 0, qp.qp_num, 0, 0});
+  }
+}
+
+}  // namespace spinwire::softverbs

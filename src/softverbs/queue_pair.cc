@@ -1,0 +1,312 @@
+// Queue pairs: creation, the state machine, destruction. Cold.
+#include <errno.h>
+
+#include <algorithm>
+#include <bit>
+#include <new>
+#include <string>
+
+#include "base/log.h"
+#include "softverbs/control.h"
+#include "softverbs/device.h"
+#include "softverbs/gid.h"
+#include "softverbs/objects.h"
+#include "softverbs/peer.h"
+#include "softverbs/queue.h"
+
+namespace spinwire::softverbs {
+
+bool make_receive_queue(ReceiveQueue& queue, std::uint32_t depth, std::uint32_t sges);
+
+namespace {
+
+constexpr std::uint32_t kMaxWr = 32768;
+constexpr std::uint32_t kMaxSge = 16;
+constexpr std::uint32_t kMaxInline = 1024;
+constexpr std::uint32_t kFirstNumber = 2;  // 0 and 1 are the management queue pairs
+
+/// Transitions of a reliable connection and the attributes each demands and takes besides
+/// (IB specification volume 1, 11.2.5.2, as the kernel's ib_modify_qp_is_ok applies it).
+struct Transition {
+  ibv_qp_state from;
+  ibv_qp_state to;
+  int required;
+  int optional;
+};
+constexpr int kPath = IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX;
+constexpr Transition kTransitions[] = {
+    {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, 0},
+    {IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS},
+    {IBV_QPS_INIT, IBV_QPS_RTR,
+     IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+         IBV_QP_MIN_RNR_TIMER,
+     kPath},
+    {IBV_QPS_RTR, IBV_QPS_RTS,
+     IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+         IBV_QP_MAX_QP_RD_ATOMIC,
+     IBV_QP_CUR_STATE | IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER |
+         IBV_QP_PATH_MIG_STATE},
+    {IBV_QPS_RTS, IBV_QPS_RTS, 0,
+     IBV_QP_CUR_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE |
+         IBV_QP_MIN_RNR_TIMER},
+};
+
+const Transition* find_transition(ibv_qp_state from, ibv_qp_state to) noexcept {
+  for (const Transition& t : kTransitions) {
+    if (t.from == from && t.to == to) return &t;
+  }
+  return nullptr;
+}
+
+bool take_number(Context& c, std::uint32_t& qpn) {
+  std::uint32_t index = 0;
+  if (c.next_queue_pair < kFirstNumber) c.next_queue_pair = kFirstNumber;
+  if (c.next_queue_pair < kMaxQueuePairs) {
+    index = c.next_queue_pair++;
+    c.free_queue_pairs.reserve(c.next_queue_pair);
+  } else if (!c.free_queue_pairs.empty()) {
+    index = c.free_queue_pairs.front();
+    c.free_queue_pairs.erase(c.free_queue_pairs.begin());
+  } else {
+    return false;
+  }
+  qpn = std::uint32_t{c.queue_pair_generation[index]} << 16 | index;
+  return true;
+}
+
+ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
+  auto qp = std::make_unique<Qp>();
+  const std::uint32_t depth = std::bit_ceil(std::max(init.cap.max_send_wr, 1u));
+  qp->sq_depth = depth;
+  qp->sq_mask = depth - 1;
+  qp->max_sge = std::max(init.cap.max_send_sge, 1u);
+  qp->max_inline = init.cap.max_inline_data;
+  qp->sq = std::make_unique<SendWr[]>(depth);
+  qp->sq_sges = std::make_unique<ibv_sge[]>(std::size_t{depth} * qp->max_sge);
+  qp->sq_inline = std::make_unique<std::byte[]>(std::size_t{depth} * qp->max_inline);
+  qp->signal_all = init.sq_sig_all != 0 ? IBV_SEND_SIGNALED : 0;
+  qp->receives = init.srq != nullptr ? &static_cast<Srq*>(init.srq)->queue : &qp->own_receives;
+  if (init.srq == nullptr)
+    make_receive_queue(qp->own_receives, init.cap.max_recv_wr, init.cap.max_recv_sge);
+  c.waiting.reserve(c.objects_open + 1);
+  if (!take_number(c, qp->qp_num)) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  qp->context = &c.verbs;
+  qp->qp_context = init.qp_context;
+  qp->pd = &pd;
+  qp->send_cq = init.send_cq;
+  qp->recv_cq = init.recv_cq;
+  qp->srq = init.srq;
+  qp->handle = queue_pair_index(qp->qp_num);
+  qp->state = IBV_QPS_RESET;
+  qp->qp_type = init.qp_type;
+  init.cap.max_send_wr = depth;
+  init.cap.max_send_sge = qp->max_sge;
+  init.cap.max_recv_wr = init.srq != nullptr ? 0 : qp->own_receives.depth;
+  init.cap.max_recv_sge = init.srq != nullptr ? 0 : qp->own_receives.max_sge;
+  qp->init = init;
+  qp->entry = &c.segment->queue_pairs[qp->handle];
+  qp->entry->ident.store(0, std::memory_order_relaxed);
+  qp->entry->pd = pd.id;
+  c.queue_pairs[qp->handle] = qp.get();
+  ++pd.users;
+  ++static_cast<Cq*>(init.send_cq)->users;
+  ++static_cast<Cq*>(init.recv_cq)->users;
+  if (init.srq != nullptr) ++static_cast<Srq*>(init.srq)->users;
+  ++c.objects_open;
+  return qp.release();
+}
+
+void copy_attributes(Qp& qp, const ibv_qp_attr& attr, int mask) noexcept {
+  ibv_qp_attr& kept = qp.attr;
+  if ((mask & IBV_QP_PKEY_INDEX) != 0) kept.pkey_index = attr.pkey_index;
+  if ((mask & IBV_QP_PORT) != 0) kept.port_num = attr.port_num;
+  if ((mask & IBV_QP_ACCESS_FLAGS) != 0) kept.qp_access_flags = attr.qp_access_flags;
+  if ((mask & IBV_QP_AV) != 0) kept.ah_attr = attr.ah_attr;
+  if ((mask & IBV_QP_PATH_MTU) != 0) kept.path_mtu = attr.path_mtu;
+  if ((mask & IBV_QP_DEST_QPN) != 0) kept.dest_qp_num = attr.dest_qp_num;
+  if ((mask & IBV_QP_RQ_PSN) != 0) kept.rq_psn = attr.rq_psn & 0xffffff;
+  if ((mask & IBV_QP_SQ_PSN) != 0) kept.sq_psn = attr.sq_psn & 0xffffff;
+  if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0) kept.max_dest_rd_atomic = attr.max_dest_rd_atomic;
+  if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0) kept.max_rd_atomic = attr.max_rd_atomic;
+  if ((mask & IBV_QP_MIN_RNR_TIMER) != 0) kept.min_rnr_timer = attr.min_rnr_timer;
+  if ((mask & IBV_QP_TIMEOUT) != 0) kept.timeout = attr.timeout;
+  if ((mask & IBV_QP_RETRY_CNT) != 0) kept.retry_cnt = attr.retry_cnt;
+  if ((mask & IBV_QP_RNR_RETRY) != 0) kept.rnr_retry = attr.rnr_retry;
+  qp.entry->access = kept.qp_access_flags;
+  qp.entry->rnr_timer = kept.min_rnr_timer;
+}
+
+/// Values that no transition may carry.
+int check_attributes(const ibv_qp_attr& attr, int mask) noexcept {
+  if ((mask & IBV_QP_PORT) != 0 && attr.port_num != 1) return EINVAL;
+  if ((mask & IBV_QP_PKEY_INDEX) != 0 && attr.pkey_index != 0) return EINVAL;
+  if ((mask & IBV_QP_PATH_MTU) != 0 &&
+      (attr.path_mtu < IBV_MTU_256 || attr.path_mtu > IBV_MTU_4096))
+    return EINVAL;
+  if ((mask & IBV_QP_TIMEOUT) != 0 && attr.timeout > 31) return EINVAL;
+  if ((mask & IBV_QP_RETRY_CNT) != 0 && attr.retry_cnt > 7) return EINVAL;
+  if ((mask & IBV_QP_RNR_RETRY) != 0 && attr.rnr_retry > 7) return EINVAL;
+  if ((mask & IBV_QP_MIN_RNR_TIMER) != 0 && attr.min_rnr_timer > 31) return EINVAL;
+  if ((mask & IBV_QP_DEST_QPN) != 0 && attr.dest_qp_num > 0xffffff) return EINVAL;
+  if ((mask & IBV_QP_AV) != 0 && (attr.ah_attr.is_global == 0 || attr.ah_attr.port_num != 1))
+    return EINVAL;  // peers are found by GID only
+  return 0;
+}
+
+void leave_peer(Qp& qp) noexcept {
+  if (qp.peer == nullptr) return;
+  Qp** link = &qp.peer->queue_pairs;
+  while (*link != &qp) link = &(*link)->next_of_peer;
+  *link = qp.next_of_peer;
+  if (qp.stalled) {
+    link = &qp.peer->stalled;
+    while (*link != &qp) link = &(*link)->next_stalled;
+    *link = qp.next_stalled;
+    qp.stalled = false;
+  }
+  --qp.peer->users;
+  qp.peer = nullptr;
+}
+
+int to_rtr(Context& c, Qp& qp) noexcept {
+  std::string why;
+  Peer* peer = attach_peer(c, qp.attr.ah_attr.grh.dgid, why);
+  if (peer == nullptr) {
+    const int error = errno;
+    base::log(LogLevel::warning, "softverbs: the peer cannot be reached: {}", why);
+    return error;
+  }
+  qp.peer = peer;
+  ++peer->users;
+  qp.next_of_peer = peer->queue_pairs;
+  peer->queue_pairs = &qp;
+  qp.dest_qpn = qp.attr.dest_qp_num;
+  qp.naks_handled =
+      peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)].nak_serial.load(
+          std::memory_order_relaxed);
+  QueuePairEntry& entry = *qp.entry;
+  entry.expected_psn.store(qp.attr.rq_psn, std::memory_order_relaxed);
+  entry.nak.store(Nak::none, std::memory_order_relaxed);
+  entry.remote.store(parse_gid(peer->gid)->nonce, std::memory_order_relaxed);
+  entry.ident.store(queue_pair_ident(qp.qp_num, qp.dest_qpn), std::memory_order_release);
+  qp.expected = std::uint64_t{qp.attr.rq_psn} << 24 | qp.qp_num;
+  return 0;
+}
+
+/// Every state to RESET: as newly made. What was outstanding is dropped without completions.
+void to_reset(Qp& qp) noexcept {
+  stop_waiting(qp);
+  leave_peer(qp);
+  qp.entry->ident.store(0, std::memory_order_release);
+  qp.open = false;
+  qp.expected = kNeverExpected;
+  qp.nak_given = false;
+  qp.sq_head = qp.sq_next = qp.sq_tail = qp.sq_reclaimed = 0;
+  qp.own_receives.head = qp.own_receives.tail = 0;
+  ++qp.epoch;
+  qp.state = IBV_QPS_RESET;
+}
+
+/// Does what entering `state` means; 0, or an errno value and nothing changed.
+int enter(Context& c, Qp& qp, ibv_qp_state state) noexcept {
+  switch (state) {
+    case IBV_QPS_RTR:
+      if (const int error = to_rtr(c, qp); error != 0) return error;
+      break;
+    case IBV_QPS_RTS:
+      if (qp.state == IBV_QPS_RTR) qp.next_psn = qp.attr.sq_psn;
+      qp.open = !qp.waiting && !qp.peer->gone;
+      break;
+    default:
+      break;
+  }
+  qp.state = state;
+  return 0;
+}
+
+bool valid_init(const Context& c, const Pd& pd, const ibv_qp_init_attr& init) noexcept {
+  const ibv_qp_cap& cap = init.cap;
+  if (init.send_cq == nullptr || init.recv_cq == nullptr) return false;
+  if (init.send_cq->context != &c.verbs || init.recv_cq->context != &c.verbs) return false;
+  if (init.srq != nullptr && static_cast<Srq*>(init.srq)->domain != &pd) return false;
+  return cap.max_send_wr <= kMaxWr && cap.max_recv_wr <= kMaxWr && cap.max_send_sge <= kMaxSge &&
+         cap.max_recv_sge <= kMaxSge && cap.max_inline_data <= kMaxInline;
+}
+
+}  // namespace
+
+ibv_qp* create_qp(ibv_pd* base, ibv_qp_init_attr* init) noexcept {
+  Context& c = context_of(base->context);
+  Pd& pd = *static_cast<Pd*>(base);
+  if (init->qp_type != IBV_QPT_RC) {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  }
+  if (!valid_init(c, pd, *init)) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  try {
+    return create(c, pd, *init);
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+}
+
+int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  Context& c = context_of(qp.context);
+  if ((mask & IBV_QP_CUR_STATE) != 0 && attr->cur_qp_state != qp.state) return EINVAL;
+  const ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? attr->qp_state : qp.state;
+  // Any state may go to RESET and to ERR, with no attribute besides.
+  if (to == IBV_QPS_RESET) {
+    to_reset(qp);
+    return 0;
+  }
+  if (to == IBV_QPS_ERR) {
+    if (qp.state == IBV_QPS_RESET) return EINVAL;
+    enter_error(qp);
+    return 0;
+  }
+  const Transition* transition = find_transition(qp.state, to);
+  const int given = mask & ~(IBV_QP_STATE | IBV_QP_CUR_STATE);
+  if (transition == nullptr || (given & transition->required) != transition->required ||
+      (given & ~(transition->required | transition->optional)) != 0)
+    return EINVAL;
+  if (const int error = check_attributes(*attr, mask); error != 0) return error;
+  copy_attributes(qp, *attr, mask);
+  return enter(c, qp, to);
+}
+
+int query_qp(ibv_qp* base, ibv_qp_attr* attr, int, ibv_qp_init_attr* init) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  *attr = qp.attr;
+  attr->qp_state = attr->cur_qp_state = qp.state;
+  attr->cap = qp.init.cap;
+  attr->sq_psn = qp.state == IBV_QPS_RTS ? qp.next_psn : qp.attr.sq_psn;
+  attr->rq_psn = qp.entry->expected_psn.load(std::memory_order_relaxed);
+  if (init != nullptr) *init = qp.init;
+  return 0;
+}
+
+int destroy_qp(ibv_qp* base) noexcept {
+  Qp* qp = static_cast<Qp*>(base);
+  Context& c = context_of(qp->context);
+  to_reset(*qp);
+  c.queue_pairs[qp->handle] = nullptr;
+  c.free_queue_pairs.push_back(qp->handle);
+  ++c.queue_pair_generation[qp->handle];
+  --static_cast<Pd*>(qp->pd)->users;
+  --static_cast<Cq*>(qp->send_cq)->users;
+  --static_cast<Cq*>(qp->recv_cq)->users;
+  if (qp->srq != nullptr) --static_cast<Srq*>(qp->srq)->users;
+  --c.objects_open;
+  delete qp;
+  return 0;
+}
+
+}  // namespace spinwire::softverbs

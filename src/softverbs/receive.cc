@@ -1,0 +1,370 @@
+// The receive side: posting receives, consuming lanes, and ibv_poll_cq, which drives it all. Hot.
+#include <errno.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "softverbs/control.h"
+#include "softverbs/lane_io.h"
+#include "softverbs/objects.h"
+#include "softverbs/queue.h"
+#include "softverbs/region.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+/// Most packets taken from one lane in one poll, so that no lane starves the others.
+constexpr int kPacketsPerTurn = 64;
+
+int post(ReceiveQueue& queue, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
+  for (; wr != nullptr; wr = wr->next) {
+    if (queue.count() >= queue.depth) [[unlikely]] {
+      *bad = wr;
+      return ENOMEM;
+    }
+    if (wr->num_sge < 0 || static_cast<std::uint32_t>(wr->num_sge) > queue.max_sge) [[unlikely]] {
+      *bad = wr;
+      return EINVAL;
+    }
+    const std::uint32_t slot = queue.tail & queue.mask;
+    ReceiveWr& kept = queue.ring[slot];
+    kept.wr_id = wr->wr_id;
+    kept.sge_count = static_cast<std::uint32_t>(wr->num_sge);
+    if (wr->num_sge == 1) [[likely]] {
+      kept.first = wr->sg_list[0];
+      kept.capacity = kept.first.length;
+    } else {
+      std::uint64_t capacity = 0;
+      ibv_sge* sges = &queue.sges[std::size_t{slot} * queue.max_sge];
+      for (std::uint32_t i = 0; i < kept.sge_count; ++i) {
+        sges[i] = wr->sg_list[i];
+        capacity += sges[i].length;
+      }
+      kept.capacity = static_cast<std::uint32_t>(std::min<std::uint64_t>(capacity, UINT32_MAX));
+    }
+    ++queue.tail;
+  }
+  return 0;
+}
+
+/// Tells the sender that a packet was not taken. The answer lies beside the queue pair's state; the
+/// lane's count tells that there is one. Cold.
+void answer_nak(InLane& lane, Qp* qp, Nak reason) noexcept {
+  if (qp != nullptr) {
+    QueuePairEntry& entry = *qp->entry;
+    entry.nak.store(reason, std::memory_order_relaxed);
+    entry.nak_serial.store(entry.nak_serial.load(std::memory_order_relaxed) + 1,
+                           std::memory_order_release);
+    qp->nak_given = true;
+  }
+  lane.control->naks.store(++lane.naks, std::memory_order_release);
+}
+
+struct Arrival {
+  Line* line;
+  std::uint64_t position;
+  Packet packet;
+  std::uint64_t flags;
+  std::uint32_t bytes;  ///< in the lane
+  std::uint32_t lines;
+};
+
+/// Fetches a message that the sender left in its own memory. False: the sender's memory could not
+/// be read; the message is void if its queue pair ended meanwhile.
+bool fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count, ScatterCursor& to) noexcept {
+  Peer& peer = *qp.peer;
+  const QueuePairEntry& sender = peer.segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
+  begin_access(peer);
+  bool ok = true;
+  for (; ok && count != 0; --count) {
+    Reference part{};
+    from.read(reinterpret_cast<std::byte*>(&part), sizeof part);
+    if (part.length == 0) continue;
+    RemoteBytes bytes = resolve(peer, sender.pd, part.address, part.length, part.key, 0);
+    ok = bytes.kind != RemoteBytes::Kind::refused;
+    while (ok && part.length != 0) {
+      const ScatterCursor::Piece piece = to.take(part.length);
+      const ibv_sge here{reinterpret_cast<std::uint64_t>(piece.data),
+                         static_cast<std::uint32_t>(piece.length), 0};
+      ok = piece.length != 0 &&
+           copy_remote(peer, bytes, &here, 1, piece.length, Copy::from_peer);
+      if (bytes.data != nullptr) bytes.data += piece.length;
+      bytes.address += piece.length;
+      part.length -= static_cast<std::uint32_t>(piece.length);
+    }
+  }
+  end_access(peer);
+  // Had the sender's queue pair failed meanwhile, its memory might be in other use already.
+  return ok && sender.ident.load(std::memory_order_acquire) ==
+                   queue_pair_ident(qp.dest_qpn, qp.qp_num);
+}
+
+/// Length of the message that a packet announces, without its target descriptor.
+std::uint32_t message_length(const Arrival& a, LaneCursor cursor, std::uint32_t body) noexcept {
+  if ((a.flags & line_flag::kReference) == 0) return body;
+  std::uint64_t length = 0;
+  for (std::uint32_t n = body / sizeof(Reference); n != 0; --n) {
+    Reference part{};
+    cursor.read(reinterpret_cast<std::byte*>(&part), sizeof part);
+    length += part.length;
+  }
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(length, UINT32_MAX));
+}
+
+bool elements_writable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
+  const Context& c = context_of(qp.context);
+  // Receives belong to the SRQ's domain, which create_qp demands to be the queue pair's.
+  const std::uint64_t pd = static_cast<Pd*>(qp.pd)->id;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (sges[i].length != 0 && !local_allows(*c.segment, pd, sges[i], IBV_ACCESS_LOCAL_WRITE))
+      return false;
+  }
+  return true;
+}
+
+/// A request that ends the connection: the sender learns why, our queue pair goes to ERR.
+void refuse(InLane& lane, Qp& qp, Nak reason, ibv_event_type event) noexcept {
+  answer_nak(lane, &qp, reason);
+  enter_error(qp);
+  if (reason == Nak::access) raise_event(context_of(qp.context), event, &qp);
+}
+
+inline void complete_receive(Qp& qp, std::uint64_t wr_id, Packet packet, std::uint32_t imm,
+                             std::uint32_t length, ibv_wc_opcode opcode) noexcept {
+  ++qp.receives->head;
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.recv_cq)); wc != nullptr) [[likely]] {
+    fill_success(*wc, {wr_id, opcode, length, imm, qp.qp_num, qp.dest_qpn,
+                       packet == Packet::send ? 0u : static_cast<unsigned>(IBV_WC_WITH_IMM)});
+  }
+}
+
+void fail_receive(Qp& qp, const ReceiveWr& wr, ibv_wc_status status) noexcept {
+  const std::uint64_t wr_id = wr.wr_id;
+  ++qp.receives->head;
+  push_error(*static_cast<Cq*>(qp.recv_cq), qp, wr_id, status, IBV_WC_RECV);
+}
+
+/// SEND into the next posted receive.
+void take_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
+  const std::uint32_t slot = qp.receives->head & qp.receives->mask;
+  const ReceiveWr& wr = qp.receives->ring[slot];
+  const ibv_sge* sges = qp.receives->elements(wr);
+  LaneCursor cursor(lane.lines, a.position);
+  const bool reference = (a.flags & line_flag::kReference) != 0;
+  const std::uint32_t length = reference ? message_length(a, cursor, a.bytes) : a.bytes;
+  if (length > wr.capacity) [[unlikely]] {
+    fail_receive(qp, wr, IBV_WC_LOC_LEN_ERR);
+    return refuse(lane, qp, Nak::invalid_request, IBV_EVENT_QP_REQ_ERR);
+  }
+  if (!elements_writable(qp, sges, wr.sge_count)) [[unlikely]] {
+    fail_receive(qp, wr, IBV_WC_LOC_PROT_ERR);
+    return refuse(lane, qp, Nak::operational, IBV_EVENT_QP_FATAL);
+  }
+  ScatterCursor to(sges, wr.sge_count);
+  if (reference) {
+    const std::uint32_t parts = a.bytes / static_cast<std::uint32_t>(sizeof(Reference));
+    if (!fetch_references(qp, cursor, parts, to))
+      return refuse(lane, qp, Nak::operational, IBV_EVENT_QP_FATAL);
+  } else {
+    for (std::uint32_t left = length; left != 0;) {
+      const ScatterCursor::Piece piece = to.take(left);
+      cursor.read(piece.data, piece.length);
+      left -= static_cast<std::uint32_t>(piece.length);
+    }
+  }
+  complete_receive(qp, wr.wr_id, a.packet, a.line->imm, length, IBV_WC_RECV);
+}
+
+/// WRITE with immediate: the data goes where the sender said, a posted receive tells of it. It runs
+/// here, in order with the messages before it.
+void take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
+  const Context& c = context_of(qp.context);
+  LaneCursor cursor(lane.lines, a.position);
+  ibv_sge target{};
+  cursor.read(reinterpret_cast<std::byte*>(&target), sizeof target);
+  const std::uint32_t body = a.bytes - static_cast<std::uint32_t>(sizeof target);
+  const std::uint32_t length = message_length(a, cursor, body);
+  const bool allowed =
+      (qp.entry->access & IBV_ACCESS_REMOTE_WRITE) != 0 &&
+      (length == 0 || local_allows(*c.segment, static_cast<Pd*>(qp.pd)->id, target,
+                                   IBV_ACCESS_REMOTE_WRITE));
+  if (length != target.length || !allowed) [[unlikely]]
+    return refuse(lane, qp, Nak::access, IBV_EVENT_QP_ACCESS_ERR);
+  if ((a.flags & line_flag::kReference) != 0) {
+    ScatterCursor to(&target, 1);
+    if (!fetch_references(qp, cursor, body / static_cast<std::uint32_t>(sizeof(Reference)), to))
+      return refuse(lane, qp, Nak::operational, IBV_EVENT_QP_FATAL);
+  } else {
+    cursor.read(pointer(target.addr), length);
+  }
+  const ReceiveWr& wr = qp.receives->ring[qp.receives->head & qp.receives->mask];
+  complete_receive(qp, wr.wr_id, a.packet, a.line->imm, length, IBV_WC_RECV_RDMA_WITH_IMM);
+}
+
+inline void advance(InLane& lane, std::uint32_t lines) noexcept {
+  lane.head += lines;
+  lane.next += lines;
+  if (lane.next >= lane.end) [[unlikely]] {
+    lane.next -= kLaneLines;
+    lane.mark = (lane.mark + 1) & 0xff;
+  }
+}
+
+inline void expect_next(Qp& qp, std::uint64_t word) noexcept {
+  qp.expected = (word + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps within 24 bits
+  qp.entry->expected_psn.store(static_cast<std::uint32_t>(qp.expected >> 24),
+                               std::memory_order_release);
+}
+
+/// Any packet that take_at_once left alone.
+void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
+  Line* line = lane.next;
+  const std::uint32_t qpn = word_qpn(word);
+  Qp* qp = c.queue_pairs[queue_pair_index(qpn)];
+  const std::uint32_t lines = lines_for(line->length);
+  if (qp == nullptr || qp->qp_num != qpn || qp->expected == kNeverExpected ||
+      qp->peer != lane.peer) [[unlikely]] {
+    answer_nak(lane, nullptr, Nak::not_ready);
+  } else if ((word & kExpectedMask) != qp->expected) [[unlikely]] {
+    // Behind a packet that was not taken: the sender comes back to that one first.
+    if (!qp->nak_given) answer_nak(lane, qp, Nak::not_ready);
+  } else if (qp->receives->count() == 0) [[unlikely]] {
+    answer_nak(lane, qp, Nak::rnr);
+  } else {
+    qp->nak_given = false;
+    const Arrival a{line, lane.head, word_packet(word), word_flags(word), line->length, lines};
+    if (a.packet == Packet::write_imm) {
+      take_write(lane, *qp, a);
+    } else {
+      take_send(lane, *qp, a);
+    }
+    if (qp->expected != kNeverExpected) expect_next(*qp, word);
+  }
+  advance(lane, lines);
+}
+
+/// The common case: the next SEND of its queue pair, in one line, for a receive of one element
+/// with room for it. False: not that case, nothing done.
+inline bool take_at_once(Context& c, InLane& lane, std::uint64_t word) noexcept {
+  Line& line = *lane.next;
+  Qp* qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
+  const std::uint32_t length = line.length;
+  if (qp == nullptr || (word & kExpectedMask) != qp->expected || qp->peer != lane.peer ||
+      ((word >> 48) & 0xff) != packet_kind(Packet::send, 0) || length > kFirstLineBytes)
+      [[unlikely]] {
+    return false;
+  }
+  ReceiveQueue& receives = *qp->receives;
+  if (receives.head == receives.tail) [[unlikely]] return false;
+  const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
+  if (wr.sge_count != 1 || length > wr.capacity ||
+      !local_allows(*c.segment, static_cast<Pd*>(qp->pd)->id, wr.first, IBV_ACCESS_LOCAL_WRITE))
+      [[unlikely]] {
+    return false;
+  }
+  copy_small(pointer(wr.first.addr), line.payload, length);
+  qp->nak_given = false;
+  complete_receive(*qp, wr.wr_id, Packet::send, 0, length, IBV_WC_RECV);
+  expect_next(*qp, word);
+  advance(lane, 1);
+  return true;
+}
+
+/// Consumes what lies in a lane, up to a turn's worth or the room that `cq` has.
+void drain(Context& c, InLane& lane, const Cq& cq) noexcept {
+  for (int left = kPacketsPerTurn; left != 0 && cq.out != cq.out_end; --left) {
+    const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
+    if (word_mark(word) != lane.mark) break;
+    if (!take_at_once(c, lane, word)) take_packet(c, lane, word);
+  }
+  lane.control->head.store(lane.head, std::memory_order_release);
+}
+
+/// Moves older completions from the ring into the caller's array.
+int pop(Cq& cq, int entries, ibv_wc* wc) noexcept {
+  int n = 0;
+  for (; n < entries && cq.head != cq.tail; ++n) wc[n] = cq.ring[cq.head++ & cq.mask];
+  return n;
+}
+
+}  // namespace
+
+void acknowledge(Peer& peer) noexcept {
+  OutLane& out = peer.out;
+  const std::uint64_t head = out.control->head.load(std::memory_order_acquire);
+  if (head == out.head) return;
+  const std::uint64_t naks = out.control->naks.load(std::memory_order_acquire);
+  if (naks != out.naks_seen) [[unlikely]] {
+    out.naks_seen = naks;
+    take_naks(peer, head);
+  }
+  out.head = head;
+  Context& c = *peer.context;
+  while (out.in_flight_head != out.in_flight_tail) {
+    const InFlight packet = out.in_flight[out.in_flight_head & (kInFlight - 1)];
+    if (packet.end > head) break;
+    ++out.in_flight_head;
+    Qp* qp = c.queue_pairs[queue_pair_index(static_cast<std::uint32_t>(packet.ticket))];
+    // Gone, acknowledged already, or to be transmitted again: the ticket tells.
+    if (qp == nullptr || qp->sq_tail == qp->sq_next ||
+        qp->sq[qp->sq_tail & qp->sq_mask].ticket != packet.ticket) [[unlikely]] {
+      continue;
+    }
+    complete_oldest(*qp);
+    if (qp->sq_next != qp->sq_head) pump(*qp);
+  }
+  for (Qp* qp = std::exchange(peer.stalled, nullptr); qp != nullptr;) {
+    Qp* next = std::exchange(qp->next_stalled, nullptr);
+    qp->stalled = false;
+    pump(*qp);
+    qp = next;
+  }
+}
+
+int post_recv(ibv_qp* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  if (qp.srq != nullptr || qp.state == IBV_QPS_RESET) [[unlikely]] {
+    *bad = wr;
+    return EINVAL;
+  }
+  const int error = post(qp.own_receives, wr, bad);
+  if (qp.state == IBV_QPS_ERR) [[unlikely]] enter_error(qp);
+  return error;
+}
+
+int post_srq_recv(ibv_srq* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
+  return post(static_cast<Srq*>(base)->queue, wr, bad);
+}
+
+int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
+  Cq& cq = *static_cast<Cq*>(base);
+  Context& c = context_of(base->context);
+  int got = 0;
+  if (cq.head != cq.tail) [[unlikely]] {
+    got = pop(cq, entries, wc);
+    if (got == entries) return got;
+  }
+  cq.out = wc + got;
+  cq.out_end = wc + entries;
+  for (std::uint32_t i = 0; i < c.unacked_count; ++i) {
+    Peer& peer = *c.unacked[i];
+    acknowledge(peer);
+    if (peer.out.in_flight_head == peer.out.in_flight_tail) {
+      peer.unacked = false;
+      c.unacked[i--] = c.unacked[--c.unacked_count];
+    }
+  }
+  for (std::uint32_t i = 0; i < c.awake_count; ++i) {
+    InLane& lane = *c.awake[i];
+    if (word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark)
+      drain(c, lane, cq);
+  }
+  if (c.segment->doorbell.load(std::memory_order_relaxed) != 0) [[unlikely]] wake_lanes(c);
+  if (c.attention != 0) [[unlikely]] attend(c);
+  got = static_cast<int>(cq.out - wc);
+  cq.out = cq.out_end = nullptr;
+  return got;
+}
+
+}  // namespace spinwire::softverbs

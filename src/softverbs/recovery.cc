@@ -1,0 +1,175 @@
+// What happens when something goes wrong: negative answers, retries, errors, flushes. Cold.
+#include <algorithm>
+
+#include "base/log.h"
+#include "softverbs/control.h"
+#include "softverbs/objects.h"
+#include "softverbs/queue.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+/// RNR timer field to microseconds (IB specification volume 1, table 45).
+constexpr std::uint32_t kRnrMicroseconds[32] = {
+    655360, 10,   20,   30,   40,    60,    80,    120,   160,   240,   320,
+    480,    640,  960,  1280, 1920,  2560,  3840,  5120,  7680,  10240, 15360,
+    20480,  30720, 40960, 61440, 81920, 122880, 163840, 245760, 327680, 491520};
+
+void wait_until(Qp& qp, Nanoseconds delay) noexcept {
+  Context& c = context_of(qp.context);
+  qp.retry_at = c.clock.now() + c.clock.ticks(delay);
+  if (qp.waiting) return;
+  qp.waiting = true;
+  qp.open = false;
+  c.waiting.push_back(&qp);  // reserved for every queue pair at creation
+  ++c.attention;
+}
+
+}  // namespace
+
+void stop_waiting(Qp& qp) noexcept {
+  if (!qp.waiting) return;
+  Context& c = context_of(qp.context);
+  qp.waiting = false;
+  qp.open = qp.state == IBV_QPS_RTS && !qp.peer->gone;
+  c.waiting.erase(std::find(c.waiting.begin(), c.waiting.end(), &qp));
+  --c.attention;
+}
+
+void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,
+                ibv_wc_opcode opcode) noexcept {
+  ibv_wc* wc = completion_slot(cq);
+  if (wc == nullptr) return;
+  *wc = ibv_wc{};
+  wc->wr_id = wr_id;
+  wc->status = status;
+  wc->opcode = opcode;
+  wc->qp_num = qp.qp_num;
+}
+
+void raise_event(Context& c, ibv_event_type type, void* element) noexcept {
+  constexpr std::size_t kEvents = 256;
+  if (c.events.size() == kEvents) return;  // reserved; the oldest tell most
+  AsyncEvent event{};
+  event.event.event_type = type;
+  event.event.element.qp = static_cast<ibv_qp*>(element);
+  if (type == IBV_EVENT_CQ_ERR) event.event.element.cq = static_cast<ibv_cq*>(element);
+  c.events.push_back(event);
+}
+
+void enter_error(Qp& qp) noexcept {
+  stop_waiting(qp);
+  const bool first = qp.state != IBV_QPS_ERR;
+  qp.state = IBV_QPS_ERR;
+  qp.open = false;
+  qp.expected = kNeverExpected;
+  // Peers can still read a negative answer, but are no longer served.
+  qp.entry->ident.store((queue_pair_ident(qp.qp_num, qp.dest_qpn) & ~std::uint64_t{0xff}) | 2,
+                        std::memory_order_release);
+  ++qp.epoch;
+  Cq& send = *static_cast<Cq*>(qp.send_cq);
+  while (qp.sq_tail != qp.sq_head) {
+    const SendWr& wr = qp.sq[qp.sq_tail++ & qp.sq_mask];
+    push_error(send, qp, wr.wr_id, IBV_WC_WR_FLUSH_ERR, completion_opcode(wr.opcode));
+  }
+  qp.sq_next = qp.sq_reclaimed = qp.sq_tail;
+  if (qp.srq != nullptr) {
+    if (first) raise_event(context_of(qp.context), IBV_EVENT_QP_LAST_WQE_REACHED, &qp);
+    return;
+  }
+  ReceiveQueue& receives = qp.own_receives;
+  while (receives.count() != 0) {
+    const ReceiveWr& wr = receives.ring[receives.head++ & receives.mask];
+    push_error(*static_cast<Cq*>(qp.recv_cq), qp, wr.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV);
+  }
+}
+
+void fail_oldest(Qp& qp, ibv_wc_status status) noexcept {
+  const SendWr& wr = qp.sq[qp.sq_tail++ & qp.sq_mask];
+  push_error(*static_cast<Cq*>(qp.send_cq), qp, wr.wr_id, status, completion_opcode(wr.opcode));
+  enter_error(qp);
+}
+
+void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
+  ++qp.epoch;
+  if (qp.sq_next != qp.sq_tail) qp.next_psn = ticket_psn(qp.sq[qp.sq_tail & qp.sq_mask].ticket);
+  qp.sq_next = qp.sq_tail;
+  switch (reason) {
+    case Nak::rnr:
+      // 7 stands for ever.
+      if (qp.attr.rnr_retry != 7 && qp.rnr_retries++ >= qp.attr.rnr_retry)
+        return fail_oldest(qp, IBV_WC_RNR_RETRY_EXC_ERR);
+      return wait_until(qp, std::chrono::microseconds(kRnrMicroseconds[rnr_timer & 31]));
+    case Nak::invalid_request:
+      return fail_oldest(qp, IBV_WC_REM_INV_REQ_ERR);
+    case Nak::access:
+      return fail_oldest(qp, IBV_WC_REM_ACCESS_ERR);
+    case Nak::operational:
+      return fail_oldest(qp, IBV_WC_REM_OP_ERR);
+    case Nak::none:
+    case Nak::not_ready:
+      // As an unanswered packet: timeout 0 waits for ever (IB specification 9.7.6.1.3).
+      if (qp.retries++ >= qp.attr.retry_cnt && qp.attr.timeout != 0)
+        return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
+      return wait_until(qp, Nanoseconds(std::int64_t{4096}
+                                        << (qp.attr.timeout == 0 ? 8 : qp.attr.timeout)));
+  }
+}
+
+namespace {
+
+/// Brings one queue pair in line with what its remote end took and did not take.
+void take_nak(Qp& qp, std::uint64_t head) noexcept {
+  if (qp.sq_tail == qp.sq_next) return;  // nothing in flight
+  const QueuePairEntry& remote =
+      qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
+  const std::uint64_t ident = remote.ident.load(std::memory_order_acquire);
+  const std::uint64_t ours = queue_pair_ident(qp.dest_qpn, qp.qp_num);
+  const bool known = (ident >> 8) == (ours >> 8) &&
+                     remote.remote.load(std::memory_order_relaxed) == qp.peer->context->nonce;
+  const std::uint32_t serial = remote.nak_serial.load(std::memory_order_acquire);
+  Nak reason = Nak::not_ready;
+  bool told = false;
+  if (known) {
+    const std::uint32_t expected = remote.expected_psn.load(std::memory_order_acquire);
+    while (qp.sq_tail != qp.sq_next &&
+           psn_diff(ticket_psn(qp.sq[qp.sq_tail & qp.sq_mask].ticket), expected) < 0) {
+      complete_oldest(qp);
+    }
+    told = serial != qp.naks_handled;
+    if (told) reason = remote.nak.load(std::memory_order_relaxed);
+    qp.naks_handled = serial;
+  }
+  if (qp.sq_tail == qp.sq_next) return;
+  // Consumed but not taken, or told so: it has to be transmitted again.
+  if (told || qp.sq[qp.sq_tail & qp.sq_mask].lane_end <= head)
+    retry(qp, reason, remote.rnr_timer);
+}
+
+}  // namespace
+
+void take_naks(Peer& peer, std::uint64_t head) noexcept {
+  for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) take_nak(*qp, head);
+}
+
+void attend(Context& c) noexcept {
+  if (c.driving == Driving::by_poll && c.self_control-- == 0) {
+    constexpr std::uint32_t kPollsPerControl = 1024;
+    c.self_control = kPollsPerControl;
+    control(c);
+  }
+  if (c.waiting.empty()) return;
+  const std::uint64_t now = c.clock.now();
+  for (std::size_t i = 0; i < c.waiting.size();) {
+    Qp& qp = *c.waiting[i];
+    if (now < qp.retry_at) {
+      ++i;
+      continue;
+    }
+    stop_waiting(qp);
+    pump(qp);  // may wait again: it is then at the end
+    if (i < c.waiting.size() && c.waiting[i] == &qp) ++i;
+  }
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,260 @@
+#include "softverbs/region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <new>
+
+#include "base/membarrier.h"
+#include "base/shared_memory.h"
+#include "softverbs/lane_io.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+constexpr int kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                             IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+                             IBV_ACCESS_MW_BIND | IBV_ACCESS_RELAXED_ORDERING;
+
+/// The object table's entry for a shared mapping of ours; kNoObject if the table is full, which
+/// only makes the region slower to reach.
+std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
+  struct stat st {};
+  if (fstat(ref.fd, &st) != 0) return kNoObject;
+  std::uint32_t free = kNoObject;
+  for (std::uint32_t i = 0; i < c.object_users.size(); ++i) {
+    const ObjectEntry& o = c.segment->objects[i];
+    if (c.object_users[i] == 0) {
+      free = std::min(free, i);
+    } else if (o.fd == ref.fd && o.inode == st.st_ino) {
+      ++c.object_users[i];
+      return i;
+    }
+  }
+  if (free == kNoObject) {
+    if (c.object_users.size() == kMaxObjects) return kNoObject;
+    free = static_cast<std::uint32_t>(c.object_users.size());
+    c.object_users.push_back(0);
+  }
+  ObjectEntry& o = c.segment->objects[free];
+  o.fd = ref.fd;
+  o.size = ref.size;
+  o.inode = st.st_ino;
+  const std::uint32_t generation = o.generation.load(std::memory_order_relaxed) + 1;
+  o.generation.store(generation == 0 ? 1 : generation, std::memory_order_release);
+  c.object_users[free] = 1;
+  return free;
+}
+
+bool take_region_index(Context& c, std::uint32_t& index) {
+  if (!c.free_regions.empty()) {
+    index = c.free_regions.back();
+    c.free_regions.pop_back();
+    return true;
+  }
+  if (c.next_region == kMaxRegions) return false;
+  index = c.next_region++;
+  if (index >= c.region_generation.size()) c.region_generation.resize(index + 1, 0);
+  // Room for its return, so that deregistering never allocates.
+  c.free_regions.reserve(c.next_region);
+  return true;
+}
+
+ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, int access) {
+  std::uint32_t index = 0;
+  auto mr = std::make_unique<Mr>();
+  if (!take_region_index(c, index)) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  // 14 bits of generation above the index; 0 is left out so that a key is never 0.
+  std::uint32_t& generation = c.region_generation[index];
+  generation = generation % 0x3fff + 1;
+  const std::uint32_t key = generation << 18 | index;
+
+  RegionEntry& region = c.segment->regions[index];
+  region.access = static_cast<std::uint32_t>(access);
+  region.address = reinterpret_cast<std::uint64_t>(address);
+  region.length = length;
+  region.pd = pd.id;
+  region.object = kNoObject;
+  if (auto shared = base::find_shared_memory(address, length)) {
+    region.object = acquire_object(c, *shared);
+    if (region.object != kNoObject) {
+      region.object_offset = shared->offset;
+      region.object_generation =
+          c.segment->objects[region.object].generation.load(std::memory_order_relaxed);
+    }
+  }
+  region.key.store(key, std::memory_order_release);
+
+  mr->context = &c.verbs;
+  mr->pd = &pd;
+  mr->addr = address;
+  mr->length = length;
+  mr->handle = index;
+  mr->lkey = mr->rkey = key;
+  mr->index = index;
+  ++pd.users;
+  ++c.objects_open;
+  return mr.release();
+}
+
+/// Waits until every peer that was in the midst of an access has left it. A peer of this very
+/// thread is never in one. Bounded: a stopped peer must not stop us.
+bool peers_idle(Context& c) {
+  constexpr int kYields = 2000;
+  for (auto& lane : c.lanes) {
+    if (lane == nullptr) continue;
+    const std::uint64_t busy = lane->control->busy.load(std::memory_order_acquire);
+    if ((busy & 1) == 0 || (lane->peer != nullptr && lane->peer->gone)) continue;
+    for (int i = 0; lane->control->busy.load(std::memory_order_acquire) == busy; ++i) {
+      if (i == kYields) return false;
+      sched_yield();
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexcept {
+  // Remote write or atomic without local write is refused, as libibverbs documents.
+  const bool remote_change = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
+  const auto end = reinterpret_cast<std::uint64_t>(address) + length;
+  if ((access & ~kKnownAccess) != 0 || length == 0 || address == nullptr ||
+      end < reinterpret_cast<std::uint64_t>(address) ||
+      (remote_change && (access & IBV_ACCESS_LOCAL_WRITE) == 0)) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  try {
+    return register_region(context_of(pd->context), *static_cast<Pd*>(pd), address, length, access);
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+}
+
+int dereg_mr(ibv_mr* base) noexcept {
+  Mr* mr = static_cast<Mr*>(base);
+  Context& c = context_of(mr->context);
+  RegionEntry& region = c.segment->regions[mr->index];
+  region.key.store(0, std::memory_order_release);
+  base::membarrier();  // from here on whoever was not busy sees the dead key
+  if (!peers_idle(c)) return EBUSY;
+  if (region.object != kNoObject && --c.object_users[region.object] == 0) {
+    ObjectEntry& object = c.segment->objects[region.object];
+    object.fd = -1;
+    object.size = 0;
+  }
+  c.free_regions.push_back(mr->index);
+  --static_cast<Pd*>(mr->pd)->users;
+  --c.objects_open;
+  delete mr;
+  return 0;
+}
+
+namespace {
+
+/// Opens and maps object `index` of a peer in another process. Set-up, on first use.
+MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
+  const ObjectEntry& entry = peer.segment->objects[index];
+  if (entry.generation.load(std::memory_order_acquire) != generation) return nullptr;
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%u/fd/%d", peer.pid, entry.fd);
+  base::UniqueFd fd(::open(path, O_RDWR | O_CLOEXEC));
+  struct stat st {};
+  if (!fd || fstat(fd.get(), &st) != 0 || st.st_ino != entry.inode) return nullptr;
+  try {
+    if (peer.objects.size() <= index) peer.objects.resize(index + 1);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+  MappedObject& mapped = peer.objects[index];
+  if (mapped.base != nullptr) munmap(mapped.base, mapped.size);
+  mapped = {};
+  void* at = mmap(nullptr, entry.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (at == MAP_FAILED) return nullptr;
+  mapped = {static_cast<std::byte*>(at), entry.size, generation};
+  return &mapped;
+}
+
+}  // namespace
+
+RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::uint64_t length,
+                    std::uint32_t key, std::uint32_t access) noexcept {
+  const RegionEntry& region = peer.segment->regions[region_index(key)];
+  if (region.key.load(std::memory_order_acquire) != key || key == 0) return {};
+  if (region.pd != pd || (region.access & access) != access || address < region.address ||
+      length > region.length || address - region.address > region.length - length) {
+    return {};
+  }
+  if (peer.same_process) return {RemoteBytes::Kind::direct, pointer(address), address};
+  const std::uint32_t object = region.object;
+  if (object == kNoObject) return {RemoteBytes::Kind::kernel, nullptr, address};
+  MappedObject* mapped = nullptr;
+  if (object < peer.objects.size() && peer.objects[object].generation == region.object_generation &&
+      peer.objects[object].base != nullptr) [[likely]] {
+    mapped = &peer.objects[object];
+  } else if (object < kMaxObjects) {
+    mapped = map_object(peer, object, region.object_generation);
+  }
+  if (mapped == nullptr) return {RemoteBytes::Kind::kernel, nullptr, address};
+  const std::uint64_t offset = region.object_offset + (address - region.address);
+  if (offset > mapped->size || length > mapped->size - offset) return {};
+  return {RemoteBytes::Kind::direct, mapped->base + offset, address};
+}
+
+namespace {
+
+/// Memory that we cannot map: the kernel copies. Its own access check guards it.
+bool copy_by_kernel(const Peer& peer, std::uint64_t address, const ibv_sge* sges,
+                    std::uint32_t count, std::size_t length, Copy direction) noexcept {
+  ScatterCursor local(sges, count);
+  while (length != 0) {
+    const ScatterCursor::Piece piece = local.take(length);
+    if (piece.length == 0) return false;
+    iovec here{piece.data, piece.length};
+    iovec there{pointer(address), piece.length};
+    const auto pid = static_cast<pid_t>(peer.pid);
+    const ssize_t n = direction == Copy::to_peer ? process_vm_writev(pid, &here, 1, &there, 1, 0)
+                                                 : process_vm_readv(pid, &here, 1, &there, 1, 0);
+    if (n != static_cast<ssize_t>(piece.length)) return false;
+    address += piece.length;
+    length -= piece.length;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std::uint32_t count,
+                 std::size_t length, Copy direction) noexcept {
+  if (remote.kind == RemoteBytes::Kind::kernel)
+    return copy_by_kernel(peer, remote.address, sges, count, length, direction);
+  std::byte* there = remote.data;
+  ScatterCursor local(sges, count);
+  while (length != 0) {
+    const ScatterCursor::Piece piece = local.take(length);
+    if (piece.length == 0) return false;
+    // Both ends may be the same memory (a context connected to itself): memmove.
+    if (direction == Copy::to_peer) {
+      std::memmove(there, piece.data, piece.length);
+    } else {
+      std::memmove(piece.data, there, piece.length);
+    }
+    there += piece.length;
+    length -= piece.length;
+  }
+  return true;
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,54 @@
+// Registered memory: keys, local checks, and how a peer's memory is reached.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "softverbs/objects.h"
+
+namespace spinwire::softverbs {
+
+/// libibverbs calls: null and errno, or an errno value. Set-up.
+ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexcept;
+/// The key dies at once; EBUSY while a peer is in the midst of an access (call again).
+int dereg_mr(ibv_mr* mr) noexcept;
+
+/// Whether `sge` lies within a living registration of `pd` with the rights asked. Hot.
+inline bool local_allows(const Segment& segment, std::uint64_t pd, const ibv_sge& sge,
+                         std::uint32_t access) noexcept {
+  const RegionEntry& region = segment.regions[region_index(sge.lkey)];
+  return region.key.load(std::memory_order_relaxed) == sge.lkey && sge.lkey != 0 &&
+         region.pd == pd && sge.addr >= region.address && sge.length <= region.length &&
+         sge.addr - region.address <= region.length - sge.length &&
+         (region.access & access) == access;
+}
+
+/// Where a peer's bytes can be reached from here.
+struct RemoteBytes {
+  enum class Kind : std::uint8_t { refused, direct, kernel } kind = Kind::refused;
+  std::byte* data = nullptr;  ///< direct
+  std::uint64_t address = 0;  ///< kernel: the peer's virtual address
+};
+
+/// Resolves [address, address + length) under `key` of `peer`, with the rights asked and within
+/// protection domain `pd` of the peer. To be called, and the bytes touched, between begin_access
+/// and end_access. Maps the object on first use, which makes system calls; hot after that.
+RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::uint64_t length,
+                    std::uint32_t key, std::uint32_t access) noexcept;
+
+/// Mark the initiator busy with plain stores; the revoker's membarrier makes up for the fence that
+/// is missing here.
+inline void begin_access(Peer& peer) noexcept {
+  peer.out.control->busy.store(++peer.out.busy, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+inline void end_access(Peer& peer) noexcept {
+  peer.out.control->busy.store(++peer.out.busy, std::memory_order_release);
+}
+
+enum class Copy : std::uint8_t { to_peer, from_peer };
+/// Copies between local elements and the peer's bytes; false if the kernel refused.
+bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std::uint32_t count,
+                 std::size_t length, Copy direction) noexcept;
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,186 @@
+// The shared segment of a context: everything that its peers see of it. A sparse memfd that peers
+// open through /proc/<pid>/fd; layout fixed at compile time and checked by magic and version.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace spinwire::softverbs {
+
+inline constexpr std::uint64_t kSegmentMagic = 0x31657269776e7053;  // "Spnwire1"
+inline constexpr std::uint32_t kSegmentVersion = 1;
+inline constexpr std::uint32_t kLaneLines = 256;
+inline constexpr std::uint32_t kMaxLanes = 4096;
+inline constexpr std::uint32_t kMaxQueuePairs = 65536;
+inline constexpr std::uint32_t kMaxRegions = 1u << 18;
+inline constexpr std::uint32_t kMaxObjects = 4096;
+inline constexpr std::uint32_t kNoObject = ~0u;
+
+/// One cacheline of a lane. A packet is one line, or a first line and continuation lines that
+/// carry only `word` and payload; the first line's word is written last. Every line carries its
+/// lap's mark, so that bytes of an earlier lap are never taken for a new line.
+struct Line {
+  // mark:8 | opcode:4 | flags:4 | psn:24 | queue pair:24
+  std::atomic<std::uint64_t> word;
+  std::uint32_t imm;     ///< network order, as the work request has it
+  std::uint32_t length;  ///< payload bytes in the lane; for a reference, of its descriptors
+  std::byte payload[48];
+};
+static_assert(sizeof(Line) == 64);
+
+inline constexpr std::size_t kFirstLineBytes = 48;
+inline constexpr std::size_t kNextLineBytes = 56;
+
+enum class Packet : std::uint8_t { none, send, send_imm, write_imm };
+
+namespace line_flag {
+inline constexpr std::uint64_t kReference = 1;  ///< payload is Reference descriptors
+inline constexpr std::uint64_t kSolicited = 2;
+}  // namespace line_flag
+
+/// Payload of a reference packet: where the message lies in the sender's memory.
+struct Reference {
+  std::uint64_t address;  ///< the sender's virtual address
+  std::uint32_t length;
+  std::uint32_t key;  ///< the sender's local key
+};
+static_assert(sizeof(Reference) == 16);
+
+/// Words beside a lane's lines, by who writes them.
+struct LaneControl {
+  // Receiver: read by the sender while it has unacknowledged packets.
+  alignas(64) std::atomic<std::uint64_t> head;  ///< lines consumed: a cumulative acknowledgement
+  std::atomic<std::uint64_t> naks;  ///< negative answers given; bumped before the head that covers
+  // Sender.
+  alignas(64) std::atomic<std::uint64_t> busy;  ///< odd while it accesses the receiver's memory
+  // Receiver, rarely: its own line, so that the sender's reads of it stay in its cache.
+  alignas(64) std::atomic<std::uint32_t> asleep;
+  alignas(64) std::byte spare[64];
+};
+
+struct Lane {
+  LaneControl control;
+  alignas(64) Line lines[kLaneLines];
+};
+
+/// Who sends on a lane. `state` is claimed by compare-and-swap at connect time only and names the
+/// claimer's pid, so that a claim whose owner died half-way is recognised.
+struct alignas(64) LaneEntry {
+  std::atomic<std::uint64_t> state;  ///< pid << 8 | LaneState
+  ibv_gid sender;
+};
+enum class LaneState : std::uint8_t { free, claimed, active, released };
+constexpr std::uint64_t lane_word(std::uint32_t pid, LaneState state) {
+  return std::uint64_t{pid} << 8 | static_cast<std::uint64_t>(state);
+}
+constexpr LaneState lane_state(std::uint64_t word) { return static_cast<LaneState>(word & 0xff); }
+constexpr std::uint32_t lane_pid(std::uint64_t word) {
+  return static_cast<std::uint32_t>(word >> 8);
+}
+
+enum class Nak : std::uint32_t {
+  none,
+  rnr,             ///< no receive posted
+  not_ready,       ///< no such queue pair, not in RTR or RTS, or not connected to the sender
+  invalid_request, ///< longer than the posted receive
+  access,          ///< key, bounds or rights
+  operational,     ///< the responder failed on its own side
+};
+
+/// What peers may know of a queue pair. `ident` is 0 unless it answers requests.
+struct alignas(128) QueuePairEntry {
+  std::atomic<std::uint64_t> ident;   ///< local number << 32 | remote number << 8 | 1
+  std::atomic<std::uint64_t> remote;  ///< nonce of the peer that it is connected to
+  std::uint64_t pd;
+  std::uint32_t access;  ///< IBV_ACCESS_* of the queue pair
+  std::uint32_t rnr_timer;
+  // Written per message by the owner, read by the peer only after a negative answer.
+  alignas(64) std::atomic<std::uint32_t> expected_psn;
+  std::atomic<Nak> nak;
+  std::atomic<std::uint32_t> nak_serial;
+};
+static_assert(sizeof(QueuePairEntry) == 128);
+
+constexpr std::uint64_t queue_pair_ident(std::uint32_t local, std::uint32_t remote) {
+  return std::uint64_t{local} << 32 | std::uint64_t{remote} << 8 | 1;
+}
+
+/// A registered range. The fields beside `key` change only while no peer can be reading them: at
+/// registration under a dead key, reused only after every peer was seen idle.
+struct alignas(64) RegionEntry {
+  std::atomic<std::uint32_t> key;  ///< 0: dead
+  std::uint32_t access;
+  std::uint64_t address;
+  std::uint64_t length;
+  std::uint64_t pd;
+  std::uint64_t object_offset;
+  std::uint32_t object;  ///< kNoObject: private memory, reached through the kernel
+  std::uint32_t object_generation;
+};
+static_assert(sizeof(RegionEntry) == 64);
+
+/// Shareable memory that regions lie in: a descriptor of the owner's that peers open and map.
+struct alignas(64) ObjectEntry {
+  std::atomic<std::uint32_t> generation;  ///< 0: free
+  std::int32_t fd;
+  std::uint64_t size;
+  std::uint64_t inode;
+};
+
+struct Segment {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t pid;
+  ibv_gid gid;
+  std::atomic<std::uint32_t> closed;
+  // Doorbells of sleeping lanes: bits first, then the summary that the owner polls.
+  alignas(64) std::atomic<std::uint64_t> doorbell;
+  alignas(64) std::atomic<std::uint64_t> doorbells[kMaxLanes / 64];
+  LaneEntry directory[kMaxLanes];
+  ObjectEntry objects[kMaxObjects];
+  QueuePairEntry queue_pairs[kMaxQueuePairs];
+  RegionEntry regions[kMaxRegions];
+  alignas(4096) Lane lanes[kMaxLanes];
+};
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+// Keys and numbers: an index and a generation, so that a stale one is recognised.
+constexpr std::uint32_t region_index(std::uint32_t key) { return key & (kMaxRegions - 1); }
+constexpr std::uint32_t queue_pair_index(std::uint32_t qpn) { return qpn & (kMaxQueuePairs - 1); }
+
+// The word of a line.
+constexpr std::uint64_t lane_mark(std::uint64_t position) {
+  return ((position / kLaneLines) + 1) & 0xff;
+}
+/// The opcode and flags byte of a line's word.
+constexpr std::uint64_t packet_kind(Packet packet, std::uint64_t flags) {
+  return static_cast<std::uint64_t>(packet) << 4 | flags;
+}
+constexpr std::uint64_t word_mark(std::uint64_t word) { return word >> 56; }
+constexpr Packet word_packet(std::uint64_t word) {
+  return static_cast<Packet>((word >> 52) & 0xf);
+}
+constexpr std::uint64_t word_flags(std::uint64_t word) { return (word >> 48) & 0xf; }
+constexpr std::uint32_t word_psn(std::uint64_t word) {
+  return static_cast<std::uint32_t>(word >> 24) & 0xffffff;
+}
+constexpr std::uint32_t word_qpn(std::uint64_t word) {
+  return static_cast<std::uint32_t>(word) & 0xffffff;
+}
+constexpr std::uint32_t lines_for(std::size_t bytes) {
+  return bytes <= kFirstLineBytes
+             ? 1
+             : 1 + static_cast<std::uint32_t>((bytes - kFirstLineBytes + kNextLineBytes - 1) /
+                                              kNextLineBytes);
+}
+constexpr std::uint32_t psn_add(std::uint32_t psn, std::uint32_t n) { return (psn + n) & 0xffffff; }
+/// a - b in 24-bit serial arithmetic.
+constexpr std::int32_t psn_diff(std::uint32_t a, std::uint32_t b) {
+  return static_cast<std::int32_t>((a - b) << 8) >> 8;
+}
+
+}  // namespace spinwire::softverbs

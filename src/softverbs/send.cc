@@ -1,0 +1,327 @@
+// The send queue: posting, transmission into lanes, one-sided work, completion. Hot.
+#include <errno.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "softverbs/lane_io.h"
+#include "softverbs/objects.h"
+#include "softverbs/queue.h"
+#include "softverbs/region.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+// Above this a message is not copied through the lane: the receiver fetches it. Two copies of so
+// few bytes cost less than the cache misses and key checks of a reference.
+constexpr std::uint32_t kLaneBytes = 48 + 7 * 56;
+constexpr std::uint32_t kMaxMessage = 1u << 30;
+/// A write with immediate carries {address, length, rkey} of its target before the data.
+constexpr std::uint32_t kTargetBytes = sizeof(ibv_sge);
+
+const ibv_sge* elements(Qp& qp, std::uint32_t slot) noexcept {
+  const SendWr& wr = qp.sq[slot];
+  return wr.sge_count == 1 ? &wr.first : &qp.sq_sges[std::size_t{slot} * qp.max_sge];
+}
+
+/// Whether every element may be read (or written, for READ) by the device.
+bool elements_allowed(Qp& qp, const SendWr& wr, const ibv_sge* sges, std::uint32_t access) noexcept {
+  if ((wr.flags & IBV_SEND_INLINE) != 0) return true;
+  const Context& c = context_of(qp.context);
+  const std::uint64_t pd = static_cast<Pd*>(qp.pd)->id;
+  for (std::uint32_t i = 0; i < wr.sge_count; ++i) {
+    if (sges[i].length != 0 && !local_allows(*c.segment, pd, sges[i], access)) return false;
+  }
+  return true;
+}
+
+/// Gathers an inline work request's bytes beside the queue, so that the user's memory is free at
+/// once and a retransmission still has them.
+void keep_inline(Qp& qp, std::uint32_t slot, SendWr& kept, const ibv_send_wr& wr) noexcept {
+  std::byte* at = &qp.sq_inline[std::size_t{slot} * qp.max_inline];
+  kept.first = {reinterpret_cast<std::uint64_t>(at), kept.length, 0};
+  kept.sge_count = 1;
+  for (int i = 0; i < wr.num_sge; ++i) {
+    const ibv_sge& from = wr.sg_list[i];
+    if (from.length <= kFirstLineBytes) {
+      copy_small(at, pointer(from.addr), from.length);
+    } else {
+      std::memcpy(at, pointer(from.addr), from.length);
+    }
+    at += from.length;
+  }
+}
+
+bool known_opcode(ibv_wr_opcode opcode) noexcept {
+  switch (opcode) {
+    case IBV_WR_SEND:
+    case IBV_WR_SEND_WITH_IMM:
+    case IBV_WR_RDMA_WRITE:
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+    case IBV_WR_RDMA_READ:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// Checks one work request and appends it to the queue; 0 or an errno value.
+int append(Qp& qp, const ibv_send_wr& wr) noexcept {
+  if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]] return ENOMEM;
+  if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge ||
+      !known_opcode(wr.opcode)) [[unlikely]] {
+    return EINVAL;
+  }
+  std::uint64_t length = 0;
+  for (int i = 0; i < wr.num_sge; ++i) length += wr.sg_list[i].length;
+  if (length > kMaxMessage) [[unlikely]] return EINVAL;
+
+  const std::uint32_t slot = qp.sq_head & qp.sq_mask;
+  SendWr& kept = qp.sq[slot];
+  kept.wr_id = wr.wr_id;
+  kept.opcode = static_cast<std::uint8_t>(wr.opcode);
+  kept.flags = static_cast<std::uint8_t>(wr.send_flags | qp.signal_all);
+  kept.imm = wr.imm_data;
+  kept.length = static_cast<std::uint32_t>(length);
+  kept.remote_address = wr.wr.rdma.remote_addr;
+  kept.rkey = wr.wr.rdma.rkey;
+  if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
+    if (length > qp.max_inline || wr.opcode == IBV_WR_RDMA_READ) [[unlikely]] return EINVAL;
+    keep_inline(qp, slot, kept, wr);
+  } else {
+    kept.sge_count = static_cast<std::uint16_t>(wr.num_sge);
+    if (wr.num_sge == 1) {
+      kept.first = wr.sg_list[0];
+    } else {
+      std::copy_n(wr.sg_list, wr.num_sge, &qp.sq_sges[std::size_t{slot} * qp.max_sge]);
+    }
+  }
+  ++qp.sq_head;
+  return 0;
+}
+
+/// Puts the packet's first line's word in place: from here on the receiver sees the packet.
+inline void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
+                    std::uint32_t lines) noexcept {
+  Peer& peer = *qp.peer;
+  OutLane& out = peer.out;
+  const std::uint64_t position = out.tail;
+  Line& first = out.lines[position & (kLaneLines - 1)];
+  first.imm = wr.imm;
+  first.length = lane_bytes;
+  const std::uint64_t name = std::uint64_t{qp.next_psn} << 24 | qp.qp_num;
+  const std::uint64_t ticket = std::uint64_t{qp.epoch} << 48 | name;
+  out.tail = position + lines;
+  wr.ticket = ticket;
+  wr.lane_end = out.tail;
+  out.in_flight[out.in_flight_tail++ & (kInFlight - 1)] = {out.tail, ticket};
+  first.word.store(lane_mark(position) << 56 | kind << 48 | std::uint64_t{qp.next_psn} << 24 |
+                       qp.dest_qpn,
+                   std::memory_order_release);
+  qp.next_psn = psn_add(qp.next_psn, 1);
+  if (!peer.unacked) {
+    peer.unacked = true;
+    Context& c = *peer.context;
+    c.unacked[c.unacked_count++] = &peer;
+  }
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // the sleeper's membarrier does the rest
+  if (out.control->asleep.load(std::memory_order_relaxed) != 0) [[unlikely]] ring_doorbell(peer);
+}
+
+bool room_for(Qp& qp, std::uint32_t lines) noexcept {
+  Peer& peer = *qp.peer;
+  if (peer.out.tail - peer.out.head + lines <= kLaneLines) [[likely]] return true;
+  if (!qp.stalled) {
+    qp.stalled = true;
+    qp.next_stalled = peer.stalled;
+    peer.stalled = &qp;
+  }
+  return false;
+}
+
+/// Writes a packet into the lane; false if it has to wait for room.
+bool transmit(Qp& qp, SendWr& wr, const ibv_sge* sges) noexcept {
+  const bool targeted = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+  const Packet packet = targeted                               ? Packet::write_imm
+                        : wr.opcode == IBV_WR_SEND_WITH_IMM ? Packet::send_imm
+                                                               : Packet::send;
+  const bool reference = wr.length > kLaneBytes && (wr.flags & IBV_SEND_INLINE) == 0;
+  const std::uint32_t body =
+      reference ? wr.sge_count * static_cast<std::uint32_t>(sizeof(Reference)) : wr.length;
+  const std::uint32_t bytes = body + (targeted ? kTargetBytes : 0);
+  const std::uint32_t lines = lines_for(bytes);
+  if (!room_for(qp, lines)) return false;
+
+  OutLane& out = qp.peer->out;
+  LaneCursor cursor(out.lines, out.tail);
+  if (targeted) {
+    const ibv_sge target{wr.remote_address, wr.length, wr.rkey};
+    cursor.write(reinterpret_cast<const std::byte*>(&target), sizeof target);
+  }
+  for (std::uint32_t i = 0; i < wr.sge_count; ++i) {
+    if (reference) {
+      const Reference part{sges[i].addr, sges[i].length, sges[i].lkey};
+      cursor.write(reinterpret_cast<const std::byte*>(&part), sizeof part);
+    } else {
+      cursor.write(pointer(sges[i].addr), sges[i].length);
+    }
+  }
+  for (std::uint32_t i = 1; i < lines; ++i) {
+    out.lines[(out.tail + i) & (kLaneLines - 1)].word.store(lane_mark(out.tail + i) << 56,
+                                                            std::memory_order_relaxed);
+  }
+  const std::uint64_t flags =
+      (reference ? line_flag::kReference : 0) |
+      ((wr.flags & IBV_SEND_SOLICITED) != 0 ? line_flag::kSolicited : 0);
+  publish(qp, wr, packet_kind(packet, flags), bytes, lines);
+  return true;
+}
+
+/// The common case, straight into the lane: a SEND of one element that fits into one line, with
+/// nothing queued before it. False: not that case, nothing done.
+inline bool send_at_once(Qp& qp, const ibv_send_wr& wr) noexcept {
+  if (wr.num_sge != 1 || wr.opcode != IBV_WR_SEND || !qp.open || qp.sq_next != qp.sq_head)
+    return false;
+  const ibv_sge& sge = wr.sg_list[0];
+  OutLane& out = qp.peer->out;
+  if (sge.length > kFirstLineBytes || out.tail - out.head >= kLaneLines ||
+      qp.sq_head - qp.sq_reclaimed >= qp.sq_depth || (wr.send_flags & IBV_SEND_SOLICITED) != 0)
+      [[unlikely]] {
+    return false;
+  }
+  const std::uint32_t slot = qp.sq_head & qp.sq_mask;
+  SendWr& kept = qp.sq[slot];
+  std::byte* payload = out.lines[out.tail & (kLaneLines - 1)].payload;
+  if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
+    if (sge.length > qp.max_inline) [[unlikely]] return false;
+    std::byte* copy = &qp.sq_inline[std::size_t{slot} * qp.max_inline];
+    copy_small(copy, pointer(sge.addr), sge.length);
+    copy_small(payload, pointer(sge.addr), sge.length);
+    kept.first = {reinterpret_cast<std::uint64_t>(copy), sge.length, 0};
+  } else {
+    if (sge.length != 0 && !local_allows(*context_of(qp.context).segment,
+                                         static_cast<Pd*>(qp.pd)->id, sge, 0)) [[unlikely]] {
+      return false;
+    }
+    copy_small(payload, pointer(sge.addr), sge.length);
+    kept.first = sge;
+  }
+  kept.wr_id = wr.wr_id;
+  kept.imm = 0;
+  kept.length = sge.length;
+  kept.opcode = IBV_WR_SEND;
+  kept.flags = static_cast<std::uint8_t>(wr.send_flags | qp.signal_all);
+  kept.sge_count = 1;
+  publish(qp, kept, packet_kind(Packet::send, 0), sge.length, 1);
+  ++qp.sq_head;
+  ++qp.sq_next;
+  return true;
+}
+
+enum class Ran : std::uint8_t { done, failed, again };
+
+/// READ and WRITE run here, in the initiator's thread, on the peer's memory.
+Ran run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+  Peer& peer = *qp.peer;
+  const bool read = wr.opcode == IBV_WR_RDMA_READ;
+  if (!elements_allowed(qp, wr, sges, read ? IBV_ACCESS_LOCAL_WRITE : 0)) {
+    fail_oldest(qp, IBV_WC_LOC_PROT_ERR);
+    return Ran::failed;
+  }
+  const QueuePairEntry& remote = peer.segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
+  const std::uint32_t access = read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+  begin_access(peer);
+  ibv_wc_status status = IBV_WC_SUCCESS;
+  bool ready = true;
+  if (remote.ident.load(std::memory_order_acquire) != queue_pair_ident(qp.dest_qpn, qp.qp_num) ||
+      remote.remote.load(std::memory_order_relaxed) != peer.context->nonce) {
+    ready = false;
+  } else if ((remote.access & access) != access) {
+    status = IBV_WC_REM_ACCESS_ERR;
+  } else if (wr.length != 0) {
+    const RemoteBytes bytes =
+        resolve(peer, remote.pd, wr.remote_address, wr.length, wr.rkey, access);
+    if (bytes.kind == RemoteBytes::Kind::refused) {
+      status = IBV_WC_REM_ACCESS_ERR;
+    } else if (!copy_remote(peer, bytes, sges, wr.sge_count, wr.length,
+                            read ? Copy::from_peer : Copy::to_peer)) {
+      status = IBV_WC_REM_OP_ERR;
+    }
+  }
+  end_access(peer);
+  if (!ready) {
+    retry(qp, Nak::not_ready, 0);
+    return Ran::again;
+  }
+  if (status != IBV_WC_SUCCESS) {
+    fail_oldest(qp, status);
+    return Ran::failed;
+  }
+  return Ran::done;
+}
+
+bool is_packet(std::uint8_t opcode) noexcept {
+  return opcode != IBV_WR_RDMA_WRITE && opcode != IBV_WR_RDMA_READ;
+}
+
+}  // namespace
+
+ibv_wc* ring_slot(Cq& cq) noexcept {
+  if (cq.tail - cq.head > cq.mask) [[unlikely]] {
+    if (!cq.overrun) raise_event(context_of(cq.context), IBV_EVENT_CQ_ERR, &cq);
+    cq.overrun = true;
+    return nullptr;
+  }
+  return &cq.ring[cq.tail++ & cq.mask];
+}
+
+void pump(Qp& qp) noexcept {
+  while (qp.sq_next != qp.sq_head && !qp.waiting) {
+    const std::uint32_t slot = qp.sq_next & qp.sq_mask;
+    SendWr& wr = qp.sq[slot];
+    const ibv_sge* sges = elements(qp, slot);
+    if (qp.peer->gone) [[unlikely]] {
+      if (qp.sq_next == qp.sq_tail) fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
+      return;
+    }
+    if (is_packet(wr.opcode)) {
+      if (!elements_allowed(qp, wr, sges, 0)) [[unlikely]] {
+        // Reported in order: only once all before it are acknowledged.
+        if (qp.sq_next == qp.sq_tail) fail_oldest(qp, IBV_WC_LOC_PROT_ERR);
+        return;
+      }
+      if (!transmit(qp, wr, sges)) return;
+      ++qp.sq_next;
+    } else {
+      if (qp.sq_next != qp.sq_tail) return;  // goes on when what is before it is acknowledged
+      if (run_one_sided(qp, wr, sges) != Ran::done) return;
+      ++qp.sq_next;
+      complete_oldest(qp);
+    }
+  }
+}
+
+int post_send(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  int error = 0;
+  if (qp.state != IBV_QPS_RTS && qp.state != IBV_QPS_ERR) [[unlikely]] {
+    *bad = wr;
+    return EINVAL;
+  }
+  for (; wr != nullptr; wr = wr->next) {
+    if (send_at_once(qp, *wr)) continue;
+    error = append(qp, *wr);
+    if (error != 0) [[unlikely]] {
+      *bad = wr;
+      break;
+    }
+  }
+  if (qp.state == IBV_QPS_ERR) [[unlikely]] {
+    enter_error(qp);  // flushes what was appended
+  } else if (qp.sq_next != qp.sq_head) {
+    pump(qp);
+  }
+  return error;
+}
+
+}  // namespace spinwire::softverbs

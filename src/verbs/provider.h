@@ -1,0 +1,50 @@
+// What differs between devices: the cold control calls, mirroring the ibv_* names. The hot calls
+// (post_send, post_recv, post_srq_recv, poll_cq) go through the objects' own ibv_context::ops.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "spinwire/clock.h"
+#include "spinwire/status.h"
+
+namespace spinwire::verbs {
+
+/// Calls answering int give 0 or an errno value; calls answering a pointer give null and set errno,
+/// as libibverbs does.
+struct Provider {
+  const char* name;
+  std::vector<std::string> (*device_names)();
+  Result<ibv_context*> (*open_device)(const std::string& name, const Clock& clock);
+  int (*close_device)(ibv_context* context);
+
+  int (*query_device)(ibv_context* context, ibv_device_attr* attr);
+  int (*query_port)(ibv_context* context, std::uint8_t port, ibv_port_attr* attr);
+  int (*query_gid)(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid);
+  /// Next async event, EAGAIN if there is none; never blocks.
+  int (*get_async_event)(ibv_context* context, ibv_async_event* event);
+
+  ibv_pd* (*alloc_pd)(ibv_context* context);
+  int (*dealloc_pd)(ibv_pd* pd);
+  ibv_mr* (*reg_mr)(ibv_pd* pd, void* address, std::size_t length, int access);
+  /// EBUSY: the keys are dead, but a peer is in the midst of an access; call again.
+  int (*dereg_mr)(ibv_mr* mr);
+
+  ibv_cq* (*create_cq)(ibv_context* context, int entries);
+  int (*destroy_cq)(ibv_cq* cq);
+  ibv_srq* (*create_srq)(ibv_pd* pd, ibv_srq_init_attr* attr);
+  int (*destroy_srq)(ibv_srq* srq);
+  ibv_qp* (*create_qp)(ibv_pd* pd, ibv_qp_init_attr* attr);
+  int (*modify_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask);
+  int (*query_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init);
+  int (*destroy_qp)(ibv_qp* qp);
+
+  /// Upkeep that the device needs from its user's control step (liveness, sleeping lanes); null if
+  /// it needs none. May make system calls, never blocks.
+  void (*control)(ibv_context* context);
+};
+
+}  // namespace spinwire::verbs

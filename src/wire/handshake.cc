@@ -1,0 +1,368 @@
+#include "wire/handshake.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "wire/codec.h"
+
+namespace spinwire::wire {
+namespace {
+
+// Statuses travel as their number, so the numbers are part of the protocol: new ones go at the end.
+static_assert(static_cast<int>(Status::ok) == 0 && static_cast<int>(Status::timed_out) == 16 &&
+              static_cast<int>(Status::refused) == 17 && static_cast<int>(Status::system) == 24);
+static_assert(endpoint_at::max_rd_atomic + sizeof(EndpointInfo::max_rd_atomic) == kEndpointBytes);
+static_assert(header_at::features + sizeof(FrameHeader::features) == kHeaderBytes);
+
+constexpr std::uint32_t kQpNumMin = 2;         // 0 and 1 are the management queue pairs
+constexpr std::uint32_t kQpNumMax = 0xfffffe;  // 0xffffff means multicast
+constexpr std::uint32_t kPsnMax = 0xffffff;
+constexpr std::uint16_t kLidMax = 0xbfff;  // above are multicast LIDs
+constexpr std::uint32_t kMessageMax = 1u << 31;
+constexpr std::uint32_t kCreditsMax = 32768;
+constexpr std::size_t kShownMax = 16;
+
+constexpr bool printable(char c) noexcept { return c >= 0x20 && c < 0x7f; }
+
+tl::unexpected<Error> bad(std::string_view what, std::string found) {
+  return base::fail(Status::protocol, fmt::format("decode the peer's {}", what), std::move(found),
+                    "check that both ends run compatible releases of Spinwire and that nothing "
+                    "between them alters the stream");
+}
+
+tl::unexpected<Error> bad_field(std::string_view what, std::string_view field,
+                                const std::string& value, std::string_view limit) {
+  return bad(what, fmt::format("{} is {}, allowed is {}", field, value, limit));
+}
+
+std::string show(VersionRange range) {
+  return range.min == range.max ? fmt::format("{}", range.min)
+                                : fmt::format("{} to {}", range.min, range.max);
+}
+
+// Both as text and as numbers, since either alone hides something.
+std::string show(std::span<const std::byte> bytes) {
+  std::string text;
+  std::string hex;
+  for (const std::byte b : bytes.first(std::min(bytes.size(), kShownMax))) {
+    const char c = static_cast<char>(b);
+    text += printable(c) ? c : '.';
+    hex += fmt::format("{}{:02x}", hex.empty() ? "" : " ", std::to_integer<unsigned>(b));
+  }
+  return fmt::format("'{}' ({})", text, hex);
+}
+
+// Names what commonly reaches a port that it was not meant for.
+std::string_view guess(std::span<const std::byte> seen) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kKnown{{
+      {"GET ", "an HTTP request"},
+      {"POST", "an HTTP request"},
+      {"HEAD", "an HTTP request"},
+      {"PUT ", "an HTTP request"},
+      {"OPTI", "an HTTP request"},
+      {"CONN", "an HTTP request"},
+      {"PRI ", "an HTTP/2 request"},
+      {"HTTP", "an HTTP response"},
+      {"SSH-", "an SSH peer"},
+      {"\x16\x03", "a TLS handshake"},
+  }};
+  for (const auto& [prefix, name] : kKnown) {
+    if (seen.size() >= prefix.size() &&
+        std::equal(prefix.begin(), prefix.end(), seen.begin(),
+                   [](char c, std::byte b) { return static_cast<std::byte>(c) == b; })) {
+      return name;
+    }
+  }
+  return "no Spinwire peer";
+}
+
+struct Sizes {
+  std::size_t min;
+  std::size_t max;
+};
+
+Sizes body_sizes(FrameKind kind) noexcept {
+  switch (kind) {
+    case FrameKind::hello:
+    case FrameKind::accept:
+      return {kEndpointBytes, kEndpointBytes};
+    case FrameKind::ready:
+      return {kReadyBytes, kReadyBytes};
+    case FrameKind::refuse:
+      return {refuse_at::text, refuse_at::text + kRefuseTextMax};
+  }
+  return {0, 0};
+}
+
+bool newer(const FrameHeader& header, VersionRange ours) noexcept {
+  return header.versions.max > ours.max;
+}
+
+Frame begin(FrameKind kind, std::size_t body_length, const Speaker& speaker) noexcept {
+  Frame frame;
+  frame.size = kHeaderBytes + body_length;
+  Writer w(frame.storage);
+  w.copy(header_at::magic, kMagic);
+  w.put<std::uint16_t>(header_at::version_min, speaker.versions.min);
+  w.put<std::uint16_t>(header_at::version_max, speaker.versions.max);
+  w.put<std::uint16_t>(header_at::kind, static_cast<std::uint16_t>(kind));
+  w.put<std::uint16_t>(header_at::body_length, static_cast<std::uint16_t>(body_length));
+  w.put<std::uint32_t>(header_at::features, speaker.features);
+  return frame;
+}
+
+std::span<std::byte> body_of(Frame& frame) noexcept {
+  return std::span(frame.storage).subspan(kHeaderBytes);
+}
+
+Frame encode_endpoint(FrameKind kind, const EndpointInfo& e, const Speaker& speaker) noexcept {
+  Frame frame = begin(kind, kEndpointBytes, speaker);
+  Writer w(body_of(frame));
+  w.copy(endpoint_at::gid, e.gid);
+  w.put<std::uint32_t>(endpoint_at::qp_num, e.qp_num);
+  w.put<std::uint32_t>(endpoint_at::psn, e.psn);
+  w.put<std::uint32_t>(endpoint_at::max_message, e.max_message);
+  w.put<std::uint32_t>(endpoint_at::credits, e.credits);
+  w.put<std::uint64_t>(endpoint_at::incarnation, e.incarnation);
+  w.put<std::uint64_t>(endpoint_at::control_address, e.control_address);
+  w.put<std::uint32_t>(endpoint_at::control_rkey, e.control_rkey);
+  w.put<std::uint16_t>(endpoint_at::lid, e.lid);
+  w.put<std::uint16_t>(endpoint_at::mtu, e.mtu);
+  w.put<std::uint8_t>(endpoint_at::gid_type, static_cast<std::uint8_t>(e.gid_type));
+  w.put<std::uint8_t>(endpoint_at::max_rd_atomic, e.max_rd_atomic);
+  return frame;
+}
+
+Result<void> check_address(const EndpointInfo& e) {
+  constexpr std::string_view kWhat = "endpoint";
+  if (e.gid_type > GidType::softverbs) {
+    return bad_field(kWhat, "gid_type", std::to_string(static_cast<unsigned>(e.gid_type)),
+                     "0 (ib), 1 (rocev1), 2 (rocev2) or 3 (softverbs)");
+  }
+  if (std::all_of(e.gid.begin(), e.gid.end(), [](std::uint8_t b) { return b == 0; })) {
+    return bad_field(kWhat, "gid", "all zero", "the address of a port");
+  }
+  if (e.gid_type == GidType::ib && (e.lid == 0 || e.lid > kLidMax)) {
+    return bad_field(kWhat, "lid", fmt::format("{:#x}", e.lid), "0x1 to 0xbfff on ib");
+  }
+  if (e.qp_num < kQpNumMin || e.qp_num > kQpNumMax) {
+    return bad_field(kWhat, "qp_num", fmt::format("{:#x}", e.qp_num), "0x2 to 0xfffffe");
+  }
+  if (e.psn > kPsnMax) {
+    return bad_field(kWhat, "psn", fmt::format("{:#x}", e.psn), "0 to 0xffffff");
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string_view to_string(FrameKind kind) noexcept {
+  switch (kind) {
+    case FrameKind::hello:
+      return "hello";
+    case FrameKind::accept:
+      return "accept";
+    case FrameKind::refuse:
+      return "refuse";
+    case FrameKind::ready:
+      return "ready";
+  }
+  return "unknown";
+}
+
+std::string_view to_string(GidType type) noexcept {
+  switch (type) {
+    case GidType::ib:
+      return "ib";
+    case GidType::roce_v1:
+      return "rocev1";
+    case GidType::roce_v2:
+      return "rocev2";
+    case GidType::softverbs:
+      return "softverbs";
+  }
+  return "unknown";
+}
+
+Frame encode(const Hello& hello, const Speaker& speaker) noexcept {
+  return encode_endpoint(FrameKind::hello, hello.endpoint, speaker);
+}
+
+Frame encode(const Accept& accept, const Speaker& speaker) noexcept {
+  return encode_endpoint(FrameKind::accept, accept.endpoint, speaker);
+}
+
+Frame encode(const Refuse& refuse, const Speaker& speaker) noexcept {
+  const std::size_t length = std::min<std::size_t>(refuse.length, kRefuseTextMax);
+  Frame frame = begin(FrameKind::refuse, refuse_at::text + length, speaker);
+  const auto body = body_of(frame);
+  Writer w(body);
+  w.put<std::uint8_t>(refuse_at::status, static_cast<std::uint8_t>(refuse.status));
+  for (std::size_t i = 0; i < length; ++i) {
+    w.put<std::uint8_t>(refuse_at::text + i, static_cast<std::uint8_t>(refuse.text[i]));
+  }
+  return frame;
+}
+
+Frame encode(const Ready& ready, const Speaker& speaker) noexcept {
+  Frame frame = begin(FrameKind::ready, kReadyBytes, speaker);
+  Writer(body_of(frame)).put<std::uint64_t>(ready_at::incarnation, ready.incarnation);
+  return frame;
+}
+
+Refuse make_refuse(Status status, std::string_view text) noexcept {
+  Refuse refuse;
+  refuse.status = status == Status::ok ? Status::refused : status;
+  refuse.length = static_cast<std::uint8_t>(std::min(text.size(), kRefuseTextMax));
+  std::transform(text.begin(), text.begin() + refuse.length, refuse.text.begin(),
+                 [](char c) { return printable(c) ? c : '?'; });
+  return refuse;
+}
+
+Result<void> check_magic(std::span<const std::byte> seen) {
+  const std::size_t known = std::min(seen.size(), kMagic.size());
+  for (std::size_t i = 0; i < known; ++i) {
+    if (std::to_integer<std::uint8_t>(seen[i]) == kMagic[i]) continue;
+    return bad("handshake",
+               fmt::format("the stream begins with {}, {}; ours begins with {}", show(seen),
+                           guess(seen), show(std::as_bytes(std::span(kMagic)))));
+  }
+  return {};
+}
+
+Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange ours) {
+  constexpr std::string_view kWhat = "handshake header";
+  if (auto magic = check_magic(bytes); !magic) return tl::make_unexpected(magic.error());
+  Reader r(bytes);
+  FrameHeader header;
+  header.versions.min = r.get<std::uint16_t>(header_at::version_min);
+  header.versions.max = r.get<std::uint16_t>(header_at::version_max);
+  const auto kind = r.get<std::uint16_t>(header_at::kind);
+  header.kind = static_cast<FrameKind>(kind);
+  header.body_length = r.get<std::uint16_t>(header_at::body_length);
+  header.features = r.get<std::uint32_t>(header_at::features);
+  if (!r.ok()) return bad_field(kWhat, "its size", std::to_string(bytes.size()), "at least 16");
+
+  const VersionRange theirs = header.versions;
+  if (theirs.min > theirs.max) {
+    return bad_field(kWhat, "the version range", show(theirs), "a minimum up to the maximum");
+  }
+  header.version = std::min(theirs.max, ours.max);
+  if (header.version < std::max(theirs.min, ours.min)) {
+    return base::fail(
+        Status::unsupported, "agree on a handshake version",
+        fmt::format("the peer speaks version {}, we speak version {}", show(theirs), show(ours)),
+        "upgrade the older end");
+  }
+  const Sizes sizes = body_sizes(header.kind);
+  if (sizes.max == 0) {
+    return bad_field(kWhat, "kind", std::to_string(kind),
+                     "1 (hello), 2 (accept), 3 (refuse) or 4 (ready)");
+  }
+  const std::size_t max = newer(header, ours) ? kFrameBytesMax - kHeaderBytes : sizes.max;
+  if (header.body_length < sizes.min || header.body_length > max) {
+    return bad_field(fmt::format("{} header", to_string(header.kind)), "body length",
+                     std::to_string(header.body_length),
+                     fmt::format("{} to {} bytes", sizes.min, max));
+  }
+  return header;
+}
+
+Result<void> check(const EndpointInfo& e) {
+  constexpr std::string_view kWhat = "endpoint";
+  if (auto address = check_address(e); !address) return address;
+  if (e.mtu < 256 || e.mtu > 4096 || (e.mtu & (e.mtu - 1)) != 0) {
+    return bad_field(kWhat, "mtu", std::to_string(e.mtu), "256, 512, 1024, 2048 or 4096 bytes");
+  }
+  if (e.max_message == 0 || e.max_message > kMessageMax) {
+    return bad_field(kWhat, "max_message", std::to_string(e.max_message), "1 to 2147483648 bytes");
+  }
+  if (e.credits > kCreditsMax) {
+    return bad_field(kWhat, "credits", std::to_string(e.credits), "0 to 32768");
+  }
+  if (e.incarnation == 0) return bad_field(kWhat, "incarnation", "0", "any other number");
+  if (e.control_address == 0 || e.control_address % 8 != 0) {
+    return bad_field(kWhat, "control_address", fmt::format("{:#x}", e.control_address),
+                     "a multiple of 8 above 0");
+  }
+  if (e.control_rkey == 0) return bad_field(kWhat, "control_rkey", "0", "any other number");
+  return {};
+}
+
+Result<EndpointInfo> decode_endpoint(std::span<const std::byte> body) {
+  if (body.size() != kEndpointBytes) {
+    return bad_field("endpoint", "its size", std::to_string(body.size()), "58 bytes");
+  }
+  Reader r(body);
+  EndpointInfo e;
+  r.copy(endpoint_at::gid, e.gid);
+  e.qp_num = r.get<std::uint32_t>(endpoint_at::qp_num);
+  e.psn = r.get<std::uint32_t>(endpoint_at::psn);
+  e.max_message = r.get<std::uint32_t>(endpoint_at::max_message);
+  e.credits = r.get<std::uint32_t>(endpoint_at::credits);
+  e.incarnation = r.get<std::uint64_t>(endpoint_at::incarnation);
+  e.control_address = r.get<std::uint64_t>(endpoint_at::control_address);
+  e.control_rkey = r.get<std::uint32_t>(endpoint_at::control_rkey);
+  e.lid = r.get<std::uint16_t>(endpoint_at::lid);
+  e.mtu = r.get<std::uint16_t>(endpoint_at::mtu);
+  e.gid_type = static_cast<GidType>(r.get<std::uint8_t>(endpoint_at::gid_type));
+  e.max_rd_atomic = r.get<std::uint8_t>(endpoint_at::max_rd_atomic);
+  if (auto valid = check(e); !valid) return tl::make_unexpected(std::move(valid.error()));
+  return e;
+}
+
+Result<Ready> decode_ready(std::span<const std::byte> body) {
+  if (body.size() != kReadyBytes) {
+    return bad_field("ready frame", "its size", std::to_string(body.size()), "8 bytes");
+  }
+  const Ready ready{Reader(body).get<std::uint64_t>(ready_at::incarnation)};
+  if (ready.incarnation == 0)
+    return bad_field("ready frame", "incarnation", "0", "any other number");
+  return ready;
+}
+
+Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer) {
+  const Sizes sizes = body_sizes(FrameKind::refuse);
+  if (body.size() < sizes.min || body.size() > sizes.max) {
+    return bad_field("refuse frame", "its size", std::to_string(body.size()), "1 to 201 bytes");
+  }
+  const auto status = Reader(body).get<std::uint8_t>(refuse_at::status);
+  const bool known = status != 0 && status < kStatusCount;
+  if (!known && !(newer_peer && status != 0)) {
+    return bad_field("refuse frame", "status", std::to_string(status),
+                     fmt::format("1 to {}", kStatusCount - 1));
+  }
+  const auto text = body.subspan(refuse_at::text);
+  return make_refuse(known ? static_cast<Status>(status) : Status::refused,
+                     {reinterpret_cast<const char*>(text.data()), text.size()});
+}
+
+Result<Received> decode_body(const FrameHeader& header, std::span<const std::byte> body,
+                             VersionRange ours) {
+  if (body.size() != header.body_length) {
+    return bad_field(fmt::format("{} frame", to_string(header.kind)), "its body",
+                     fmt::format("{} bytes", body.size()),
+                     fmt::format("{} bytes, as announced", header.body_length));
+  }
+  const bool skips = newer(header, ours);
+  const auto known =
+      body.first(skips ? std::min(body.size(), body_sizes(header.kind).max) : body.size());
+  const auto wrap = [&](auto part) { return Received{header, std::move(part)}; };
+  switch (header.kind) {
+    case FrameKind::hello:
+      return decode_endpoint(known).map([&](const EndpointInfo& e) { return wrap(Hello{e}); });
+    case FrameKind::accept:
+      return decode_endpoint(known).map([&](const EndpointInfo& e) { return wrap(Accept{e}); });
+    case FrameKind::refuse:
+      return decode_refuse(known, skips).map(wrap);
+    case FrameKind::ready:
+      return decode_ready(known).map(wrap);
+  }
+  return bad_field("frame", "kind", std::to_string(static_cast<unsigned>(header.kind)), "1 to 4");
+}
+
+}  // namespace spinwire::wire

@@ -1,0 +1,168 @@
+// The frames that two engines exchange over TCP to connect a pair of queue pairs. Each frame is a
+// 16-byte header and a body; every integer is little-endian, at the offset written below, with no
+// padding. Every struct has one decoder here, which checks each field, and nothing is read from a
+// peer in any other way.
+//
+// Versions: the header's layout never changes. The body of a frame begins with the layout of the
+// oldest version its header offers, and later versions only append: bytes after the known ones are
+// skipped when the peer offers a newer version than we know, and are an error else.
+//
+// Set-up code; only the error paths allocate.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <variant>
+
+#include "spinwire/status.h"
+
+namespace spinwire::wire {
+
+/// Versions that one end speaks, both included.
+struct VersionRange {
+  std::uint16_t min = 0;
+  std::uint16_t max = 0;
+  friend bool operator==(const VersionRange&, const VersionRange&) noexcept = default;
+};
+inline constexpr VersionRange kVersions{1, 1};  ///< what this library speaks
+
+inline constexpr std::array<std::uint8_t, 4> kMagic{'S', 'P', 'N', 'W'};
+inline constexpr std::size_t kHeaderBytes = 16;
+inline constexpr std::size_t kFrameBytesMax = 512;  ///< header and body, whoever sends it
+inline constexpr std::size_t kEndpointBytes = 58;
+inline constexpr std::size_t kReadyBytes = 8;
+inline constexpr std::size_t kRefuseTextMax = 200;
+
+/// Where each field begins.
+namespace header_at {
+inline constexpr std::size_t magic = 0, version_min = 4, version_max = 6, kind = 8,
+                             body_length = 10, features = 12;
+}
+namespace endpoint_at {
+inline constexpr std::size_t gid = 0, qp_num = 16, psn = 20, max_message = 24, credits = 28,
+                             incarnation = 32, control_address = 40, control_rkey = 48, lid = 52,
+                             mtu = 54, gid_type = 56, max_rd_atomic = 57;
+}
+namespace refuse_at {
+inline constexpr std::size_t status = 0, text = 1;
+}
+namespace ready_at {
+inline constexpr std::size_t incarnation = 0;
+}
+
+enum class FrameKind : std::uint16_t { hello = 1, accept = 2, refuse = 3, ready = 4 };
+std::string_view to_string(FrameKind kind) noexcept;
+
+struct FrameHeader {
+  VersionRange versions;      ///< what the sender speaks
+  std::uint16_t version = 0;  ///< agreed: the highest that both ends speak; not on the wire
+  FrameKind kind = FrameKind::hello;
+  std::uint16_t body_length = 0;  ///< bytes
+  std::uint32_t features = 0;     ///< bits offered; in force are those that both ends offer
+};
+
+enum class GidType : std::uint8_t { ib = 0, roce_v1 = 1, roce_v2 = 2, softverbs = 3 };
+std::string_view to_string(GidType type) noexcept;
+
+/// What the other end needs to bring its queue pair up and to stay inside our limits.
+struct EndpointInfo {
+  std::array<std::uint8_t, 16> gid{};  ///< network order; not all zero
+  GidType gid_type = GidType::ib;
+  std::uint16_t lid = 0;              ///< 1 … 0xbfff on ib, ignored else
+  std::uint32_t qp_num = 0;           ///< 2 … 0xfffffe
+  std::uint32_t psn = 0;              ///< first packet sequence number sent; 24 bits
+  std::uint16_t mtu = 0;              ///< bytes: 256, 512, 1024, 2048 or 4096
+  std::uint32_t max_message = 0;      ///< longest message accepted, bytes; 1 … 2^31
+  std::uint32_t credits = 0;          ///< messages the other end may send at first; 0 … 32768
+  std::uint64_t incarnation = 0;      ///< random, one per engine's life; not 0
+  std::uint64_t control_address = 0;  ///< cell that the other end may write credits to; 8-aligned
+  std::uint32_t control_rkey = 0;     ///< its key; not 0
+  std::uint8_t max_rd_atomic = 0;     ///< READs and atomics accepted at once
+  friend bool operator==(const EndpointInfo&, const EndpointInfo&) noexcept = default;
+};
+
+struct Hello {
+  EndpointInfo endpoint;
+};
+struct Accept {
+  EndpointInfo endpoint;
+};
+struct Refuse {
+  Status status = Status::refused;  ///< never ok
+  std::uint8_t length = 0;          ///< of the text
+  std::array<char, kRefuseTextMax> text{};
+  /// Printable ASCII only, whatever the peer sent.
+  [[nodiscard]] std::string_view message() const noexcept { return {text.data(), length}; }
+};
+struct Ready {
+  std::uint64_t incarnation = 0;  ///< of the engine that receives this; not 0
+};
+
+struct Received {
+  FrameHeader header;
+  std::variant<Hello, Accept, Refuse, Ready> body;
+};
+
+/// A set of frame kinds.
+struct KindSet {
+  std::uint8_t bits = 0;
+  [[nodiscard]] constexpr bool has(FrameKind kind) const noexcept {
+    return (bits >> static_cast<unsigned>(kind) & 1u) != 0;
+  }
+  [[nodiscard]] constexpr bool empty() const noexcept { return bits == 0; }
+};
+template <typename... Kinds>
+constexpr KindSet kinds(Kinds... each) noexcept {
+  return {static_cast<std::uint8_t>((0u | ... | (1u << static_cast<unsigned>(each))))};
+}
+
+/// What one end says of itself in each header.
+struct Speaker {
+  VersionRange versions = kVersions;
+  std::uint32_t features = 0;
+};
+
+/// An encoded frame, ready to be sent. Holds the longest that this library makes.
+struct Frame {
+  std::array<std::byte, kHeaderBytes + refuse_at::text + kRefuseTextMax> storage{};
+  std::size_t size = 0;
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {storage.data(), size}; }
+};
+
+/// The encoders write what they are given; an endpoint of our own is to pass check() first.
+Frame encode(const Hello& hello, const Speaker& speaker = {}) noexcept;
+Frame encode(const Accept& accept, const Speaker& speaker = {}) noexcept;
+Frame encode(const Refuse& refuse, const Speaker& speaker = {}) noexcept;
+Frame encode(const Ready& ready, const Speaker& speaker = {}) noexcept;
+
+/// A refusal with as much of `text` as fits, unprintable bytes replaced; `ok` becomes `refused`.
+Refuse make_refuse(Status status, std::string_view text) noexcept;
+
+/// Tells as early as the first byte that a stream is not ours. `seen` is what arrived so far, any
+/// length; only its first bytes are looked at. Errors: protocol, naming what was seen instead.
+Result<void> check_magic(std::span<const std::byte> seen);
+
+/// Checks the first kHeaderBytes of a frame; later bytes are ignored. Errors: protocol naming the
+/// field, its value and the limit; unsupported when no version is spoken by both, naming both
+/// ranges.
+Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange ours = kVersions);
+
+/// Checks the body that `header` announced; `body` has exactly header.body_length bytes. Errors:
+/// protocol, as above.
+Result<Received> decode_body(const FrameHeader& header, std::span<const std::byte> body,
+                             VersionRange ours = kVersions);
+
+/// Decoders of single bodies, of exactly the size of this version.
+Result<EndpointInfo> decode_endpoint(std::span<const std::byte> body);
+Result<Ready> decode_ready(std::span<const std::byte> body);
+/// From a peer of a newer version, a status that we do not know counts as `refused`.
+Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer = false);
+
+/// Checks an endpoint, ours or the peer's, however it was obtained. Errors: protocol naming the
+/// field, its value and the limit.
+Result<void> check(const EndpointInfo& endpoint);
+
+}  // namespace spinwire::wire

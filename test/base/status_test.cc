@@ -1,0 +1,89 @@
+#include "spinwire/status.h"
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <new>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+#include "base/error.h"
+
+namespace status_test {
+namespace {
+
+using spinwire::Error;
+using spinwire::Result;
+using spinwire::Status;
+
+TEST(Status, EveryValueHasANameOfItsOwn) {
+  std::set<std::string_view> names;
+  for (int i = 0; i < spinwire::kStatusCount; ++i) {
+    const std::string_view name = to_string(static_cast<Status>(i));
+    EXPECT_NE(name, "unknown status") << i;
+    EXPECT_TRUE(names.insert(name).second) << name;
+  }
+  EXPECT_EQ(to_string(Status::ok), "ok");
+  EXPECT_EQ(to_string(Status::would_block), "would_block");
+  EXPECT_EQ(to_string(Status::forked_child), "forked_child");
+  EXPECT_EQ(to_string(Status::system), "system");
+}
+
+TEST(Status, ValuesBeyondTheListAreNamedAsUnknown) {
+  EXPECT_EQ(to_string(static_cast<Status>(spinwire::kStatusCount)), "unknown status");
+  EXPECT_EQ(to_string(static_cast<Status>(255)), "unknown status");
+}
+
+TEST(Error, MessageJoinsItsThreeParts) {
+  const Error error = spinwire::base::make_error(Status::no_device, "open mlx5_0", "no such device",
+                                                 "give one of: rxe0");
+  EXPECT_EQ(error.message(), "open mlx5_0: no such device; give one of: rxe0");
+}
+
+TEST(Error, MessageLeavesOutWhatIsEmpty) {
+  EXPECT_EQ((Error{Status::limit, "", "too many", ""}).message(), "too many");
+  EXPECT_EQ((Error{Status::limit, "connect", "", "close some"}).message(), "connect; close some");
+  EXPECT_EQ((Error{Status::limit, "", "", ""}).message(), "limit");
+}
+
+TEST(Error, FailCarriesStatusAndPartsIntoAResult) {
+  const Result<int> result = spinwire::base::fail(Status::in_use, "a", "b", "c");
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().status, Status::in_use);
+  EXPECT_EQ(result.error().message(), "a: b; c");
+}
+
+TEST(Error, ErrnoTextGivesMeaningAndName) {
+  EXPECT_EQ(spinwire::base::errno_text(EACCES), "Permission denied (EACCES)");
+  EXPECT_EQ(spinwire::base::errno_text(0), "no error");
+  EXPECT_EQ(spinwire::base::errno_text(99999), "error 99999");
+  EXPECT_EQ(spinwire::base::errno_text(-1), "error -1");
+}
+
+TEST(Error, FailErrnoNamesTheCall) {
+  const Result<void> result =
+      spinwire::base::fail_errno(Status::system, "listen", "bind", EADDRINUSE, "take another port");
+  EXPECT_EQ(result.error().found, "bind: Address already in use (EADDRINUSE)");
+}
+
+TEST(Error, NoThrowTurnsExceptionsIntoErrors) {
+  const auto run = [](int what) {
+    return spinwire::base::no_throw("do it", [&]() -> Result<int> {
+      if (what == 1) throw std::bad_alloc();
+      if (what == 2) throw std::runtime_error("went wrong");
+      if (what == 3) throw 7;
+      return 42;
+    });
+  };
+  EXPECT_EQ(run(0).value(), 42);
+  EXPECT_EQ(run(1).error().status, Status::no_memory);
+  EXPECT_EQ(run(1).error().message(), "allocate: out of memory; free memory");
+  EXPECT_EQ(run(2).error().status, Status::system);
+  EXPECT_EQ(run(2).error().asked, "do it");
+  EXPECT_EQ(run(2).error().found, "went wrong");
+  EXPECT_EQ(run(3).error().found, "an exception of unknown type");
+}
+
+}  // namespace
+}  // namespace status_test

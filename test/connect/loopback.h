@@ -1,0 +1,96 @@
+// What the tests of sockets share: loopback listeners, plain peers and waiting with a deadline.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "base/unique_fd.h"
+#include "connect/address.h"
+#include "connect/socket.h"
+
+namespace loopback {
+
+/// Repeats `attempt` until it answers true; false after ten seconds.
+template <typename Attempt>
+bool eventually(Attempt&& attempt) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!attempt()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+  }
+  return true;
+}
+
+/// Waits until `fd` shows one of `events`; for the kernel's own progress, never for a time.
+inline bool wait_ready(int fd, short events) {
+  pollfd waiting{fd, events, 0};
+  return ::poll(&waiting, 1, 10000) == 1;
+}
+
+inline spinwire::connect::Address any_port() {
+  return *spinwire::connect::Address::parse("127.0.0.1:0");
+}
+
+inline spinwire::connect::ListenSocket listener(int backlog = 16) {
+  auto socket = spinwire::connect::ListenSocket::open(any_port(), backlog);
+  EXPECT_TRUE(socket) << socket.error().message();
+  return socket ? std::move(*socket) : spinwire::connect::ListenSocket();
+}
+
+/// A plain blocking socket connected to `address`.
+inline spinwire::base::UniqueFd plain_client(const spinwire::connect::Address& address) {
+  spinwire::base::UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(fd.get(), address.data(), address.size()), 0);
+  return fd;
+}
+
+inline std::optional<spinwire::connect::Accepted> accept_one(
+    spinwire::connect::ListenSocket& socket) {
+  if (!wait_ready(socket.fd(), POLLIN)) return std::nullopt;
+  auto accepted = socket.accept();
+  return accepted ? std::move(*accepted) : std::nullopt;
+}
+
+/// A port that nobody listens on, kept from everybody else by a bound socket that does not listen.
+class DeadPort {
+ public:
+  DeadPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const auto wanted = any_port();
+    EXPECT_EQ(::bind(fd_.get(), wanted.data(), wanted.size()), 0);
+  }
+  [[nodiscard]] spinwire::connect::Address address() const {
+    return *spinwire::connect::local_address(fd_.get());
+  }
+
+ private:
+  spinwire::base::UniqueFd fd_;
+};
+
+/// Leaves the process no free descriptor while it lives.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const int lowest = ::dup(STDOUT_FILENO);
+    ::close(lowest);
+    rlimit tight = before_;
+    tight.rlim_cur = static_cast<rlim_t>(lowest);
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+}  // namespace loopback

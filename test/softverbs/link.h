@@ -1,0 +1,232 @@
+// Test helpers: embedded devices and connected queue pairs, through plain ibv_* calls.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/shared_memory.h"
+#include "softverbs/device.h"
+#include "softverbs/gid.h"
+#include "softverbs/objects.h"
+#include "softverbs/region.h"
+#include "spinwire/clock.h"
+
+namespace softverbs_test {
+
+namespace sv = spinwire::softverbs;
+
+struct NodeOptions {
+  std::uint32_t srq_depth = 64;  ///< 0: a receive queue per queue pair
+  std::uint32_t recv_depth = 64;
+  std::uint32_t send_depth = 64;
+  std::uint32_t max_inline = 256;
+  std::uint32_t sges = 4;
+  int cq_entries = 1024;
+  std::size_t memory = 4u << 20;
+  bool private_memory = false;
+  spinwire::Clock clock = spinwire::Clock::real();
+};
+
+/// What a queue pair's remote end has to know.
+struct Endpoint {
+  ibv_gid gid;
+  std::uint32_t qpn;
+  std::uint32_t psn;
+};
+
+inline void must(bool ok, const char* what) {
+  if (!ok) throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
+}
+
+/// A context with a PD, a CQ, perhaps an SRQ, and one registered range of memory.
+class Node {
+ public:
+  explicit Node(const NodeOptions& options = {}) : options_(options) {
+    auto opened = sv::open_device(options.clock, sv::Driving::by_user);
+    must(opened.has_value(), "open_device");
+    context = *opened;
+    pd = sv::alloc_pd(context);
+    cq = sv::create_cq(context, options.cq_entries);
+    if (options.srq_depth != 0) {
+      ibv_srq_init_attr attr{};
+      attr.attr.max_wr = options.srq_depth;
+      attr.attr.max_sge = options.sges;
+      srq = sv::create_srq(pd, &attr);
+      must(srq != nullptr, "create_srq");
+    }
+    if (options.private_memory) {
+      heap_ = std::make_unique<std::byte[]>(options.memory);
+      memory = {heap_.get(), options.memory};
+    } else {
+      auto shared = spinwire::base::SharedMemory::create(options.memory);
+      must(shared.has_value(), "SharedMemory");
+      shared_ = std::move(*shared);
+      memory = {shared_.data(), options.memory};
+    }
+    mr = sv::reg_mr(pd, memory.data(), memory.size(), kAllAccess);
+    must(pd != nullptr && cq != nullptr && mr != nullptr, "objects");
+  }
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+  ~Node() {
+    for (ibv_qp* qp : qps) sv::destroy_qp(qp);
+    if (mr != nullptr) sv::dereg_mr(mr);
+    if (srq != nullptr) sv::destroy_srq(srq);
+    sv::destroy_cq(cq);
+    sv::dealloc_pd(pd);
+    sv::close_device(context);
+  }
+
+  static constexpr int kAllAccess =
+      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+
+  ibv_qp* make_qp() {
+    ibv_qp_init_attr init{};
+    init.send_cq = init.recv_cq = cq;
+    init.srq = srq;
+    init.qp_type = IBV_QPT_RC;
+    init.cap.max_send_wr = options_.send_depth;
+    init.cap.max_recv_wr = options_.recv_depth;
+    init.cap.max_send_sge = init.cap.max_recv_sge = options_.sges;
+    init.cap.max_inline_data = options_.max_inline;
+    ibv_qp* qp = sv::create_qp(pd, &init);
+    must(qp != nullptr, "create_qp");
+    qps.push_back(qp);
+    return qp;
+  }
+
+  [[nodiscard]] Endpoint endpoint(const ibv_qp* qp) const {
+    Endpoint e{};
+    sv::query_gid(context, 1, 0, &e.gid);
+    e.qpn = qp->qp_num;
+    e.psn = (qp->qp_num * 7919 + 0xfffff0) & 0xffffff;  // wraps soon
+    return e;
+  }
+
+  int init(ibv_qp* qp, unsigned access = kAllAccess) {
+    ibv_qp_attr attr{};
+    attr.qp_state = IBV_QPS_INIT;
+    attr.port_num = 1;
+    attr.qp_access_flags = access;
+    return sv::modify_qp(qp, &attr,
+                         IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+  }
+  int rtr(ibv_qp* qp, const Endpoint& remote, std::uint8_t rnr_timer = 1) {
+    ibv_qp_attr attr{};
+    attr.qp_state = IBV_QPS_RTR;
+    attr.path_mtu = IBV_MTU_4096;
+    attr.dest_qp_num = remote.qpn;
+    attr.rq_psn = remote.psn;
+    attr.max_dest_rd_atomic = 1;
+    attr.min_rnr_timer = rnr_timer;
+    attr.ah_attr.is_global = 1;
+    attr.ah_attr.port_num = 1;
+    attr.ah_attr.grh.dgid = remote.gid;
+    return sv::modify_qp(qp, &attr,
+                         IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                             IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+  }
+  int rts(ibv_qp* qp, std::uint8_t timeout = 4, std::uint8_t retries = 3,
+          std::uint8_t rnr_retry = 7) {
+    ibv_qp_attr attr{};
+    attr.qp_state = IBV_QPS_RTS;
+    attr.timeout = timeout;
+    attr.retry_cnt = retries;
+    attr.rnr_retry = rnr_retry;
+    attr.sq_psn = endpoint(qp).psn;
+    attr.max_rd_atomic = 1;
+    return sv::modify_qp(qp, &attr,
+                         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                             IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+  }
+
+  [[nodiscard]] ibv_sge sge(std::size_t offset, std::uint32_t length) const {
+    return {reinterpret_cast<std::uint64_t>(memory.data() + offset), length, mr->lkey};
+  }
+  int post_recv(std::uint64_t id, std::size_t offset, std::uint32_t length, ibv_qp* qp = nullptr) {
+    ibv_sge s = sge(offset, length);
+    ibv_recv_wr wr{id, nullptr, &s, 1};
+    ibv_recv_wr* bad = nullptr;
+    return qp != nullptr ? ibv_post_recv(qp, &wr, &bad) : ibv_post_srq_recv(srq, &wr, &bad);
+  }
+  /// One completion, if there is one.
+  bool poll(ibv_wc& wc) const { return ibv_poll_cq(cq, 1, &wc) == 1; }
+
+  ibv_context* context = nullptr;
+  ibv_pd* pd = nullptr;
+  ibv_cq* cq = nullptr;
+  ibv_srq* srq = nullptr;
+  ibv_mr* mr = nullptr;
+  std::span<std::byte> memory;
+  std::vector<ibv_qp*> qps;
+
+ private:
+  NodeOptions options_;
+  spinwire::base::SharedMemory shared_;
+  std::unique_ptr<std::byte[]> heap_;
+};
+
+/// A send work request with one element.
+struct Send {
+  ibv_send_wr wr{};
+  ibv_sge sge{};
+  Send(std::uint64_t id, ibv_sge s, ibv_wr_opcode opcode = IBV_WR_SEND,
+       unsigned flags = IBV_SEND_SIGNALED)
+      : sge(s) {
+    wr.wr_id = id;
+    wr.sg_list = &sge;
+    wr.num_sge = 1;
+    wr.opcode = opcode;
+    wr.send_flags = flags;
+  }
+  Send& to(std::uint64_t address, std::uint32_t rkey) {
+    wr.wr.rdma.remote_addr = address;
+    wr.wr.rdma.rkey = rkey;
+    return *this;
+  }
+  int post(ibv_qp* qp) {
+    ibv_send_wr* bad = nullptr;
+    return ibv_post_send(qp, &wr, &bad);
+  }
+};
+
+/// Two nodes in one thread with one connected pair of queue pairs.
+struct Link {
+  Node a;
+  Node b;
+  ibv_qp* qa;
+  ibv_qp* qb;
+  explicit Link(const NodeOptions& options = {}) : Link(options, options) {}
+  Link(const NodeOptions& left, const NodeOptions& right)
+      : a(left), b(right), qa(a.make_qp()), qb(b.make_qp()) {
+    const Endpoint ea = a.endpoint(qa), eb = b.endpoint(qb);
+    must(a.init(qa) == 0 && b.init(qb) == 0, "INIT");
+    must(a.rtr(qa, eb) == 0 && b.rtr(qb, ea) == 0, "RTR");
+    must(a.rts(qa) == 0 && b.rts(qb) == 0, "RTS");
+    control();
+  }
+  /// Each opens the lane that the other made.
+  void control() const {
+    sv::control_device(a.context);
+    sv::control_device(b.context);
+  }
+  /// Polls both ends, in turn, until `done` says so; false after many polls without.
+  template <typename F>
+  bool run(F&& done, int polls = 2'000'000) {
+    for (int i = 0; i < polls; ++i) {
+      if (done()) return true;
+    }
+    return false;
+  }
+};
+
+}  // namespace softverbs_test

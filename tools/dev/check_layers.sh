@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Checks that includes inside src/ point down only:
+#   engine -> rpc -> agent -> {connect, memory, verbs, wire} -> base
+#
+#   tools/dev/check_layers.sh [ROOT]        check ROOT/src (default: this tree)
+#   tools/dev/check_layers.sh --self-test   plant violations and see that each is found
+set -euo pipefail
+
+# What each folder may include besides itself and the public headers.
+declare -A may_include=(
+  [base]=''
+  [softverbs]='base'
+  [verbs]='base'
+  [wire]='base'
+  [memory]='base verbs'
+  [connect]='base verbs wire'
+  [agent]='base connect memory verbs wire'
+  [rpc]='base agent connect memory verbs wire'
+  [engine]='base rpc agent connect memory verbs wire'
+)
+
+# The embedded device is known to one place only, so that nothing else can ask which device it is
+# on.
+sees_softverbs() {
+  [[ "$1" == src/verbs/provider*.cc ]]
+}
+
+# Prints the rule that including $2 in file $1 breaks, if it breaks one.
+broken_rule() {
+  local file=$1 include=$2 from to
+  from=${file#src/}
+  from=${from%%/*}
+  to=${include%%/*}
+  if [[ "$include" == spinwire/* ]]; then
+    return
+  elif [[ "$include" == */../* || "$include" == ../* || "$include" != */* ]]; then
+    echo 'private includes are written relative to src/'
+  elif [[ -z "${may_include[$to]+set}" ]]; then
+    echo "'$to' is no folder of src/; third-party headers go in <>"
+  elif [[ "$to" == "$from" || " ${may_include[$from]} " == *" $to "* ]]; then
+    return
+  elif [[ "$to" == softverbs ]]; then
+    sees_softverbs "$file" || echo 'softverbs is known to src/verbs/provider*.cc only'
+  else
+    echo "$from may include: itself${may_include[$from]:+ ${may_include[$from]}}"
+  fi
+}
+
+check_tree() {
+  local root=$1 bad=0 file line include rule
+  cd "$root"
+  while read -r file; do
+    if [[ -z "${may_include[$(cut -d/ -f2 <<<"$file")]+set}" ]]; then
+      echo "$file:1: it lies in no layer; the layers are: ${!may_include[*]}" >&2
+      bad=1
+    fi
+  done < <(find src -type f \( -name '*.h' -o -name '*.cc' \) | sort)
+  [[ $bad -eq 0 ]] || return 1
+
+  while IFS=: read -r file line include; do
+    [[ "$include" =~ [\"\<]([^\"\>]*) ]] && include=${BASH_REMATCH[1]}
+    rule=$(broken_rule "$file" "$include")
+    if [[ -n "$rule" ]]; then
+      echo "$file:$line: includes \"$include\", but $rule" >&2
+      bad=1
+    fi
+  done < <(
+    # Angle brackets must not be a way round the rules, so private folders in them count too.
+    folders=$(IFS='|' && echo "${!may_include[*]}")
+    grep -rnE --include='*.h' --include='*.cc' \
+      "^[[:space:]]*#[[:space:]]*include[[:space:]]*(\"|<($folders)/)" src | sort
+  )
+  return $bad
+}
+
+self_test() {
+  local tmp failed=0
+  tmp=$(mktemp -d)
+  trap 'rm -rf "$tmp"' RETURN
+
+  # expect ok|bad FILE INCLUDE: a tree of that one file has to pass or to be refused by name.
+  expect() {
+    local want=$1 file=$2 include=$3 out got=ok
+    rm -rf "$tmp/src"
+    mkdir -p "$tmp/$(dirname "$file")"
+    printf '// comment\n#include %s\n' "$include" >"$tmp/$file"
+    out=$( (check_tree "$tmp") 2>&1) || got=bad
+    [[ $got == bad && "$out" != *"$file:"[12]": "* ]] && got='refused without naming the line'
+    if [[ "$got" != "$want" ]]; then
+      echo "check_layers: self-test: $include in $file: want $want, got $got: $out" >&2
+      failed=1
+    fi
+  }
+
+  expect ok src/engine/poll.cc '"rpc/client.h"'
+  expect ok src/engine/poll.cc '"engine/engine.h"'
+  expect ok src/base/pool.h '"spinwire/status.h"'
+  expect ok src/base/pool.h '<infiniband/verbs.h>'
+  expect ok src/memory/slab.cc '"verbs/device.h"'
+  expect ok src/connect/tcp.cc '"wire/handshake.h"'
+  expect ok src/verbs/provider_table.cc '"softverbs/device.h"'
+  expect bad src/verbs/device.cc '"softverbs/device.h"'
+  expect bad src/verbs/provider.h '"softverbs/device.h"'
+  expect bad src/softverbs/lane.cc '"verbs/device.h"'
+  expect bad src/base/pool.h '"memory/slab.h"'
+  expect bad src/base/pool.h '<memory/slab.h>'
+  expect bad src/wire/frame.h '"agent/agent.h"'
+  expect bad src/agent/agent.cc '"rpc/session.h"'
+  expect bad src/rpc/client.cc '"engine/engine.h"'
+  expect bad src/rpc/client.cc '"session.h"'
+  expect bad src/rpc/client.cc '"../agent/agent.h"'
+  expect bad src/rpc/client.cc '"fmt/format.h"'
+  expect bad src/stray.cc '"base/pool.h"'
+  expect bad src/util/stray.cc '"base/pool.h"'
+  [[ $failed -eq 0 ]] && echo 'check_layers: self-test passed'
+  return $failed
+}
+
+case "${1:-}" in
+  --self-test) self_test ;;
+  *) check_tree "${1:-$(dirname "${BASH_SOURCE[0]}")/../..}" ;;
+esac

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Everything that `make test` does, stage by stage, stopping at the first that fails. Logs are kept
+# in build/log. The last line is always "N passed, N failed": the sum over all runs of the test
+# program; a stage that fails without a failed test counts as one failure.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
+
+make=("${MAKE:-make}" --no-print-directory)
+log_dir=build/log
+passed=0
+failed=0
+skipped=0
+
+finish() {
+  local code=$?
+  [[ $code -eq 0 || $failed -gt 0 ]] || failed=1
+  [[ $skipped -eq 0 ]] || echo "skipped tests: $skipped (named in $log_dir)"
+  echo "$passed passed, $failed failed"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+# stage NAME COMMAND...: runs it in sight.
+stage() {
+  local name=$1 start=$SECONDS
+  shift
+  echo "== $name"
+  if ! "$@" 2>&1 | tee "$log_dir/$name.log"; then
+    echo "== $name FAILED after $((SECONDS - start)) s (log: $log_dir/$name.log)"
+    exit 1
+  fi
+  echo "== $name: $((SECONDS - start)) s"
+}
+
+# The number in the last line of log $1 that looks like "[ $2 ] N test...".
+reported() {
+  sed -n "s/^\[ *$2 *\] \([0-9][0-9]*\) tests\{0,1\}\([.,].*\)\{0,1\}\$/\1/p" "$1" | tail -n 1
+}
+
+# test_stage NAME COMMAND...: COMMAND runs the test program; its tests are counted from its log.
+test_stage() {
+  local name=$1 start=$SECONDS code=0 log ok bad skip
+  log=$log_dir/$1.log
+  shift
+  echo "== $name"
+  "$@" >"$log" 2>&1 || code=$?
+  ok=$(reported "$log" PASSED)
+  bad=$(reported "$log" FAILED)
+  skip=$(reported "$log" SKIPPED)
+  if [[ -z "$ok" ]]; then
+    # It died before its summary: count what it had done, and its death.
+    ok=$(grep -c '\[       OK \]' "$log")
+    bad=$(($(grep -cE '^\[  FAILED  \] .*\([0-9]+ ms\)$' "$log") + 1))
+  fi
+  passed=$((passed + ok))
+  failed=$((failed + ${bad:-0}))
+  skipped=$((skipped + ${skip:-0}))
+  [[ -z "$skip" ]] || grep -E '^\[  SKIPPED \] [^ ]+$' "$log" | sort -u
+  if [[ $code -ne 0 ]]; then
+    grep -E '^\[  FAILED  \] |(ERROR|WARNING): .*Sanitizer|runtime error:' "$log" | sort -u
+    tail -n 60 "$log"
+    echo "== $name FAILED after $((SECONDS - start)) s (log: $log)"
+    exit 1
+  fi
+  if [[ $((ok + ${bad:-0})) -eq 0 && -z "${NONE_IS_FINE:-}" ]]; then
+    echo "== $name FAILED: it ran no test (log: $log)"
+    exit 1
+  fi
+  echo "== $name: $ok passed, $((SECONDS - start)) s"
+}
+
+mkdir -p "$log_dir"
+export GTEST_ARGS=--gtest_color=no
+
+stage dependencies tools/install-deps.sh
+stage build "${make[@]}" everything
+stage layers-self-test tools/dev/check_layers.sh --self-test
+stage tidy "${make[@]}" tidy
+test_stage tests "${make[@]}" check FILTER='*'
+stage clang "${make[@]}" clang
+test_stage asan "${make[@]}" asan
+# A tree without thread tests has nothing to show here; one that has them must run some.
+if compgen -G 'test/threads/*_test.cc' >/dev/null; then
+  test_stage tsan "${make[@]}" tsan
+else
+  NONE_IS_FINE=1 test_stage tsan "${make[@]}" tsan
+fi
+stage counts "${make[@]}" count
+stage install test/install/run.sh

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# Installs what building and testing Spinwire needs on Debian, and only what is missing. When
+# nothing is missing it returns at once and does not run apt.
+#
+#   tools/install-deps.sh           install what is missing
+#   tools/install-deps.sh --check   list what is missing; exit 1 if anything is
+set -euo pipefail
+
+# One package a line; "a|b" is satisfied by either, and a is the one that gets installed.
+packages=(
+  # to build
+  g++ make 'pkg-config|pkgconf'
+  libibverbs-dev librdmacm-dev ibverbs-providers
+  libhugetlbfs-dev libhugetlbfs0
+  libxxhash-dev libfmt-dev libexpected-dev libtomlplusplus-dev libcli11-dev
+  # to test, check and measure
+  googletest libbenchmark-dev libucx-dev valgrind
+  clang-14 libclang-rt-14-dev 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
+  cmake git ca-certificates
+)
+
+die() {
+  echo "install-deps: $*" >&2
+  exit 1
+}
+
+is_installed() {
+  [[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]
+}
+
+find_missing() {
+  local entry name names
+  for entry in "${packages[@]}"; do
+    IFS='|' read -ra names <<<"$entry"
+    for name in "${names[@]}"; do
+      is_installed "$name" && continue 2
+    done
+    echo "${names[0]}"
+  done
+}
+
+# Runs apt-get as root, never asking anything.
+apt_get() {
+  local as_root=()
+  if [[ "$(id -u)" -ne 0 ]]; then
+    as_root=(sudo)
+    [[ -t 0 ]] || as_root+=(-n)  # without a terminal a password prompt would wait for ever
+  fi
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get -q -y -o DPkg::Lock::Timeout=120 "$@" </dev/null
+}
+
+has_candidates() {
+  local name
+  for name in "$@"; do
+    apt-cache policy "$name" 2>/dev/null | grep -q 'Candidate: [^(]' || return 1
+  done
+}
+
+main() {
+  local check=no
+  case "${1:-}" in
+    '') ;;
+    --check) check=yes ;;
+    -h | --help)
+      sed -n '2,6s/^# \{0,1\}//p' "$0"
+      exit 0
+      ;;
+    *)
+      echo "install-deps: unknown option '$1' (only --check is known)" >&2
+      exit 2
+      ;;
+  esac
+
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    die "this is not a Debian system. Install the equivalents of: ${packages[*]}"
+  fi
+
+  local missing
+  mapfile -t missing < <(find_missing)
+  if [[ ${#missing[@]} -eq 0 ]]; then
+    echo "install-deps: nothing is missing"
+    return 0
+  fi
+  if [[ $check == yes ]]; then
+    printf '%s\n' "${missing[@]}"
+    exit 1
+  fi
+  if [[ "$(id -u)" -ne 0 ]] && ! command -v sudo >/dev/null; then
+    die "missing: ${missing[*]}. Installing needs root or sudo; neither is available"
+  fi
+
+  echo "install-deps: installing ${missing[*]}"
+  has_candidates "${missing[@]}" || apt_get update || true  # the retry below updates again
+  if ! apt_get install --no-install-recommends "${missing[@]}"; then
+    # Old package lists name files that mirrors no longer have; new lists usually cure it.
+    echo "install-deps: apt failed; refreshing the package lists and trying once more" >&2
+    sleep 5
+    apt_get update || true
+    apt_get install --no-install-recommends "${missing[@]}" ||
+      die "apt could not install: ${missing[*]}"
+  fi
+}
+
+main "$@"
