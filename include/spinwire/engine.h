@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "spinwire/buffer.h"
 #include "spinwire/callback.h"
@@ -61,6 +63,7 @@ class SPINWIRE_API MemoryRegion {
   [[nodiscard]] RemoteRegion remote() const noexcept { return remote_; }
   explicit operator bool() const noexcept { return static_cast<bool>(whole_); }
 
+  /// For the library.
   MemoryRegion(BufferSlice whole, RemoteRegion remote) noexcept
       : whole_(std::move(whole)), remote_(remote) {}
 
@@ -91,10 +94,12 @@ class SPINWIRE_API Listener {
   [[nodiscard]] std::string address() const;
   explicit operator bool() const noexcept { return core_ != nullptr; }
 
-  Listener(detail::EngineCore* core, std::uint32_t index) noexcept : core_(core), index_(index) {}
+  /// For the library. The engine empties what `core` points to when it goes.
+  Listener(std::shared_ptr<detail::EngineCore*> core, std::uint32_t index) noexcept
+      : core_(std::move(core)), index_(index) {}
 
  private:
-  detail::EngineCore* core_ = nullptr;
+  std::shared_ptr<detail::EngineCore*> core_;
   std::uint32_t index_ = 0;
 };
 

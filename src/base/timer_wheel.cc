@@ -93,8 +93,9 @@ bool TimerWheel::come_down(std::size_t& moves) noexcept {
 }
 
 std::uint64_t TimerWheel::next_deadline() const noexcept {
+  // What is still to come down may be due before all that has.
   std::uint64_t unit = current_;
-  if (coming_down_ == 0 && first_due() == nullptr) {
+  if (coming_down_ == 0) {
     const unsigned level = lowest_level();
     if (level == kLevels) return kNever;
     unit = slot_start(level);
@@ -109,8 +110,8 @@ unsigned TimerWheel::lowest_level() const noexcept {
   return level;
 }
 
-/// First unit of the first list in use of a level. No list in use lies at or before the level's
-/// present digit: those have been fired or taken down.
+/// First unit of the first list in use of a level. Unless timers are due or coming down, no list in
+/// use lies at or before the level's present digit: those have been fired or taken down.
 std::uint64_t TimerWheel::slot_start(unsigned level) const noexcept {
   const unsigned above = (level + 1) * kBits;
   const std::uint64_t upper = above < 64 ? current_ >> above << above : 0;

@@ -34,6 +34,9 @@ Meaning meaning(int error) noexcept {
       return {Status::in_use, "stop what listens there (`ss -ltnp` tells) or take another port"};
     case EADDRNOTAVAIL:
       return {Status::invalid_argument, "take an address of this host (`ip address` lists them)"};
+    case EINVAL:
+      return {Status::invalid_argument,
+              "write an IPv4 address as such, and a link-local one with its scope (%interface)"};
     case EACCES:
     case EPERM:
       return {Status::system, "take a port above 1023, and see whether a firewall rule forbids it"};

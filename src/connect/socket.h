@@ -13,7 +13,8 @@
 namespace spinwire::connect {
 
 /// What a failed system call means for its caller: `limit` for descriptors and ephemeral ports,
-/// `no_memory`, `in_use`, `refused`, `timed_out`, `peer_lost` or else `system`; with what to do.
+/// `no_memory`, `in_use`, `invalid_argument` (the address), `unsupported` (the IP version),
+/// `refused`, `timed_out`, `peer_lost` or else `system`; with what to do.
 Error system_error(std::string asked, std::string_view call, int error);
 
 /// A connection that a listener took.
@@ -27,7 +28,7 @@ class ListenSocket {
  public:
   /// Binds and listens; port 0 takes a free one, which local() tells. An IPv6 listener takes IPv6
   /// connections only. Errors: in_use naming the address, invalid_argument (an address that this
-  /// host does not have), limit, no_memory, system.
+  /// host does not have, or an IPv4 one in IPv6 form), limit, no_memory, system.
   static Result<ListenSocket> open(const Address& address, int backlog);
 
   /// A closed one.

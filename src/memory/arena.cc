@@ -118,6 +118,8 @@ Block* Arena::allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept {
   chunk.used = 0;
   chunk.stride = static_cast<std::uint16_t>(stride / kUnit);
   chunk.limit = static_cast<std::uint16_t>(kChunkBytes / stride);
+  // Until now the control words of its former blocks were left readable, to find late misuse.
+  poison(base_ + index * kChunkBytes, kChunkBytes);
   link(pool, index);
   return take_block(pool, index);
 }
@@ -152,7 +154,6 @@ void Arena::free_run(Pool& pool, std::uint32_t head) noexcept {
     pool.map.set(head + i - pool.first);
   }
   chunks_[head].run = 0;
-  poison(base_ + head * kChunkBytes, length * kChunkBytes);
 }
 
 /// An empty chunk goes back to its pool, unless it is the last of its class with free blocks:
@@ -167,7 +168,6 @@ void Arena::retire(Pool& pool, std::uint32_t index) noexcept {
   unlink(pool, index);
   chunks_[index].state = ChunkState::free;
   pool.map.set(index - pool.first);
-  poison(base_ + index * kChunkBytes, kChunkBytes);
 }
 
 /// Takes back the empty chunks that classes keep, at most `most`; answers how many.

@@ -123,6 +123,10 @@ class Arena {
  private:
   friend struct ArenaDeleter;
 
+  // A block's chunk follows from its address, since a slab may have more chunks than Block::chunk
+  // counts; that holds the low bits, as a check. Nothing here asks for more than the alignment of
+  // a page: where large pages can serve the slab, the kernel aligns the mapping to them.
+  //
   // Offsets within a chunk are counted in units of a cacheline, which fits 16 bits.
   static constexpr std::size_t kUnit = 64;
   static constexpr std::uint32_t kNoChunk = ChunkMap::kNone;

@@ -27,7 +27,21 @@ bool is_access(Access access) noexcept {
   return static_cast<std::uint8_t>(access) <= static_cast<std::uint8_t>(Access::remote_read_write);
 }
 
-/// Why reg_mr failed.
+}  // namespace
+
+int own_access_flags(Access access) noexcept {
+  return IBV_ACCESS_LOCAL_WRITE | exposed_access_flags(access);
+}
+
+// The verbs ask for local write wherever a peer may write.
+int exposed_access_flags(Access access) noexcept {
+  int flags = 0;
+  if (allows(access, Access::remote_read)) flags |= IBV_ACCESS_REMOTE_READ;
+  if (allows(access, Access::remote_write))
+    flags |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  return flags;
+}
+
 Error registration_error(std::string asked, std::uint64_t bytes, int error) {
   switch (error) {
     case ENOMEM:
@@ -48,21 +62,6 @@ Error registration_error(std::string asked, std::uint64_t bytes, int error) {
                               fmt::format("reg_mr: {}", base::errno_text(error)),
                               "see whether the device is still there and may be used");
   }
-}
-
-}  // namespace
-
-int own_access_flags(Access access) noexcept {
-  return IBV_ACCESS_LOCAL_WRITE | exposed_access_flags(access);
-}
-
-// The verbs ask for local write wherever a peer may write.
-int exposed_access_flags(Access access) noexcept {
-  int flags = 0;
-  if (allows(access, Access::remote_read)) flags |= IBV_ACCESS_REMOTE_READ;
-  if (allows(access, Access::remote_write))
-    flags |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-  return flags;
 }
 
 RegistrationTable::RegistrationTable(const verbs::Provider& provider, ibv_pd* pd,

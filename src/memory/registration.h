@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,6 +29,10 @@ struct RegisteredMemory {
 [[nodiscard]] int own_access_flags(Access access) noexcept;
 /// IBV_ACCESS_* for a key that only peers use with `access`.
 [[nodiscard]] int exposed_access_flags(Access access) noexcept;
+
+/// Why reg_mr failed with `error` on `bytes`: no_memory with the limits on locked memory,
+/// invalid_argument, limit or system. May throw std::bad_alloc.
+[[nodiscard]] Error registration_error(std::string asked, std::uint64_t bytes, int error);
 
 /// All registrations of an engine other than its slab's, up to a fixed number. One thread. Set-up,
 /// all of it: each call that registers or deregisters is a control verb. The table must go, or

@@ -1,12 +1,12 @@
 #include "softverbs/control.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -18,34 +18,45 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// An idle lane goes to sleep after so many control steps without a packet; the last ones stay
-/// awake, they cost a few instructions each and save the doorbell.
-constexpr std::uint32_t kIdleRounds = 64;
+/// The last lanes stay awake, idle or not: they cost a few instructions each and save the doorbell.
 constexpr std::uint32_t kAlwaysAwake = 2;
 constexpr std::uint32_t kScanPerStep = 64;
 constexpr Nanoseconds kLivenessInterval = std::chrono::milliseconds(1);
 
-/// A lane whose sender let go of it, or died, and that is read to its end: zeroed for the next.
-bool reclaim_lane(Context& c, std::uint32_t index) {
+/// Tries to attach the sender of a lane; true if it can never be, as it is gone.
+bool sender_gone(Context& c, std::uint32_t index) noexcept {
+  const ibv_gid sender = c.segment->directory[index].sender;
+  const std::optional<GidParts> parts = parse_gid(sender);
+  std::string why;
+  if (!parts) return true;
+  if (attach_peer(c, sender, why) == nullptr)
+    return errno == ENODEV || errno == ENOENT || process_ended(parts->pid);
+  open_lane(c, index);
+  return false;
+}
+
+/// A lane whose sender let go of it, or is gone, and that is read to its end: zeroed for the next.
+bool reclaim_lane(Context& c, std::uint32_t index, bool gone) {
   LaneEntry& entry = c.segment->directory[index];
   const std::uint64_t state = entry.state.load(std::memory_order_acquire);
   InLane* lane = c.lanes[index].get();
   if (lane_state(state) == LaneState::free) return false;
   if (lane_state(state) == LaneState::claimed) {
     // A claim takes microseconds; one whose claimer is dead never ends.
-    if (lane_pid(state) == c.segment->pid || kill(static_cast<pid_t>(lane_pid(state)), 0) == 0 ||
-        errno != ESRCH)
-      return false;
+    if (lane_pid(state) == c.segment->pid || !process_ended(lane_pid(state))) return false;
   } else if (lane != nullptr) {
-    const bool over = lane_state(state) == LaneState::released ||
+    const bool over = gone || lane_state(state) == LaneState::released ||
                       (lane->peer != nullptr && lane->peer->gone);
-    const std::uint64_t word = lane->next->word.load(std::memory_order_acquire);
-    if (!over || word_mark(word) == lane->mark) return false;
+    if (!over) return false;
+    if (word_mark(lane->next->word.load(std::memory_order_acquire)) == lane->mark) {
+      wake_lane(c, *lane);  // a sender killed before it rang left it asleep
+      return false;
+    }
     if (lane->peer != nullptr && lane->peer->users != 0) return false;
     if (lane->peer != nullptr && lane->peer->in == lane) lane->peer->in = nullptr;
     sleep_lane(c, *lane);
     c.lanes[index].reset();
-  } else if (lane_state(state) != LaneState::released) {
+  } else if (!gone && lane_state(state) != LaneState::released) {
     return false;
   }
   std::memset(static_cast<void*>(&c.segment->lanes[index]), 0, sizeof(Lane));
@@ -54,17 +65,18 @@ bool reclaim_lane(Context& c, std::uint32_t index) {
 }
 
 void scan_lanes(Context& c) {
-  for (std::uint32_t i = 0; i < kScanPerStep; ++i) {
-    const std::uint32_t index = c.lane_scan++ & (kMaxLanes - 1);
-    LaneEntry& entry = c.segment->directory[index];
-    const std::uint64_t state = entry.state.load(std::memory_order_relaxed);
-    if (lane_state(state) == LaneState::free) {
-      // Claims begin at the front; behind the first free entry there is little to find.
-      if (c.lanes[index] == nullptr && index >= c.lane_high) c.lane_scan = 0;
-      continue;
-    }
-    c.lane_high = std::max(c.lane_high, index + 1);
-    reclaim_lane(c, index);
+  const std::uint32_t used = c.segment->lanes_used.load(std::memory_order_acquire);
+  bool tried = false;
+  for (std::uint32_t i = std::min(kScanPerStep, used); i != 0; --i) {
+    if (c.lane_scan >= used) c.lane_scan = 0;
+    const std::uint32_t index = c.lane_scan++;
+    const LaneState state =
+        lane_state(c.segment->directory[index].state.load(std::memory_order_acquire));
+    if (state == LaneState::free) continue;
+    // Its sender was not to be had when it rang, or was killed before it could ring.
+    const InLane* lane = c.lanes[index].get();
+    const bool unmet = state == LaneState::active && (lane == nullptr || lane->peer == nullptr);
+    reclaim_lane(c, index, unmet && !std::exchange(tried, true) && sender_gone(c, index));
   }
 }
 
@@ -78,12 +90,9 @@ void open_new_lanes(Context& c) {
       const std::uint32_t index = i * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
       const LaneEntry& entry = c.segment->directory[index];
       if (lane_state(entry.state.load(std::memory_order_acquire)) != LaneState::active) continue;
-      std::string why;
-      InLane* lane = open_lane(c, index);
-      if (lane != nullptr && lane->peer == nullptr) {
-        attach_peer(c, entry.sender, why);
-        open_lane(c, index);
-      }
+      const InLane* lane = open_lane(c, index);
+      // Short of memory, or of files: scan_lanes() tries again.
+      if (lane != nullptr && lane->peer == nullptr) (void)sender_gone(c, index);
     }
   }
 }
@@ -97,7 +106,7 @@ void doze(Context& c) {
     if (lane.head != lane.control_head) {
       lane.control_head = lane.head;
       lane.idle_rounds = 0;
-    } else if (++lane.idle_rounds >= kIdleRounds && count < kScanPerStep &&
+    } else if (++lane.idle_rounds >= c.idle_rounds && count < kScanPerStep &&
                count + kAlwaysAwake < c.awake_count) {
       tired[count++] = &lane;
     }
@@ -132,10 +141,10 @@ void look_for_the_dead(Context& c) {
   for (std::size_t i = std::min<std::size_t>(kScanPerStep, c.peers.size()); i != 0; --i) {
     Peer& peer = *c.peers[c.peer_scan++ % c.peers.size()];
     const bool dead_unwatched = !peer.same_process && !peer.pidfd &&
-                                kill(static_cast<pid_t>(peer.pid), 0) != 0 && errno == ESRCH;
+                                process_ended(peer.pid);
     if (peer.segment->closed.load(std::memory_order_acquire) != 0 || dead_unwatched)
       peer_gone(peer);
-    if (peer.gone && peer.users == 0 && (peer.in == nullptr || reclaim_lane(c, peer.in->index))) {
+    if (peer.gone && peer.users == 0 && (peer.in == nullptr || reclaim_lane(c, peer.in->index, true))) {
       forget_peer(c, peer);
       break;
     }

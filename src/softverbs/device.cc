@@ -17,6 +17,7 @@
 #include "base/random.h"
 #include "softverbs/control.h"
 #include "softverbs/gid.h"
+#include "softverbs/local_segments.h"
 #include "softverbs/objects.h"
 #include "softverbs/peer.h"
 #include "softverbs/queue.h"
@@ -48,13 +49,13 @@ void fill_context(Context& c) {
 }
 
 void fill_segment(Context& c) {
-  c.segment = reinterpret_cast<Segment*>(c.memory.data());
+  c.segment = reinterpret_cast<Segment*>(c.memory->data());
   c.nonce = base::random_seed() & kNonceMask;
   c.segment->magic = kSegmentMagic;
   c.segment->version = kSegmentVersion;
   c.segment->pid = static_cast<std::uint32_t>(getpid());
   c.segment->gid =
-      make_gid({c.segment->pid, static_cast<std::uint32_t>(c.memory.fd()), c.nonce});
+      make_gid({c.segment->pid, static_cast<std::uint32_t>(c.memory->fd()), c.nonce});
 }
 
 Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
@@ -64,7 +65,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   auto memory = base::SharedMemory::create(sizeof(Segment), options);
   if (!memory) return tl::unexpected(memory.error());
   auto c = std::make_unique<Context>();
-  c->memory = std::move(*memory);
+  c->memory = std::make_shared<base::SharedMemory>(std::move(*memory));
   c->clock = clock;
   c->driving = driving;
   c->attention = driving == Driving::by_poll ? 1 : 0;
@@ -73,7 +74,6 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->queue_pairs = std::make_unique<Qp*[]>(kMaxQueuePairs);
   c->lanes.resize(kMaxLanes);
   c->queue_pair_generation.resize(kMaxQueuePairs, 0);
-  c->region_generation.resize(1, 0);
   c->object_users.reserve(64);
   c->events.reserve(kEventRoom);
   c->liveness.reset(epoll_create1(EPOLL_CLOEXEC));
@@ -84,6 +84,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   (void)base::membarrier_available();  // registers this process
   fill_segment(*c);
   fill_context(*c);
+  add_local_segment(c->segment->gid, c->memory);
   return &c.release()->verbs;
 }
 
@@ -162,7 +163,7 @@ int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) 
 int get_async_event(ibv_context* context, ibv_async_event* event) noexcept {
   Context& c = context_of(context);
   if (c.events.empty()) return EAGAIN;
-  *event = c.events.front().event;
+  *event = c.events.front();
   c.events.erase(c.events.begin());
   return 0;
 }
@@ -204,7 +205,9 @@ ibv_cq* create_cq(ibv_context* context, int entries) noexcept {
 int destroy_cq(ibv_cq* base) noexcept {
   Cq* cq = static_cast<Cq*>(base);
   if (cq->users != 0) return EBUSY;
-  --context_of(cq->context).objects_open;
+  Context& c = context_of(cq->context);
+  drop_events(c, base);
+  --c.objects_open;
   delete cq;
   return 0;
 }

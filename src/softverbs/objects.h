@@ -110,7 +110,9 @@ struct OutLane {
   LaneControl* control = nullptr;
   std::uint64_t tail = 0;  ///< next position to write
   std::uint64_t head = 0;  ///< consumed by the peer, as last seen
-  std::uint64_t naks_seen = 0;
+  /// What `tail` may not pass: head + kLaneLines, or less while queue pairs wait for room, so that
+  /// nobody gets ahead of them.
+  std::uint64_t limit = kLaneLines;
   std::uint32_t in_flight_head = 0;
   std::uint32_t in_flight_tail = 0;
   std::uint32_t index = 0;
@@ -127,7 +129,6 @@ struct InLane {
   Line* lines = nullptr;
   LaneControl* control = nullptr;
   Peer* peer = nullptr;      ///< null until we know the sender
-  std::uint64_t naks = 0;
   std::uint32_t index = 0;
   std::uint32_t idle_rounds = 0;  ///< control steps without a packet
   std::uint64_t control_head = 0; ///< head at the last control step
@@ -151,11 +152,13 @@ struct Peer {
   bool unacked = false;  ///< listed in Context::unacked
   std::uint32_t users = 0;
   Qp* queue_pairs = nullptr;  ///< connected to it
-  Qp* stalled = nullptr;      ///< waiting for room in `out`
+  Qp* stalled = nullptr;      ///< waiting for room in `out`, first come, first served
+  Qp* stalled_last = nullptr;
   std::vector<MappedObject> objects;
   ibv_gid gid{};
   std::uint32_t pid = 0;
   base::UniqueFd pidfd;
+  std::shared_ptr<base::SharedMemory> local;  ///< keeps `segment` mapped, if in this process
 };
 
 inline constexpr std::uint64_t kNeverExpected = ~std::uint64_t{0};
@@ -205,8 +208,17 @@ enum class Driving : std::uint8_t {
   by_poll,  ///< poll_cq calls control() itself now and then
 };
 
-struct AsyncEvent {
-  ibv_async_event event;
+/// Entries of the region table. Those given back are used again oldest first and only when there
+/// are many, so that a stale key stays recognisable for as long as its generation bits allow.
+struct RegionSlots {
+  struct Slot {
+    std::uint32_t generation = 0;
+    std::uint32_t next = 0;  ///< free entries; 0 ends
+  };
+  std::vector<Slot> slots = std::vector<Slot>(1);  ///< those ever used; entry 0 never is
+  std::uint32_t first_free = 0;
+  std::uint32_t last_free = 0;
+  std::uint32_t free = 0;
 };
 
 /// One opened device. One thread drives it.
@@ -217,7 +229,7 @@ struct Context {
   std::uint32_t awake_count = 0;
   std::uint32_t unacked_count = 0;
   std::uint32_t attention = 0;  ///< reasons for poll_cq to look at timers or to call control()
-  std::uint32_t turn = 0;       ///< rotates the lane that is looked at first
+  std::uint32_t turn = 0;       ///< the awake lane that the next poll looks at first
   std::unique_ptr<InLane*[]> awake;
   std::unique_ptr<Peer*[]> unacked;
   std::unique_ptr<Qp*[]> queue_pairs;  ///< by index
@@ -231,21 +243,19 @@ struct Context {
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<std::unique_ptr<InLane>> lanes;  ///< by directory index; null when unused
   std::uint32_t lane_scan = 0;
-  std::uint32_t lane_high = 0;  ///< above every directory entry seen in use
+  std::uint32_t idle_rounds = 64;  ///< control steps without a packet until a lane goes to sleep
   std::size_t peer_scan = 0;
   bool new_lanes = false;
   std::array<std::uint64_t, kMaxLanes / 64> new_lane_bits{};
   std::uint64_t next_liveness = 0;
   base::UniqueFd liveness;  ///< epoll of the peers' pidfds
-  std::vector<std::uint32_t> free_regions;
-  std::uint32_t next_region = 1;
-  std::vector<std::uint32_t> region_generation;
+  RegionSlots regions;
   std::vector<std::uint32_t> free_queue_pairs;
   std::uint32_t next_queue_pair = 1;
   std::vector<std::uint8_t> queue_pair_generation;
   std::vector<std::uint32_t> object_users;
-  std::vector<AsyncEvent> events;  ///< oldest first
-  base::SharedMemory memory;
+  std::vector<ibv_async_event> events;     ///< oldest first
+  std::shared_ptr<base::SharedMemory> memory;  ///< holds `segment`; peers of this process share it
   ibv_device device{};
   std::uint32_t objects_open = 0;  ///< verbs objects not destroyed yet
 };
@@ -255,5 +265,7 @@ inline Context& context_of(ibv_context* c) noexcept {
 }
 
 void raise_event(Context& c, ibv_event_type type, void* element) noexcept;
+/// Forgets the events of an object that is being destroyed. Cold.
+void drop_events(Context& c, const void* element) noexcept;
 
 }  // namespace spinwire::softverbs

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -16,6 +17,7 @@
 #include "base/error.h"
 #include "softverbs/control.h"
 #include "softverbs/gid.h"
+#include "softverbs/local_segments.h"
 #include "softverbs/queue.h"
 
 namespace spinwire::softverbs {
@@ -48,7 +50,7 @@ Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why
     return nullptr;
   }
   struct stat st {};
-  if (fstat(fd.get(), &st) != 0 || static_cast<std::uint64_t>(st.st_size) != sizeof(Segment)) {
+  if (fstat(fd.get(), &st) != 0 || static_cast<std::uint64_t>(st.st_size) < sizeof(Segment)) {
     why = fmt::format("process {} has no device of this version under that number", parts.pid);
     errno = ENODEV;
     return nullptr;
@@ -69,6 +71,25 @@ Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why
   return segment;
 }
 
+/// The segment of a context of this process: its owner's own mapping.
+Segment* share_segment(Peer& peer, std::string& why) {
+  peer.local = find_local_segment(peer.gid);
+  auto* segment =
+      peer.local != nullptr ? reinterpret_cast<Segment*>(peer.local->data()) : nullptr;
+  if (segment == nullptr || segment->closed.load(std::memory_order_acquire) != 0) {
+    why = "this process has closed that device, or is another than meant";
+    errno = ENODEV;
+    return nullptr;
+  }
+  return segment;
+}
+
+void unmap_segment(Peer& peer) noexcept {
+  if (peer.segment != nullptr && peer.local == nullptr) munmap(peer.segment, sizeof(Segment));
+  peer.segment = nullptr;
+  peer.local.reset();
+}
+
 /// Claims a free entry of the peer's lane directory; kMaxLanes if there is none.
 std::uint32_t claim_lane(Segment& segment, const ibv_gid& self, std::uint32_t pid) {
   for (std::uint32_t i = 0; i < kMaxLanes; ++i) {
@@ -77,6 +98,9 @@ std::uint32_t claim_lane(Segment& segment, const ibv_gid& self, std::uint32_t pi
     if (lane_state(expected) != LaneState::free) continue;
     if (!entry.state.compare_exchange_strong(expected, lane_word(pid, LaneState::claimed)))
       continue;
+    std::uint32_t used = segment.lanes_used.load(std::memory_order_relaxed);
+    while (used <= i && !segment.lanes_used.compare_exchange_weak(used, i + 1)) {
+    }
     entry.sender = self;
     entry.state.store(lane_word(pid, LaneState::active), std::memory_order_release);
     return i;
@@ -99,11 +123,12 @@ void populate(void* address, std::size_t length) {
 
 void watch_process(Context& c, Peer& peer) {
   peer.pidfd.reset(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
-  if (!peer.pidfd) return;  // gone already, or refused: control() then looks at /proc
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = &peer;
-  (void)epoll_ctl(c.liveness.get(), EPOLL_CTL_ADD, peer.pidfd.get(), &event);
+  // Gone already, refused, or files are short: control() then asks for the process itself.
+  if (peer.pidfd && epoll_ctl(c.liveness.get(), EPOLL_CTL_ADD, peer.pidfd.get(), &event) != 0)
+    peer.pidfd.reset();
 }
 
 bool open_out_lane(Context& c, Peer& peer, std::string& why) {
@@ -132,6 +157,11 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
     errno = EINVAL;
     return nullptr;
   }
+  if (c.peers.size() == kMaxLanes) {
+    why = fmt::format("this device has its {} peers", kMaxLanes);
+    errno = ENOSPC;
+    return nullptr;
+  }
   auto peer = std::make_unique<Peer>();
   peer->context = &c;
   peer->gid = gid;
@@ -141,15 +171,18 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
   c.peers.reserve(c.peers.size() + 1);
   if (!peer->same_process) watch_process(c, *peer);
   // After the pidfd: the nonce in the segment then also vouches for the process behind it.
-  peer->segment = map_segment(*parts, gid, why);
+  peer->segment = peer->same_process ? share_segment(*peer, why) : map_segment(*parts, gid, why);
   if (peer->segment == nullptr) return nullptr;
   if (!open_out_lane(c, *peer, why)) {
-    munmap(peer->segment, sizeof(Segment));
+    const int error = errno;
+    unmap_segment(*peer);
+    errno = error;
     return nullptr;
   }
   Peer* attached = peer.get();
   c.peers.push_back(std::move(peer));
-  for (std::uint32_t i = 0; i < kMaxLanes; ++i) {
+  const std::uint32_t used = c.segment->lanes_used.load(std::memory_order_acquire);
+  for (std::uint32_t i = 0; i < used; ++i) {
     const LaneEntry& entry = c.segment->directory[i];
     if (lane_state(entry.state.load(std::memory_order_acquire)) == LaneState::active &&
         same_gid(entry.sender, gid)) {
@@ -160,6 +193,13 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
 }
 
 }  // namespace
+
+bool process_ended(std::uint32_t pid) noexcept {
+  const base::UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (!process) return errno == ESRCH;
+  pollfd ended{process.get(), POLLIN, 0};
+  return poll(&ended, 1, 0) == 1;
+}
 
 Peer* attach_peer(Context& c, const ibv_gid& gid, std::string& why) noexcept {
   try {
@@ -175,7 +215,7 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
     try {
       c.lanes[index] = std::make_unique<InLane>();
     } catch (const std::bad_alloc&) {
-      return nullptr;  // the doorbell bit stays; control() tries again
+      return nullptr;
     }
     InLane& lane = *c.lanes[index];
     lane.index = index;
@@ -224,12 +264,11 @@ void ring_doorbell(Peer& peer) noexcept {
 
 void peer_gone(Peer& peer) noexcept {
   if (peer.gone) return;
-  peer.gone = true;
-  peer.stalled = nullptr;
+  peer.gone = true;  // from here on nothing more is sent
+  for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) qp->open = false;
+  acknowledge(peer);
+  while (peer.stalled != nullptr) unstall(*peer.stalled);
   for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) {
-    qp->stalled = false;
-    qp->next_stalled = nullptr;
-    qp->open = false;
     if (qp->sq_tail != qp->sq_head) fail_oldest(*qp, IBV_WC_RETRY_EXC_ERR);
   }
   peer.out.in_flight_head = peer.out.in_flight_tail;
@@ -249,7 +288,7 @@ void forget_peer(Context& c, Peer& peer) noexcept {
   // The peer sees the lane released and takes it back.
   peer.segment->directory[peer.out.index].state.store(
       lane_word(c.segment->pid, LaneState::released), std::memory_order_release);
-  munmap(peer.segment, sizeof(Segment));
+  unmap_segment(peer);
   c.peers.erase(std::find_if(c.peers.begin(), c.peers.end(),
                              [&](const auto& p) { return p.get() == &peer; }));
 }

@@ -23,6 +23,12 @@ void acknowledge(Peer& peer) noexcept;
 ibv_wc* ring_slot(Cq& cq) noexcept;
 
 // Cold.
+/// Puts a queue pair at the end of those that wait for room in their peer's lane.
+void stall(Qp& qp) noexcept;
+/// Takes it out of there.
+void unstall(Qp& qp) noexcept;
+/// Lets those that wait for room go on, in turn, until the lane is full again.
+void resume_stalled(Peer& peer) noexcept;
 /// Ends the oldest work request with an error: the queue pair goes to ERR and the rest is flushed.
 void fail_oldest(Qp& qp, ibv_wc_status status) noexcept;
 /// ERR: stop answering, flush both queues.

@@ -23,6 +23,10 @@ namespace {
 constexpr std::uint32_t kMaxWr = 32768;
 constexpr std::uint32_t kMaxSge = 16;
 constexpr std::uint32_t kMaxInline = 1024;
+constexpr std::uint8_t kMaxReads = 128;
+constexpr unsigned kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                                  IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+                                  IBV_ACCESS_MW_BIND;
 constexpr std::uint32_t kFirstNumber = 2;  // 0 and 1 are the management queue pairs
 
 /// Transitions of a reliable connection and the attributes each demands and takes besides
@@ -58,12 +62,18 @@ const Transition* find_transition(ibv_qp_state from, ibv_qp_state to) noexcept {
   return nullptr;
 }
 
+/// Makes sure that `used` entries and one more fit, so that adding them never allocates.
+template <typename T>
+void reserve_one(std::vector<T>& list, std::size_t used) {
+  if (list.capacity() <= used) list.reserve(std::max<std::size_t>(64, 2 * used));
+}
+
 bool take_number(Context& c, std::uint32_t& qpn) {
   std::uint32_t index = 0;
   if (c.next_queue_pair < kFirstNumber) c.next_queue_pair = kFirstNumber;
   if (c.next_queue_pair < kMaxQueuePairs) {
+    reserve_one(c.free_queue_pairs, c.next_queue_pair);
     index = c.next_queue_pair++;
-    c.free_queue_pairs.reserve(c.next_queue_pair);
   } else if (!c.free_queue_pairs.empty()) {
     index = c.free_queue_pairs.front();
     c.free_queue_pairs.erase(c.free_queue_pairs.begin());
@@ -88,7 +98,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   qp->receives = init.srq != nullptr ? &static_cast<Srq*>(init.srq)->queue : &qp->own_receives;
   if (init.srq == nullptr)
     make_receive_queue(qp->own_receives, init.cap.max_recv_wr, init.cap.max_recv_sge);
-  c.waiting.reserve(c.objects_open + 1);
+  reserve_one(c.waiting, c.objects_open);
   if (!take_number(c, qp->qp_num)) {
     errno = ENOMEM;
     return nullptr;
@@ -109,7 +119,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   qp->init = init;
   qp->entry = &c.segment->queue_pairs[qp->handle];
   qp->entry->ident.store(0, std::memory_order_relaxed);
-  qp->entry->pd = pd.id;
+  qp->entry->pd.store(pd.id, std::memory_order_relaxed);
   c.queue_pairs[qp->handle] = qp.get();
   ++pd.users;
   ++static_cast<Cq*>(init.send_cq)->users;
@@ -135,8 +145,12 @@ void copy_attributes(Qp& qp, const ibv_qp_attr& attr, int mask) noexcept {
   if ((mask & IBV_QP_TIMEOUT) != 0) kept.timeout = attr.timeout;
   if ((mask & IBV_QP_RETRY_CNT) != 0) kept.retry_cnt = attr.retry_cnt;
   if ((mask & IBV_QP_RNR_RETRY) != 0) kept.rnr_retry = attr.rnr_retry;
-  qp.entry->access = kept.qp_access_flags;
-  qp.entry->rnr_timer = kept.min_rnr_timer;
+}
+
+/// What peers need of the attributes.
+void show_attributes(Qp& qp) noexcept {
+  qp.entry->access.store(qp.attr.qp_access_flags, std::memory_order_relaxed);
+  qp.entry->rnr_timer.store(qp.attr.min_rnr_timer, std::memory_order_relaxed);
 }
 
 /// Values that no transition may carry.
@@ -151,8 +165,14 @@ int check_attributes(const ibv_qp_attr& attr, int mask) noexcept {
   if ((mask & IBV_QP_RNR_RETRY) != 0 && attr.rnr_retry > 7) return EINVAL;
   if ((mask & IBV_QP_MIN_RNR_TIMER) != 0 && attr.min_rnr_timer > 31) return EINVAL;
   if ((mask & IBV_QP_DEST_QPN) != 0 && attr.dest_qp_num > 0xffffff) return EINVAL;
-  if ((mask & IBV_QP_AV) != 0 && (attr.ah_attr.is_global == 0 || attr.ah_attr.port_num != 1))
+  if ((mask & IBV_QP_AV) != 0 && (attr.ah_attr.is_global == 0 || attr.ah_attr.port_num != 1 ||
+                                  attr.ah_attr.grh.sgid_index != 0))
     return EINVAL;  // peers are found by GID only
+  if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0 && attr.max_rd_atomic > kMaxReads) return EINVAL;
+  if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0 && attr.max_dest_rd_atomic > kMaxReads)
+    return EINVAL;
+  if ((mask & IBV_QP_ACCESS_FLAGS) != 0 && (attr.qp_access_flags & ~kKnownAccess) != 0)
+    return EINVAL;
   return 0;
 }
 
@@ -161,12 +181,7 @@ void leave_peer(Qp& qp) noexcept {
   Qp** link = &qp.peer->queue_pairs;
   while (*link != &qp) link = &(*link)->next_of_peer;
   *link = qp.next_of_peer;
-  if (qp.stalled) {
-    link = &qp.peer->stalled;
-    while (*link != &qp) link = &(*link)->next_stalled;
-    *link = qp.next_stalled;
-    qp.stalled = false;
-  }
+  unstall(qp);
   --qp.peer->users;
   qp.peer = nullptr;
 }
@@ -190,6 +205,7 @@ int to_rtr(Context& c, Qp& qp) noexcept {
   QueuePairEntry& entry = *qp.entry;
   entry.expected_psn.store(qp.attr.rq_psn, std::memory_order_relaxed);
   entry.nak.store(Nak::none, std::memory_order_relaxed);
+  show_attributes(qp);  // before anybody can find it
   entry.remote.store(parse_gid(peer->gid)->nonce, std::memory_order_relaxed);
   entry.ident.store(queue_pair_ident(qp.qp_num, qp.dest_qpn), std::memory_order_release);
   qp.expected = std::uint64_t{qp.attr.rq_psn} << 24 | qp.qp_num;
@@ -204,6 +220,7 @@ void to_reset(Qp& qp) noexcept {
   qp.open = false;
   qp.expected = kNeverExpected;
   qp.nak_given = false;
+  qp.retries = qp.rnr_retries = 0;
   qp.sq_head = qp.sq_next = qp.sq_tail = qp.sq_reclaimed = 0;
   qp.own_receives.head = qp.own_receives.tail = 0;
   ++qp.epoch;
@@ -262,24 +279,30 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
   Context& c = context_of(qp.context);
   if ((mask & IBV_QP_CUR_STATE) != 0 && attr->cur_qp_state != qp.state) return EINVAL;
   const ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? attr->qp_state : qp.state;
-  // Any state may go to RESET and to ERR, with no attribute besides.
-  if (to == IBV_QPS_RESET) {
-    to_reset(qp);
-    return 0;
-  }
-  if (to == IBV_QPS_ERR) {
-    if (qp.state == IBV_QPS_RESET) return EINVAL;
-    enter_error(qp);
+  const int given = mask & ~(IBV_QP_STATE | IBV_QP_CUR_STATE);
+  // Any state may go to RESET, and all but RESET to ERR, with no attribute besides.
+  if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) {
+    if (given != 0 || (to == IBV_QPS_ERR && qp.state == IBV_QPS_RESET)) return EINVAL;
+    if (to == IBV_QPS_RESET) {
+      to_reset(qp);
+    } else {
+      enter_error(qp);
+    }
     return 0;
   }
   const Transition* transition = find_transition(qp.state, to);
-  const int given = mask & ~(IBV_QP_STATE | IBV_QP_CUR_STATE);
   if (transition == nullptr || (given & transition->required) != transition->required ||
       (given & ~(transition->required | transition->optional)) != 0)
     return EINVAL;
   if (const int error = check_attributes(*attr, mask); error != 0) return error;
+  const ibv_qp_attr before = qp.attr;
   copy_attributes(qp, *attr, mask);
-  return enter(c, qp, to);
+  if (const int error = enter(c, qp, to); error != 0) {
+    qp.attr = before;
+    return error;
+  }
+  show_attributes(qp);
+  return 0;
 }
 
 int query_qp(ibv_qp* base, ibv_qp_attr* attr, int, ibv_qp_init_attr* init) noexcept {
@@ -297,6 +320,7 @@ int destroy_qp(ibv_qp* base) noexcept {
   Qp* qp = static_cast<Qp*>(base);
   Context& c = context_of(qp->context);
   to_reset(*qp);
+  drop_events(c, base);
   c.queue_pairs[qp->handle] = nullptr;
   c.free_queue_pairs.push_back(qp->handle);
   ++c.queue_pair_generation[qp->handle];

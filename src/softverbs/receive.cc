@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
 #include "softverbs/control.h"
 #include "softverbs/lane_io.h"
@@ -58,7 +57,7 @@ void answer_nak(InLane& lane, Qp* qp, Nak reason) noexcept {
                            std::memory_order_release);
     qp->nak_given = true;
   }
-  lane.control->naks.store(++lane.naks, std::memory_order_release);
+  lane.control->last_nak.store(lane.head + 1, std::memory_order_release);
 }
 
 struct Arrival {
@@ -81,7 +80,8 @@ bool fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count, ScatterCurs
     Reference part{};
     from.read(reinterpret_cast<std::byte*>(&part), sizeof part);
     if (part.length == 0) continue;
-    RemoteBytes bytes = resolve(peer, sender.pd, part.address, part.length, part.key, 0);
+    RemoteBytes bytes = resolve(peer, sender.pd.load(std::memory_order_relaxed), part.address,
+                                part.length, part.key, 0);
     ok = bytes.kind != RemoteBytes::Kind::refused;
     while (ok && part.length != 0) {
       const ScatterCursor::Piece piece = to.take(part.length);
@@ -186,7 +186,7 @@ void take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const std::uint32_t body = a.bytes - static_cast<std::uint32_t>(sizeof target);
   const std::uint32_t length = message_length(a, cursor, body);
   const bool allowed =
-      (qp.entry->access & IBV_ACCESS_REMOTE_WRITE) != 0 &&
+      (qp.entry->access.load(std::memory_order_relaxed) & IBV_ACCESS_REMOTE_WRITE) != 0 &&
       (length == 0 || local_allows(*c.segment, static_cast<Pd*>(qp.pd)->id, target,
                                    IBV_ACCESS_REMOTE_WRITE));
   if (length != target.length || !allowed) [[unlikely]]
@@ -294,31 +294,25 @@ void acknowledge(Peer& peer) noexcept {
   OutLane& out = peer.out;
   const std::uint64_t head = out.control->head.load(std::memory_order_acquire);
   if (head == out.head) return;
-  const std::uint64_t naks = out.control->naks.load(std::memory_order_acquire);
-  if (naks != out.naks_seen) [[unlikely]] {
-    out.naks_seen = naks;
-    take_naks(peer, head);
-  }
+  // Beyond what was seen before: it may concern packets up to `head`, and be later than that.
+  const bool refused = out.control->last_nak.load(std::memory_order_acquire) > out.head;
   out.head = head;
+  out.limit = head + kLaneLines;
+  if (refused) [[unlikely]] take_naks(peer, head);
+  if (peer.stalled != nullptr) [[unlikely]] resume_stalled(peer);
   Context& c = *peer.context;
   while (out.in_flight_head != out.in_flight_tail) {
     const InFlight packet = out.in_flight[out.in_flight_head & (kInFlight - 1)];
     if (packet.end > head) break;
     ++out.in_flight_head;
     Qp* qp = c.queue_pairs[queue_pair_index(static_cast<std::uint32_t>(packet.ticket))];
-    // Gone, acknowledged already, or to be transmitted again: the ticket tells.
-    if (qp == nullptr || qp->sq_tail == qp->sq_next ||
-        qp->sq[qp->sq_tail & qp->sq_mask].ticket != packet.ticket) [[unlikely]] {
-      continue;
+    if (qp == nullptr) [[unlikely]] continue;
+    // Acknowledged already by take_naks, or to be transmitted again: the ticket tells.
+    if (qp->sq_tail != qp->sq_next &&
+        qp->sq[qp->sq_tail & qp->sq_mask].ticket == packet.ticket) [[likely]] {
+      complete_oldest(*qp);
     }
-    complete_oldest(*qp);
-    if (qp->sq_next != qp->sq_head) pump(*qp);
-  }
-  for (Qp* qp = std::exchange(peer.stalled, nullptr); qp != nullptr;) {
-    Qp* next = std::exchange(qp->next_stalled, nullptr);
-    qp->stalled = false;
-    pump(*qp);
-    qp = next;
+    if (qp->sq_next != qp->sq_head && !qp->stalled) pump(*qp);
   }
 }
 
@@ -355,11 +349,18 @@ int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
       c.unacked[i--] = c.unacked[--c.unacked_count];
     }
   }
-  for (std::uint32_t i = 0; i < c.awake_count; ++i) {
-    InLane& lane = *c.awake[i];
-    if (word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark)
+  // Begins behind the lane that filled the caller's array last time, so that none starves.
+  const std::uint32_t awake = c.awake_count;
+  std::uint32_t turn = c.turn;
+  for (std::uint32_t i = awake; i != 0; --i) {
+    if (turn >= awake) turn = 0;
+    InLane& lane = *c.awake[turn++];
+    if (word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark) {
       drain(c, lane, cq);
+      if (cq.out == cq.out_end) break;
+    }
   }
+  c.turn = turn;
   if (c.segment->doorbell.load(std::memory_order_relaxed) != 0) [[unlikely]] wake_lanes(c);
   if (c.attention != 0) [[unlikely]] attend(c);
   got = static_cast<int>(cq.out - wc);

@@ -48,13 +48,51 @@ void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,
 }
 
 void raise_event(Context& c, ibv_event_type type, void* element) noexcept {
-  constexpr std::size_t kEvents = 256;
-  if (c.events.size() == kEvents) return;  // reserved; the oldest tell most
-  AsyncEvent event{};
-  event.event.event_type = type;
-  event.event.element.qp = static_cast<ibv_qp*>(element);
-  if (type == IBV_EVENT_CQ_ERR) event.event.element.cq = static_cast<ibv_cq*>(element);
+  if (c.events.size() == c.events.capacity()) return;  // reserved; the oldest tell most
+  ibv_async_event event{};
+  event.event_type = type;
+  if (type == IBV_EVENT_CQ_ERR) {
+    event.element.cq = static_cast<ibv_cq*>(element);
+  } else {
+    event.element.qp = static_cast<ibv_qp*>(element);
+  }
   c.events.push_back(event);
+}
+
+void drop_events(Context& c, const void* element) noexcept {
+  std::erase_if(c.events, [&](const ibv_async_event& event) {
+    return (event.event_type == IBV_EVENT_CQ_ERR ? static_cast<const void*>(event.element.cq)
+                                                 : event.element.qp) == element;
+  });
+}
+
+void stall(Qp& qp) noexcept {
+  if (qp.stalled) return;
+  Peer& peer = *qp.peer;
+  qp.stalled = true;
+  qp.next_stalled = nullptr;
+  (peer.stalled == nullptr ? peer.stalled : peer.stalled_last->next_stalled) = &qp;
+  peer.stalled_last = &qp;
+}
+
+void unstall(Qp& qp) noexcept {
+  if (!qp.stalled) return;
+  Peer& peer = *qp.peer;
+  Qp* before = nullptr;
+  for (Qp* at = peer.stalled; at != &qp; at = at->next_stalled) before = at;
+  (before == nullptr ? peer.stalled : before->next_stalled) = qp.next_stalled;
+  if (peer.stalled_last == &qp) peer.stalled_last = before;
+  qp.next_stalled = nullptr;
+  qp.stalled = false;
+}
+
+void resume_stalled(Peer& peer) noexcept {
+  while (peer.stalled != nullptr) {
+    Qp& qp = *peer.stalled;
+    unstall(qp);
+    pump(qp);
+    if (qp.stalled) return;  // at the end now, and the lane is full
+  }
 }
 
 void enter_error(Qp& qp) noexcept {
@@ -109,7 +147,7 @@ void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
     case Nak::none:
     case Nak::not_ready:
       // As an unanswered packet: timeout 0 waits for ever (IB specification 9.7.6.1.3).
-      if (qp.retries++ >= qp.attr.retry_cnt && qp.attr.timeout != 0)
+      if (qp.attr.timeout != 0 && qp.retries++ >= qp.attr.retry_cnt)
         return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
       return wait_until(qp, Nanoseconds(std::int64_t{4096}
                                         << (qp.attr.timeout == 0 ? 8 : qp.attr.timeout)));
@@ -143,7 +181,7 @@ void take_nak(Qp& qp, std::uint64_t head) noexcept {
   if (qp.sq_tail == qp.sq_next) return;
   // Consumed but not taken, or told so: it has to be transmitted again.
   if (told || qp.sq[qp.sq_tail & qp.sq_mask].lane_end <= head)
-    retry(qp, reason, remote.rnr_timer);
+    retry(qp, reason, remote.rnr_timer.load(std::memory_order_relaxed));
 }
 
 }  // namespace

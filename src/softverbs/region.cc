@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <new>
 
+#include "base/log.h"
 #include "base/membarrier.h"
 #include "base/shared_memory.h"
 #include "softverbs/lane_io.h"
@@ -53,29 +54,38 @@ std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
   return free;
 }
 
-bool take_region_index(Context& c, std::uint32_t& index) {
-  if (!c.free_regions.empty()) {
-    index = c.free_regions.back();
-    c.free_regions.pop_back();
-    return true;
+/// An entry of the region table; 0 if all are in use.
+std::uint32_t take_slot(RegionSlots& regions) {
+  constexpr std::uint32_t kRest = 1024;  // so many registrations an entry rests before its next use
+  const bool fresh = regions.slots.size() < kMaxRegions;
+  if (regions.free == 0 || (fresh && regions.free < kRest)) {
+    if (!fresh) return 0;
+    regions.slots.emplace_back();
+    return static_cast<std::uint32_t>(regions.slots.size() - 1);
   }
-  if (c.next_region == kMaxRegions) return false;
-  index = c.next_region++;
-  if (index >= c.region_generation.size()) c.region_generation.resize(index + 1, 0);
-  // Room for its return, so that deregistering never allocates.
-  c.free_regions.reserve(c.next_region);
-  return true;
+  const std::uint32_t index = regions.first_free;
+  regions.first_free = regions.slots[index].next;
+  --regions.free;
+  return index;
+}
+
+void give_slot_back(RegionSlots& regions, std::uint32_t index) noexcept {
+  regions.slots[index].next = 0;
+  (regions.free == 0 ? regions.first_free : regions.slots[regions.last_free].next) = index;
+  regions.last_free = index;
+  ++regions.free;
 }
 
 ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, int access) {
-  std::uint32_t index = 0;
   auto mr = std::make_unique<Mr>();
-  if (!take_region_index(c, index)) {
+  c.object_users.reserve(std::min<std::size_t>(c.object_users.size() + 1, kMaxObjects));
+  const std::uint32_t index = take_slot(c.regions);
+  if (index == 0) {
     errno = ENOMEM;
     return nullptr;
   }
   // 14 bits of generation above the index; 0 is left out so that a key is never 0.
-  std::uint32_t& generation = c.region_generation[index];
+  std::uint32_t& generation = c.regions.slots[index].generation;
   generation = generation % 0x3fff + 1;
   const std::uint32_t key = generation << 18 | index;
 
@@ -107,15 +117,19 @@ ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, i
   return mr.release();
 }
 
-/// Waits until every peer that was in the midst of an access has left it. A peer of this very
-/// thread is never in one. Bounded: a stopped peer must not stop us.
+/// Waits until every peer that was in the midst of an access has left it, those included whose
+/// lanes we have not opened yet. A peer of this very thread is never in one. Bounded: a stopped
+/// peer must not stop us.
 bool peers_idle(Context& c) {
   constexpr int kYields = 2000;
-  for (auto& lane : c.lanes) {
-    if (lane == nullptr) continue;
-    const std::uint64_t busy = lane->control->busy.load(std::memory_order_acquire);
-    if ((busy & 1) == 0 || (lane->peer != nullptr && lane->peer->gone)) continue;
-    for (int i = 0; lane->control->busy.load(std::memory_order_acquire) == busy; ++i) {
+  const std::uint32_t used = c.segment->lanes_used.load(std::memory_order_acquire);
+  for (std::uint32_t lane = 0; lane < used; ++lane) {
+    const std::atomic<std::uint64_t>& word = c.segment->lanes[lane].control.busy;
+    const std::uint64_t busy = word.load(std::memory_order_acquire);
+    const InLane* known = c.lanes[lane].get();
+    if ((busy & 1) == 0 || (known != nullptr && known->peer != nullptr && known->peer->gone))
+      continue;
+    for (int i = 0; word.load(std::memory_order_acquire) == busy; ++i) {
       if (i == kYields) return false;
       sched_yield();
     }
@@ -155,7 +169,7 @@ int dereg_mr(ibv_mr* base) noexcept {
     object.fd = -1;
     object.size = 0;
   }
-  c.free_regions.push_back(mr->index);
+  give_slot_back(c.regions, mr->index);
   --static_cast<Pd*>(mr->pd)->users;
   --c.objects_open;
   delete mr;
@@ -172,7 +186,9 @@ MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generati
   std::snprintf(path, sizeof path, "/proc/%u/fd/%d", peer.pid, entry.fd);
   base::UniqueFd fd(::open(path, O_RDWR | O_CLOEXEC));
   struct stat st {};
-  if (!fd || fstat(fd.get(), &st) != 0 || st.st_ino != entry.inode) return nullptr;
+  if (!fd || fstat(fd.get(), &st) != 0 || st.st_ino != entry.inode ||
+      static_cast<std::uint64_t>(st.st_size) < entry.size)
+    return nullptr;
   try {
     if (peer.objects.size() <= index) peer.objects.resize(index + 1);
   } catch (const std::bad_alloc&) {
@@ -215,19 +231,33 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
 
 namespace {
 
-/// Memory that we cannot map: the kernel copies. Its own access check guards it.
+/// Says what the kernel's refusal means, as a completion's status cannot.
+void explain_refusal(const Peer& peer, int error) noexcept {
+  if (error != EPERM) return;
+  base::log(LogLevel::warning,
+            "softverbs: the kernel forbids access to the private memory of process {}: Yama "
+            "(kernel.yama.ptrace_scope), capabilities of its file, or another PID namespace; "
+            "register memory that lies in a memfd, or set kernel.yama.ptrace_scope=0",
+            peer.pid);
+}
+
+/// Memory that we cannot map: the kernel copies. Its own access check guards it. False and errno.
 bool copy_by_kernel(const Peer& peer, std::uint64_t address, const ibv_sge* sges,
                     std::uint32_t count, std::size_t length, Copy direction) noexcept {
   ScatterCursor local(sges, count);
   while (length != 0) {
     const ScatterCursor::Piece piece = local.take(length);
-    if (piece.length == 0) return false;
+    if (piece.length == 0) return errno = EINVAL, false;
     iovec here{piece.data, piece.length};
     iovec there{pointer(address), piece.length};
     const auto pid = static_cast<pid_t>(peer.pid);
     const ssize_t n = direction == Copy::to_peer ? process_vm_writev(pid, &here, 1, &there, 1, 0)
                                                  : process_vm_readv(pid, &here, 1, &there, 1, 0);
-    if (n != static_cast<ssize_t>(piece.length)) return false;
+    if (n != static_cast<ssize_t>(piece.length)) {
+      if (n >= 0) errno = EFAULT;  // not all of it is mapped
+      explain_refusal(peer, errno);
+      return false;
+    }
     address += piece.length;
     length -= piece.length;
   }
@@ -244,7 +274,7 @@ bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std
   ScatterCursor local(sges, count);
   while (length != 0) {
     const ScatterCursor::Piece piece = local.take(length);
-    if (piece.length == 0) return false;
+    if (piece.length == 0) return errno = EINVAL, false;
     // Both ends may be the same memory (a context connected to itself): memmove.
     if (direction == Copy::to_peer) {
       std::memmove(there, piece.data, piece.length);

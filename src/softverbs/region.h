@@ -47,7 +47,8 @@ inline void end_access(Peer& peer) noexcept {
 }
 
 enum class Copy : std::uint8_t { to_peer, from_peer };
-/// Copies between local elements and the peer's bytes; false if the kernel refused.
+/// Copies between local elements and the peer's bytes; false and errno if the kernel refused
+/// (ESRCH: the peer's process is gone).
 bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std::uint32_t count,
                  std::size_t length, Copy direction) noexcept;
 

@@ -53,7 +53,9 @@ static_assert(sizeof(Reference) == 16);
 struct LaneControl {
   // Receiver: read by the sender while it has unacknowledged packets.
   alignas(64) std::atomic<std::uint64_t> head;  ///< lines consumed: a cumulative acknowledgement
-  std::atomic<std::uint64_t> naks;  ///< negative answers given; bumped before the head that covers
+  /// Lies within the last packet that was answered negatively: its first line's position + 1.
+  /// Written before the head that covers the packet.
+  std::atomic<std::uint64_t> last_nak;
   // Sender.
   alignas(64) std::atomic<std::uint64_t> busy;  ///< odd while it accesses the receiver's memory
   // Receiver, rarely: its own line, so that the sender's reads of it stay in its cache.
@@ -94,9 +96,9 @@ enum class Nak : std::uint32_t {
 struct alignas(128) QueuePairEntry {
   std::atomic<std::uint64_t> ident;   ///< local number << 32 | remote number << 8 | 1
   std::atomic<std::uint64_t> remote;  ///< nonce of the peer that it is connected to
-  std::uint64_t pd;
-  std::uint32_t access;  ///< IBV_ACCESS_* of the queue pair
-  std::uint32_t rnr_timer;
+  std::atomic<std::uint64_t> pd;
+  std::atomic<std::uint32_t> access;  ///< IBV_ACCESS_* of the queue pair
+  std::atomic<std::uint32_t> rnr_timer;
   // Written per message by the owner, read by the peer only after a negative answer.
   alignas(64) std::atomic<std::uint32_t> expected_psn;
   std::atomic<Nak> nak;
@@ -136,6 +138,7 @@ struct Segment {
   std::uint32_t pid;
   ibv_gid gid;
   std::atomic<std::uint32_t> closed;
+  std::atomic<std::uint32_t> lanes_used;  ///< above every directory entry ever claimed
   // Doorbells of sleeping lanes: bits first, then the summary that the owner polls.
   alignas(64) std::atomic<std::uint64_t> doorbell;
   alignas(64) std::atomic<std::uint64_t> doorbells[kMaxLanes / 64];

@@ -129,13 +129,10 @@ inline void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_b
 }
 
 bool room_for(Qp& qp, std::uint32_t lines) noexcept {
-  Peer& peer = *qp.peer;
-  if (peer.out.tail - peer.out.head + lines <= kLaneLines) [[likely]] return true;
-  if (!qp.stalled) {
-    qp.stalled = true;
-    qp.next_stalled = peer.stalled;
-    peer.stalled = &qp;
-  }
+  OutLane& out = qp.peer->out;
+  if (out.tail + lines <= out.limit) [[likely]] return true;
+  out.limit = out.tail;
+  stall(qp);
   return false;
 }
 
@@ -184,7 +181,7 @@ inline bool send_at_once(Qp& qp, const ibv_send_wr& wr) noexcept {
     return false;
   const ibv_sge& sge = wr.sg_list[0];
   OutLane& out = qp.peer->out;
-  if (sge.length > kFirstLineBytes || out.tail - out.head >= kLaneLines ||
+  if (sge.length > kFirstLineBytes || out.tail >= out.limit ||
       qp.sq_head - qp.sq_reclaimed >= qp.sq_depth || (wr.send_flags & IBV_SEND_SOLICITED) != 0)
       [[unlikely]] {
     return false;
@@ -236,16 +233,18 @@ Ran run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   if (remote.ident.load(std::memory_order_acquire) != queue_pair_ident(qp.dest_qpn, qp.qp_num) ||
       remote.remote.load(std::memory_order_relaxed) != peer.context->nonce) {
     ready = false;
-  } else if ((remote.access & access) != access) {
+  } else if ((remote.access.load(std::memory_order_relaxed) & access) != access) {
     status = IBV_WC_REM_ACCESS_ERR;
   } else if (wr.length != 0) {
     const RemoteBytes bytes =
-        resolve(peer, remote.pd, wr.remote_address, wr.length, wr.rkey, access);
+        resolve(peer, remote.pd.load(std::memory_order_relaxed), wr.remote_address, wr.length,
+                wr.rkey, access);
     if (bytes.kind == RemoteBytes::Kind::refused) {
       status = IBV_WC_REM_ACCESS_ERR;
     } else if (!copy_remote(peer, bytes, sges, wr.sge_count, wr.length,
                             read ? Copy::from_peer : Copy::to_peer)) {
       status = IBV_WC_REM_OP_ERR;
+      ready = errno != ESRCH;  // a dead process does not answer, that is all
     }
   }
   end_access(peer);

@@ -1,9 +1,16 @@
 #include "base/membarrier.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <thread>
+#include <vector>
+
+#include "base/random.h"
+#include "spinwire/clock.h"
 
 namespace membarrier_test {
 namespace {
@@ -18,35 +25,89 @@ TEST(Membarrier, AvailabilityDoesNotChange) {
   EXPECT_TRUE(membarrier());
 }
 
+/// A word on a cacheline of its own: a line that its writer holds anyway hides the effect.
+struct alignas(64) Line {
+  std::atomic<int> word{0};
+};
+
+/// Waits for another thread's word; gives the processor up if that one has to run here.
+void await(const std::atomic<int>& word, int value) {
+  for (int spins = 0; word.load(std::memory_order_acquire) < value; ++spins) {
+    if (spins > 2000) std::this_thread::yield();
+  }
+}
+
+/// The processors that this thread may run on.
+std::vector<int> processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof set, &set);
+  std::vector<int> list;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) list.push_back(i);
+  }
+  return list;
+}
+
+void run_on(const std::vector<int>& list) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int i : list) CPU_SET(i, &set);
+  sched_setaffinity(0, sizeof set, &set);
+}
+
+void await_time(const spinwire::Clock& clock, std::uint64_t ticks) {
+  while (clock.now() < ticks) {
+  }
+}
+
 /// Both sides write their own word and read the other's. With a barrier on the slow side only, at
-/// least one of them has to see the other; without it both may read 0.
+/// least one of them has to see the other; without it both are blind in some of the rounds.
 TEST(Membarrier, OrdersAPlainStoreAndLoadOfAnotherThread) {
   if (!membarrier_available()) GTEST_SKIP() << "this kernel has no expedited membarrier";
-  constexpr int kRounds = 2000;
-  alignas(64) std::atomic<int> fast{0};
-  alignas(64) std::atomic<int> slow{0};
-  alignas(64) std::atomic<int> fast_saw{0};
-  std::atomic<int> round{0};
-  std::atomic<int> done{0};
+  const std::vector<int> all = processors();
+  if (all.size() < 2) GTEST_SKIP() << "it takes two processors";
+  constexpr int kRounds = 20'000;
+  Line fast;
+  Line slow;
+  Line fast_saw;
+  Line round;
+  Line done;
+  // Both start a round at the same tick, give or take a little, so that they meet in every order.
+  const spinwire::Clock clock = spinwire::Clock::real();
+  const std::uint64_t ahead = clock.ticks(std::chrono::nanoseconds(800));
+  const std::uint64_t jitter = clock.ticks(std::chrono::nanoseconds(60));
+  std::atomic<std::uint64_t> start{0};
   std::thread hot([&] {
+    run_on({all[1]});
+    spinwire::base::Random random(1);
     for (int i = 1; i <= kRounds; ++i) {
-      while (round.load(std::memory_order_acquire) < i) std::this_thread::yield();
-      fast.store(i, std::memory_order_relaxed);
+      const std::uint64_t late = random.below(jitter);
+      await(round.word, i);
+      await_time(clock, start.load(std::memory_order_relaxed) + late);
+      fast.word.store(i, std::memory_order_relaxed);
       std::atomic_signal_fence(std::memory_order_seq_cst);
-      fast_saw.store(slow.load(std::memory_order_relaxed), std::memory_order_relaxed);
-      done.store(i, std::memory_order_release);
+      fast_saw.word.store(slow.word.load(std::memory_order_relaxed), std::memory_order_relaxed);
+      done.word.store(i, std::memory_order_release);
     }
   });
+  run_on({all[0]});
+  spinwire::base::Random random(2);
   int both_blind = 0;
   for (int i = 1; i <= kRounds; ++i) {
-    round.store(i, std::memory_order_release);
-    slow.store(i, std::memory_order_relaxed);
+    const std::uint64_t at = clock.now() + ahead;
+    const std::uint64_t late = random.below(jitter);
+    start.store(at, std::memory_order_relaxed);
+    round.word.store(i, std::memory_order_release);
+    await_time(clock, at + late);
+    slow.word.store(i, std::memory_order_relaxed);
     membarrier();
-    const int slow_saw = fast.load(std::memory_order_relaxed);
-    while (done.load(std::memory_order_acquire) < i) std::this_thread::yield();
-    if (slow_saw < i && fast_saw.load(std::memory_order_relaxed) < i) ++both_blind;
+    const int slow_saw = fast.word.load(std::memory_order_relaxed);
+    await(done.word, i);
+    if (slow_saw < i && fast_saw.word.load(std::memory_order_relaxed) < i) ++both_blind;
   }
   hot.join();
+  run_on(all);
   EXPECT_EQ(both_blind, 0);
 }
 

@@ -152,6 +152,9 @@ TEST(TimerWheel, EqualDeadlinesFireInTheOrderOfScheduling) {
     wheel.schedule(timers[i], 5000);
   }
   EXPECT_EQ(advance(wheel, 5000), (List{0, 1, 2, 3, 4}));
+  for (Timer& timer : timers) wheel.schedule(timer, 5001);
+  wheel.cancel(timers[2]);
+  EXPECT_EQ(advance(wheel, 5001), (List{0, 1, 3, 4}));
 }
 
 TEST(TimerWheel, FiresNoMoreThanAskedAndTheRestLater) {
@@ -190,6 +193,21 @@ TEST(TimerWheel, ALargeBacklogIsTakenDownInBoundedSteps) {
   }
   EXPECT_EQ(fired, kTimers);
   EXPECT_GT(calls, kTimers / 300);
+}
+
+TEST(TimerWheel, TheHintCountsTimersThatAreStillComingDown) {
+  // The latest come down first, and the call's work ends before it gets to the earliest.
+  constexpr std::uint64_t kStart = 1u << 18;
+  std::vector<std::unique_ptr<Timer>> timers;
+  TimerWheel wheel(1, 0);
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    timers.push_back(std::make_unique<Timer>());
+    wheel.schedule(*timers.back(), kStart + 299 - i);
+  }
+  EXPECT_EQ(wheel.next_deadline(), kStart);
+  EXPECT_EQ(advance(wheel, kStart), List{});
+  EXPECT_EQ(wheel.next_deadline(), kStart);
+  EXPECT_EQ(advance(wheel, kStart).size(), 1u);
 }
 
 TEST(TimerWheel, ALongPauseCostsNoMoreThanTheTimersInIt) {

@@ -3,7 +3,9 @@
 
 #include <infiniband/verbs.h>
 
-#include <array>
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/random.h"
 #include "base/shared_memory.h"
 #include "softverbs/device.h"
 #include "softverbs/gid.h"
@@ -33,6 +36,7 @@ struct NodeOptions {
   int cq_entries = 1024;
   std::size_t memory = 4u << 20;
   bool private_memory = false;
+  bool signal_all = false;
   spinwire::Clock clock = spinwire::Clock::real();
 };
 
@@ -89,11 +93,13 @@ class Node {
   static constexpr int kAllAccess =
       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
 
+  /// With the node's own PD, CQ and SRQ.
   ibv_qp* make_qp() {
     ibv_qp_init_attr init{};
     init.send_cq = init.recv_cq = cq;
     init.srq = srq;
     init.qp_type = IBV_QPT_RC;
+    init.sq_sig_all = options_.signal_all ? 1 : 0;
     init.cap.max_send_wr = options_.send_depth;
     init.cap.max_recv_wr = options_.recv_depth;
     init.cap.max_send_sge = init.cap.max_recv_sge = options_.sges;
@@ -149,6 +155,23 @@ class Node {
                              IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
   }
 
+  void destroy(ibv_qp* qp) {
+    must(sv::destroy_qp(qp) == 0, "destroy_qp");
+    std::erase(qps, qp);
+  }
+  void fail(ibv_qp* qp) {
+    ibv_qp_attr attr{};
+    attr.qp_state = IBV_QPS_ERR;
+    must(sv::modify_qp(qp, &attr, IBV_QP_STATE) == 0, "ERR");
+  }
+  [[nodiscard]] sv::Context& internals() const { return sv::context_of(context); }
+  [[nodiscard]] std::uint64_t address(std::size_t offset) const {
+    return reinterpret_cast<std::uint64_t>(memory.data() + offset);
+  }
+  [[nodiscard]] std::span<std::byte> bytes(std::size_t offset, std::size_t length) const {
+    return memory.subspan(offset, length);
+  }
+
   [[nodiscard]] ibv_sge sge(std::size_t offset, std::uint32_t length) const {
     return {reinterpret_cast<std::uint64_t>(memory.data() + offset), length, mr->lkey};
   }
@@ -199,34 +222,118 @@ struct Send {
   }
 };
 
+/// Bytes that a seed tells.
+inline void fill(std::span<std::byte> bytes, std::uint64_t seed) {
+  spinwire::base::Random random(seed);
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random.next();
+    std::memcpy(&bytes[at], &word, std::min(sizeof word, bytes.size() - at));
+  }
+}
+inline bool holds(std::span<const std::byte> bytes, std::uint64_t seed) {
+  spinwire::base::Random random(seed);
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+    const std::uint64_t word = random.next();
+    if (std::memcmp(&bytes[at], &word, std::min(sizeof word, bytes.size() - at)) != 0) return false;
+  }
+  return true;
+}
+inline bool all_are(std::span<const std::byte> bytes, int value) {
+  return std::all_of(bytes.begin(), bytes.end(), [&](std::byte b) { return b == std::byte(value); });
+}
+
+/// Repeats `step` until `done`; false after a deadline that only a failure meets.
+template <typename Step, typename Done>
+bool until(Step&& step, Done&& done, std::chrono::seconds limit = std::chrono::seconds(60)) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    for (int i = 0; i < 16 && !done(); ++i) step();
+  }
+  return true;
+}
+
+struct ConnectOptions {
+  std::uint8_t rnr_timer = 1;
+  std::uint8_t timeout = 4;
+  std::uint8_t retries = 3;
+  std::uint8_t rnr_retry = 7;
+};
+
+/// Brings both ends to RTS.
+inline void connect(Node& a, ibv_qp* qa, Node& b, ibv_qp* qb, const ConnectOptions& o = {}) {
+  const Endpoint ea = a.endpoint(qa), eb = b.endpoint(qb);
+  must(a.init(qa) == 0 && b.init(qb) == 0, "INIT");
+  must(a.rtr(qa, eb, o.rnr_timer) == 0 && b.rtr(qb, ea, o.rnr_timer) == 0, "RTR");
+  must(a.rts(qa, o.timeout, o.retries, o.rnr_retry) == 0 &&
+           b.rts(qb, o.timeout, o.retries, o.rnr_retry) == 0,
+       "RTS");
+  sv::control_device(a.context);
+  sv::control_device(b.context);
+}
+
 /// Two nodes in one thread with one connected pair of queue pairs.
 struct Link {
   Node a;
   Node b;
   ibv_qp* qa;
   ibv_qp* qb;
-  explicit Link(const NodeOptions& options = {}) : Link(options, options) {}
-  Link(const NodeOptions& left, const NodeOptions& right)
+  std::vector<ibv_wc> at_a;  ///< completions that step() took
+  std::vector<ibv_wc> at_b;
+  int batch = 16;  ///< completions that step() asks for
+
+  explicit Link(const NodeOptions& options = {}, const ConnectOptions& how = {})
+      : Link(options, options, how) {}
+  Link(const NodeOptions& left, const NodeOptions& right, const ConnectOptions& how = {})
       : a(left), b(right), qa(a.make_qp()), qb(b.make_qp()) {
-    const Endpoint ea = a.endpoint(qa), eb = b.endpoint(qb);
-    must(a.init(qa) == 0 && b.init(qb) == 0, "INIT");
-    must(a.rtr(qa, eb) == 0 && b.rtr(qb, ea) == 0, "RTR");
-    must(a.rts(qa) == 0 && b.rts(qb) == 0, "RTS");
-    control();
+    connect(a, qa, b, qb, how);
   }
+  explicit Link(const ConnectOptions& how) : Link(NodeOptions{}, how) {}
   /// Each opens the lane that the other made.
   void control() const {
     sv::control_device(a.context);
     sv::control_device(b.context);
   }
-  /// Polls both ends, in turn, until `done` says so; false after many polls without.
-  template <typename F>
-  bool run(F&& done, int polls = 2'000'000) {
-    for (int i = 0; i < polls; ++i) {
-      if (done()) return true;
-    }
-    return false;
+  void poll_a() { take(a, at_a); }
+  void poll_b() { take(b, at_b); }
+  /// Polls both ends once.
+  void step() {
+    poll_a();
+    poll_b();
+  }
+  void steps(int n) {
+    while (n-- > 0) step();
+  }
+  /// Polls both ends until so many completions were taken in all.
+  bool run(std::size_t from_a, std::size_t from_b) {
+    return until([&] { step(); },
+                 [&] { return at_a.size() >= from_a && at_b.size() >= from_b; });
+  }
+
+ private:
+  void take(const Node& node, std::vector<ibv_wc>& into) const {
+    ibv_wc wc[64];
+    const int n = ibv_poll_cq(node.cq, std::min(batch, 64), wc);
+    into.insert(into.end(), wc, wc + n);
   }
 };
+
+inline ibv_qp_state state_of(ibv_qp* qp) {
+  ibv_qp_attr attr{};
+  must(sv::query_qp(qp, &attr, IBV_QP_STATE, nullptr) == 0, "query_qp");
+  return attr.qp_state;
+}
+
+/// The next async event's type and element; type -1 if there is none.
+struct Event {
+  int type = -1;
+  const void* element = nullptr;
+};
+inline Event next_event(const Node& node) {
+  ibv_async_event event{};
+  if (sv::get_async_event(node.context, &event) != 0) return {};
+  const bool of_cq = event.event_type == IBV_EVENT_CQ_ERR;
+  return {event.event_type, of_cq ? static_cast<const void*>(event.element.cq) : event.element.qp};
+}
 
 }  // namespace softverbs_test

@@ -1,0 +1,109 @@
+// What happens to a connection: operations in, completions out, credit, life cycle. The hot part
+// is in operations.cc and arrivals.cc, the cold in lifecycle.cc.
+#pragma once
+
+#include <cstdint>
+
+#include "agent/shared.h"
+#include "spinwire/connection.h"
+#include "spinwire/status.h"
+#include "wire/handshake.h"
+
+namespace spinwire::agent {
+
+// Hot: operations.
+
+struct Request {
+  OperationKind kind;
+  const BufferSlice* data;
+  const RemoteRegion* remote;
+  std::uint32_t immediate;
+  const CompletionCallback* done;
+  bool defer;  ///< post with the next flush
+};
+/// Accepts one of the application's operations, or answers why not and takes nothing.
+Status submit(Shared& s, Agent& a, const Request& request) noexcept;
+/// Posts the agent's deferred operations with one doorbell per postlist.
+void flush(Shared& s, Agent& a) noexcept;
+/// Ends deferred operations that will not be posted any more, behind those that the device has.
+void flush_unposted(Shared& s, Agent& a) noexcept;
+/// A send completion; answers the number of operations it ended.
+std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept;
+
+/// Posts everything deferred, agent by agent.
+void flush_all(Shared& s) noexcept;
+
+// Hot: arrivals.
+
+inline void prefetch_receive(const Shared& s, const ibv_wc& wc) noexcept {
+  __builtin_prefetch(s.receive_blocks[wc.wr_id >> 1]->header);
+}
+void on_receive(Shared& s, const ibv_wc& wc) noexcept;
+/// A message that arrives while the connection is draining.
+void take_while_draining(Shared& s, Agent& a, const Block* block, std::uint32_t bytes) noexcept;
+/// A receive that ended with an error at the device. Cold.
+void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept;
+/// The end of a poll: fill up and repost receives, flush what was deferred, tell credit.
+void finish_poll(Shared& s) noexcept;
+/// Whether finish_poll() has anything to do.
+inline bool has_work(const Shared& s) noexcept {
+  return (s.dirty.count() | s.grants.count() | s.deficit) != 0 ||
+         s.receives.count() >= s.config.queues.receive_postlist;
+}
+/// Fills the shared receive queue at the start. Errors: no_memory when the receive pool is short.
+Result<void> post_first_receives(Shared& s);
+
+// Credit.
+
+[[nodiscard]] inline std::uint32_t send_credits(const Agent& a) noexcept {
+  return a.granted_to_us - a.returned_by_us - a.sent;
+}
+[[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
+  return a.granted - a.returned - a.received;
+}
+/// Takes what the peer wrote into the credit cell. False: nonsense was in it.
+bool read_credit_cell(Agent& a) noexcept;
+/// Lets the peer have credit up to its allotment, if receives are there for it.
+void top_up(Shared& s, Agent& a) noexcept;
+/// Keeps up to `wanted` receives for the peer, as many as the budget has.
+void grow_allotment(Shared& s, Agent& a, std::uint32_t wanted) noexcept;
+void list_grant(Shared& s, Agent& a) noexcept;
+
+// Cold: life cycle.
+
+/// A fresh agent in `state`; null when the limit is reached.
+Agent* acquire(Shared& s, ConnectionState state, bool outbound) noexcept;
+/// The only writer of Agent::state; stamps the deadline of the new one.
+void enter(Shared& s, Agent& a, ConnectionState state) noexcept;
+/// Takes the next step of the agent's set-up or tear-down, with at most one control verb.
+/// Answers true if it used one.
+bool advance(Shared& s, Agent& a) noexcept;
+/// Puts the agent in line for a control verb.
+void list_setup(Shared& s, Agent& a) noexcept;
+/// The connection ends, with this as its cause if it has none yet.
+void fail(Shared& s, Agent& a, Error cause) noexcept;
+/// The application closes.
+void close(Shared& s, Agent& a) noexcept;
+/// An operation ended with an error at the device.
+void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& wc) noexcept;
+/// The peer says goodbye.
+void on_goodbye(Shared& s, Agent& a) noexcept;
+/// The last outstanding operation ended while draining.
+void on_drained(Shared& s, Agent& a) noexcept;
+void on_timer(Shared& s, Agent& a, TimerKind kind) noexcept;
+/// Ready for traffic: the handshake is done at both ends.
+void become_ready(Shared& s, Agent& a) noexcept;
+/// Our side of the handshake.
+wire::EndpointInfo endpoint(const Shared& s, const Agent& a) noexcept;
+/// The peer's side; false and an error if it cannot be connected to.
+Result<void> take_endpoint(Shared& s, Agent& a, const wire::EndpointInfo& peer);
+/// Appends one of the agent's own operations; false if the pool is out of records.
+bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credits = 0) noexcept;
+/// Tells the application and gives the record back.
+void finish(Shared& s, Agent& a) noexcept;
+
+inline Connection handle(const Shared& s, const Agent& a) noexcept {
+  return {s.core, a.index, a.generation};
+}
+
+}  // namespace spinwire::agent

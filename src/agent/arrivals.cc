@@ -1,0 +1,260 @@
+// Arrivals: receive completions, credit, and what a poll does at its end. Hot.
+#include <endian.h>
+
+#include <algorithm>
+#include <string>
+
+#include "agent/agent.h"
+#include "base/error.h"
+
+namespace spinwire::agent {
+namespace {
+
+void post_receives(Shared& s) noexcept {
+  const std::uint32_t before = s.receives.count();
+  // Never more than the queue was made for: a refusal leaves the rest for the next time.
+  (void)s.receives.post(s.device->srq());
+  const std::uint32_t posted = before - s.receives.count();
+  s.posted_receives += posted;
+  s.stats.receives_posted += posted;
+}
+
+/// Puts a slot's block into the list of receives to be posted.
+inline void repost(Shared& s, std::uint32_t slot) noexcept {
+  Block* block = s.receive_blocks[slot];
+  s.receives.add(receive_id(slot), block->payload - wire::kMessageHeaderBytes,
+                 static_cast<std::uint32_t>(s.config.connections.eager_bytes +
+                                            wire::kMessageHeaderBytes),
+                 block->lkey);
+  if (s.receives.count() >= verbs::ReceiveList::kCapacity) [[unlikely]] post_receives(s);
+}
+
+/// Takes a credit count that the peer told in 16 bits.
+inline void take_granted(Agent& a, std::uint16_t low) noexcept {
+  const auto news = static_cast<std::uint16_t>(low - static_cast<std::uint16_t>(a.granted_to_us));
+  if (news < 0x8000) a.granted_to_us += news;  // else older than what the cell told
+}
+
+/// A message's credit is used: its receive will be posted again for whoever has credit next.
+inline void count_credit(Shared& s, Agent& a, bool wants_more) noexcept {
+  ++a.received;
+  if (wants_more) [[unlikely]] {
+    grow_allotment(s, a, a.allotment * 2 + 14);
+    a.grant_urgent = true;
+  }
+  top_up(s, a);
+}
+
+void deliver(Shared& s, Agent& a, Message& message) noexcept {
+  ++a.stats.messages_received;
+  a.stats.bytes_received += message.size();
+  ++s.stats.messages_received;
+  if (a.handlers.on_message) a.handlers.on_message(handle(s, a), message);
+}
+
+void malformed(Shared& s, Agent& a, std::uint32_t bytes) noexcept {
+  ++s.stats.bad_messages;
+  fail(s, a, {Status::protocol, "take a message of " + std::to_string(bytes) + " bytes",
+              "no valid header in front of it", "the peer is broken or hostile"});
+}
+
+/// A message with its header in the block; answers whether the block was kept.
+bool take_message(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept {
+  wire::MessageHeader header{};
+  const std::byte* at = block->payload - wire::kMessageHeaderBytes;
+  if (!wire::decode(at, wc.byte_len, header)) [[unlikely]] {
+    malformed(s, a, wc.byte_len);
+    return false;
+  }
+  take_granted(a, header.granted);
+  if (header.kind != wire::MessageKind::data) [[unlikely]] {
+    if (header.kind == wire::MessageKind::goodbye) {
+      on_goodbye(s, a);
+    } else if (header.length > peer_credits(a)) {
+      malformed(s, a, wc.byte_len);
+    } else {
+      a.returned += header.length;
+      s.allotted -= a.allotment - 1;
+      a.allotment = 1;
+      count_credit(s, a, false);
+    }
+    return false;
+  }
+  if (peer_credits(a) == 0) [[unlikely]] {
+    malformed(s, a, wc.byte_len);  // sent without credit
+    return false;
+  }
+  count_credit(s, a, (header.flags & wire::message_flag::kWantCredit) != 0);
+  Message message({block, block->payload, header.length, be32toh(wc.imm_data),
+                   (wc.wc_flags & IBV_WC_WITH_IMM) != 0, false});
+  deliver(s, a, message);
+  return message.taken();
+}
+
+/// A peer's write with immediate: the receive carries no bytes.
+void take_write(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
+  if (peer_credits(a) == 0) [[unlikely]] return malformed(s, a, wc.byte_len);
+  // No header tells that the peer used its last credit: it is evident here.
+  count_credit(s, a, peer_credits(a) == 1);
+  Message message({nullptr, nullptr, wc.byte_len, be32toh(wc.imm_data), true, true});
+  deliver(s, a, message);
+}
+
+/// A block for a slot whose own went to the application; false if the pool is dry.
+bool fill_slot(Shared& s, std::uint32_t slot) noexcept {
+  Block* block =
+      s.arena->allocate(memory::PoolId::receive,
+                        s.config.connections.eager_bytes + wire::kMessageHeaderBytes);
+  s.receive_blocks[slot] = block;
+  if (block == nullptr) return false;
+  repost(s, slot);
+  return true;
+}
+
+void replace_kept(Shared& s, std::uint32_t slot) noexcept {
+  if (!fill_slot(s, slot)) s.missing[s.deficit++] = slot;
+}
+
+void fill_deficit(Shared& s) noexcept {
+  while (s.deficit != 0 && fill_slot(s, s.missing[s.deficit - 1])) --s.deficit;
+  if (s.deficit > kSpareReceives) return;
+  post_receives(s);
+  for (std::uint32_t i = 0; i < s.starved.count(); ++i) {
+    Agent& a = s.starved[i];
+    a.starved = false;
+    if (a.state == ConnectionState::ready) top_up(s, a);
+  }
+  s.starved.cut(0);
+}
+
+/// Tells peers of credit that no message took along.
+void tell_credit(Shared& s) noexcept {
+  std::uint32_t kept = 0;
+  for (std::uint32_t i = 0; i < s.grants.count(); ++i) {
+    Agent& a = s.grants[i];
+    if (a.published != a.granted && a.state == ConnectionState::ready) {
+      if (a.credit_write_pending || !submit_control(s, a, OperationKind::credit_write)) {
+        s.grants.keep(kept++, a);  // when the one under way has ended
+        continue;
+      }
+    }
+    a.grant_listed = a.grant_urgent = false;
+  }
+  s.grants.cut(kept);
+}
+
+}  // namespace
+
+bool read_credit_cell(Agent& a) noexcept {
+  if (a.cell == nullptr) return true;
+  const auto granted = static_cast<std::uint32_t>(a.cell->granted.load(std::memory_order_acquire));
+  const std::uint32_t news = granted - a.granted_to_us;
+  if (news >= 0x80000000u) return true;  // a message told of more already
+  if (news > 0x8000) return false;
+  a.granted_to_us = granted;
+  return true;
+}
+
+void list_grant(Shared& s, Agent& a) noexcept {
+  if (a.grant_listed) return;
+  a.grant_listed = true;
+  s.grants.add(a);
+}
+
+void top_up(Shared& s, Agent& a) noexcept {
+  const std::uint32_t have = peer_credits(a);
+  if (have >= a.allotment) return;
+  if (s.deficit > kSpareReceives) [[unlikely]] {
+    if (!a.starved) {
+      a.starved = true;
+      s.starved.add(a);
+    }
+    return;
+  }
+  const std::uint32_t news = a.allotment - have;
+  a.granted += news;
+  // A message of ours may take it along; else it is told once it is worth a write of its own.
+  const std::uint32_t untold = a.granted - a.published;
+  if (a.grant_urgent || untold * 2 > a.allotment) list_grant(s, a);
+}
+
+void grow_allotment(Shared& s, Agent& a, std::uint32_t wanted) noexcept {
+  const std::uint32_t most = std::min(wanted, s.config.connections.credits);
+  if (most <= a.allotment) return;
+  const std::uint32_t free = s.receive_capacity - s.allotted;
+  const std::uint32_t more = std::min(most - a.allotment, free);
+  a.allotment += more;
+  s.allotted += more;
+}
+
+void on_receive(Shared& s, const ibv_wc& wc) noexcept {
+  const auto slot = static_cast<std::uint32_t>(wc.wr_id >> 1);
+  Block* block = s.receive_blocks[slot];
+  --s.posted_receives;
+  Agent* a = s.by_qpn.find(wc.qp_num);
+  bool kept = false;
+  if (a != nullptr && wc.status == IBV_WC_SUCCESS) [[likely]] {
+    a->last_heard = s.now;
+    if (a->state == ConnectionState::ready ||
+        (a->state == ConnectionState::exchanging && !a->outbound)) [[likely]] {
+      // A first message may overtake the last frame of the handshake: it vouches for that.
+      if (a->state != ConnectionState::ready) become_ready(s, *a);
+      if (wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM) [[unlikely]] {
+        take_write(s, *a, wc);
+      } else {
+        kept = take_message(s, *a, block, wc);
+      }
+    } else if (a->state == ConnectionState::draining && wc.opcode == IBV_WC_RECV) {
+      take_while_draining(s, *a, block, wc.byte_len);
+    }
+  } else if (a == nullptr) {
+    ++s.stats.stale_completions;
+  } else {
+    on_receive_failed(s, *a, wc);
+  }
+  if (kept) [[unlikely]] {
+    replace_kept(s, slot);
+  } else {
+    repost(s, slot);
+  }
+}
+
+void take_while_draining(Shared& s, Agent& a, const Block* block, std::uint32_t bytes) noexcept {
+  // Messages that crossed our close are dropped; only the peer's own goodbye still matters.
+  wire::MessageHeader header{};
+  if (wire::decode(block->payload - wire::kMessageHeaderBytes, bytes, header) &&
+      header.kind == wire::MessageKind::goodbye) {
+    on_goodbye(s, a);
+  }
+}
+
+void finish_poll(Shared& s) noexcept {
+  if (s.deficit != 0) [[unlikely]] fill_deficit(s);
+  // Receives first: credit told below counts on them.
+  if (s.receives.count() >= s.config.queues.receive_postlist) post_receives(s);
+  flush_all(s);
+  if (s.grants.count() != 0) {
+    tell_credit(s);
+    flush_all(s);
+  }
+}
+
+Result<void> post_first_receives(Shared& s) {
+  const std::size_t bytes = s.config.connections.eager_bytes + wire::kMessageHeaderBytes;
+  const std::uint32_t depth = s.config.queues.receive_depth;
+  s.receive_blocks = std::make_unique<Block*[]>(depth);
+  s.missing = std::make_unique<std::uint32_t[]>(depth);
+  s.receive_capacity = depth - s.config.queues.receive_postlist - kSpareReceives;
+  for (std::uint32_t i = 0; i < depth; ++i) {
+    if (!fill_slot(s, i)) {
+      return base::fail(Status::no_memory,
+                        std::to_string(depth) + " receives of " + std::to_string(bytes) + " bytes",
+                        "memory.receive_bytes has room for " + std::to_string(i),
+                        "raise memory.receive_bytes or lower queues.receive_depth");
+    }
+  }
+  post_receives(s);
+  return {};
+}
+
+}  // namespace spinwire::agent

@@ -1,0 +1,245 @@
+// What the agents of one engine share, and the two pooled records that the hot path works on.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "base/index_pool.h"
+#include "base/timer_wheel.h"
+#include "memory/arena.h"
+#include "spinwire/config.h"
+#include "spinwire/connection.h"
+#include "spinwire/engine.h"
+#include "verbs/device.h"
+#include "verbs/work_requests.h"
+#include "wire/message.h"
+
+namespace spinwire::agent {
+
+using detail::Block;
+
+inline constexpr std::uint32_t kNone = ~0u;
+
+enum class OperationKind : std::uint8_t {
+  send,
+  send_imm,
+  write,
+  write_imm,
+  read,
+  // The agent's own; `user` operations come before.
+  credit_return,
+  goodbye,
+  credit_write,
+  keepalive,
+};
+constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::read; }
+
+/// An accepted operation, from acceptance to its completion callback. Two cachelines: what posting
+/// needs, and the callback.
+struct alignas(64) Operation {
+  std::uint32_t next = kNone;  ///< in its agent's order
+  std::uint32_t agent = 0;
+  OperationKind kind = OperationKind::send;
+  bool beside = false;  ///< header in the block's headroom, one element with the payload
+  bool wants_credit = false;
+  std::uint16_t credits = 0;  ///< credit_return
+  std::uint32_t lkey = 0;
+  std::uint64_t length = 0;
+  std::byte* data = nullptr;
+  std::uint64_t remote_address = 0;
+  std::uint32_t rkey = 0;
+  std::uint32_t immediate = 0;
+  Block* block = nullptr;
+  CompletionCallback done;
+};
+
+/// Why a state is left; see ConnectionState for what leaves each.
+enum class Stage : std::uint8_t {
+  idle,
+  expose,   ///< register the credit cell
+  create,   ///< make the queue pair
+  init,     ///< to INIT; then the handshake goes on
+  wait,     ///< for the peer's endpoint
+  rtr,
+  rts,
+  up,
+  error,    ///< to ERR; then wait for the flushes
+  drain,
+  destroy,
+  conceal,  ///< deregister the credit cell
+  over,
+};
+
+/// Where the peer writes how many credits it has granted us so far; lies in exposed memory.
+struct CreditCell {
+  std::atomic<std::uint64_t> granted;
+};
+
+/// One connection. Hot fields first.
+struct alignas(64) Agent {
+  ibv_qp* qp = nullptr;
+  ConnectionState state = ConnectionState::closed;
+  Stage stage = Stage::idle;
+  bool dirty = false;          ///< in Shared::dirty
+  bool grant_listed = false;   ///< in Shared::grants
+  bool grant_urgent = false;   ///< the peer asked for credit
+  bool credit_write_pending = false;
+  bool starved = false;        ///< in Shared::starved
+  bool goodbye_sent = false;
+  bool goodbye_received = false;
+  bool closing = false;        ///< by either application: errors are no fault any more
+  std::uint32_t index = 0;
+  std::uint32_t generation = 0;
+  // Operations in order: [first … posted) are with the device, [unposted … last] are deferred.
+  std::uint32_t first = kNone;
+  std::uint32_t unposted = kNone;
+  std::uint32_t last = kNone;
+  std::uint32_t sq_used = 0;     ///< work requests accepted, not completed
+  std::uint32_t sq_room = 0;     ///< for the application's
+  std::uint32_t max_message = 0;
+  // Credits, all counted since the start, modulo 2^32. Ours to spend: granted - returned - sent.
+  std::uint32_t sent = 0;
+  std::uint32_t granted_to_us = 0;
+  std::uint32_t returned_by_us = 0;
+  // The peer's: granted - returned - received.
+  std::uint32_t received = 0;
+  std::uint32_t granted = 0;
+  std::uint32_t returned = 0;
+  std::uint32_t published = 0;  ///< of `granted`, known to the peer
+  std::uint32_t allotment = 0;  ///< receives kept for the peer
+  CreditCell* cell = nullptr;
+  std::uint64_t last_heard = 0;     ///< tick of the last sign of life
+  std::uint64_t waiting_since = 0;  ///< tick since when an operation is outstanding
+  std::uint64_t last_sent = 0;      ///< tick of the last use of credit
+  ConnectionHandlers handlers;
+  ConnectionStats stats;
+  // Cold.
+  Error cause;                   ///< why it ends; ok for a regular close
+  std::uint64_t deadline = 0;
+  base::Timer deadline_timer;
+  base::Timer idle_timer;
+  bool keepalive_pending = false;
+  bool outbound = false;
+  bool setup_listed = false;
+  bool ready_told = false;
+  std::uint32_t handshake = kNone;  ///< exchange in use
+  std::uint32_t next_setup = kNone;
+  Block* cell_block = nullptr;
+  ibv_mr* cell_mr = nullptr;
+  std::uint64_t peer_cell = 0;
+  std::uint32_t peer_cell_key = 0;
+  std::uint32_t psn = 0;
+  std::uint64_t peer_incarnation = 0;
+  verbs::RemoteQueuePair remote;
+  std::array<char, 72> peer{};
+};
+
+/// Which agent a completion of the shared receive queue belongs to, by queue-pair number: two
+/// loads, no hashing. Pages are made at connect time.
+class QpnMap {
+ public:
+  [[nodiscard]] Agent* find(std::uint32_t qpn) const noexcept {
+    const Page* page = pages_[(qpn >> kPageBits) & (kPages - 1)].get();
+    return page != nullptr ? (*page)[qpn & (kPageSize - 1)] : nullptr;
+  }
+  /// May throw std::bad_alloc. Set-up.
+  void set(std::uint32_t qpn, Agent* agent) {
+    auto& page = pages_[(qpn >> kPageBits) & (kPages - 1)];
+    if (page == nullptr) page = std::make_unique<Page>();
+    (*page)[qpn & (kPageSize - 1)] = agent;
+  }
+  void clear(std::uint32_t qpn) noexcept {
+    auto& page = pages_[(qpn >> kPageBits) & (kPages - 1)];
+    if (page != nullptr) (*page)[qpn & (kPageSize - 1)] = nullptr;
+  }
+
+ private:
+  static constexpr unsigned kPageBits = 10;
+  static constexpr std::uint32_t kPageSize = 1u << kPageBits;
+  static constexpr std::uint32_t kPages = 1u << (24 - kPageBits);
+  using Page = std::array<Agent*, kPageSize>;
+  std::unique_ptr<std::unique_ptr<Page>[]> pages_ =
+      std::make_unique<std::unique_ptr<Page>[]>(kPages);
+};
+
+/// A list of agents that want something at the end of the poll; each is in it at most once.
+class AgentList {
+ public:
+  explicit AgentList(std::uint32_t capacity) : agents_(std::make_unique<Agent*[]>(capacity)) {}
+  void add(Agent& agent) noexcept { agents_[count_++] = &agent; }
+  [[nodiscard]] std::uint32_t count() const noexcept { return count_; }
+  [[nodiscard]] Agent& operator[](std::uint32_t i) noexcept { return *agents_[i]; }
+  void keep(std::uint32_t i, Agent& agent) noexcept { agents_[i] = &agent; }
+  void cut(std::uint32_t count) noexcept { count_ = count; }
+  void remove(const Agent& agent) noexcept {
+    for (std::uint32_t i = 0; i < count_; ++i) {
+      if (agents_[i] == &agent) agents_[i] = agents_[--count_];
+    }
+  }
+
+ private:
+  std::unique_ptr<Agent*[]> agents_;
+  std::uint32_t count_ = 0;
+};
+
+/// Work requests that an agent may have posted besides the application's: a credit write, a
+/// keepalive, a credit return and a goodbye.
+inline constexpr std::uint32_t kControlRequests = 4;
+/// Receives that no credit covers: goodbyes come without.
+inline constexpr std::uint32_t kSpareReceives = 8;
+
+struct Shared {
+  Shared(const Config& settings, const Clock& time);
+
+  Config config;
+  Clock clock;
+  detail::EngineCore* core = nullptr;  ///< what handles point to
+  std::uint64_t now = 0;  ///< of the poll under way, or the last
+  // Hot.
+  std::unique_ptr<verbs::Device> device;
+  memory::ArenaPtr arena;
+  base::IndexPool<Agent> agents;
+  base::IndexPool<Operation> operations;
+  QpnMap by_qpn;
+  verbs::SendList sends;
+  verbs::ReceiveList receives;
+  AgentList dirty;   ///< with deferred operations
+  AgentList grants;  ///< with credit to be told
+  std::uint32_t users_operations = 0;
+  std::uint32_t posted_receives = 0;
+  std::unique_ptr<Block*[]> receive_blocks;        ///< by the slot that a receive's wr_id names
+  std::unique_ptr<std::uint32_t[]> missing;        ///< slots without a block: the application
+  std::uint32_t deficit = 0;                       ///< keeps theirs and the pool is dry
+  std::uint32_t allotted = 0;  ///< sum of the allotments
+  std::byte* headers = nullptr;  ///< message headers in split mode, by operation
+  Block* headers_block = nullptr;
+  EngineStats stats;
+  // Cold.
+  base::TimerWheel timers;
+  std::uint32_t setup_first = kNone;  ///< agents with a control verb to do
+  std::uint32_t setup_last = kNone;
+  std::uint64_t incarnation = 0;
+  std::uint32_t receive_capacity = 0;  ///< receives that credit may be granted for
+  AgentList starved;                   ///< refused credit while receives were missing
+
+  [[nodiscard]] Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
+    return agents.find(index, generation);
+  }
+};
+
+/// The timers of an agent, told apart by Timer::kind.
+enum TimerKind : std::uint16_t { kDeadlineTimer = 1, kIdleTimer = 2 };
+
+constexpr std::uint64_t send_id(std::uint32_t operation, std::uint32_t generation) noexcept {
+  return std::uint64_t{generation} << 32 | std::uint64_t{operation} << 1;
+}
+constexpr std::uint64_t receive_id(std::uint32_t slot) noexcept {
+  return std::uint64_t{slot} << 1 | 1;
+}
+constexpr bool is_receive(std::uint64_t wr_id) noexcept { return (wr_id & 1) != 0; }
+
+}  // namespace spinwire::agent

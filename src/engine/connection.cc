@@ -1,0 +1,146 @@
+// The public face of a connection. Hot: the operations.
+#include "spinwire/connection.h"
+
+#include <algorithm>
+#include <array>
+
+#include "engine/core.h"
+
+namespace spinwire {
+
+using agent::Agent;
+using agent::OperationKind;
+
+namespace {
+
+/// The connection's agent, or why the call is refused.
+inline Status check(detail::EngineCore* core, std::uint32_t index, std::uint32_t generation,
+                    Agent*& agent) noexcept {
+  if (core == nullptr) [[unlikely]]
+    return Status::not_connected;
+  if (!core->guard.owned()) [[unlikely]]
+    return core->guard.diagnose();
+  agent = core->find(index, generation);
+  return agent != nullptr ? Status::ok : Status::not_connected;
+}
+
+inline bool deferred(const detail::EngineCore& core, Post post) noexcept {
+  return post == Post::defer || (post == Post::automatic && core.guard.polling());
+}
+
+}  // namespace
+
+std::string_view to_string(ConnectionState state) noexcept {
+  constexpr std::array<std::string_view, 5> kNames = {"resolving", "exchanging", "ready",
+                                                      "draining", "closed"};
+  const auto i = static_cast<std::size_t>(state);
+  return i < kNames.size() ? kNames[i] : "unknown";
+}
+
+Status Connection::send(const BufferSlice& data, CompletionCallback done, Post post) {
+  Agent* a = nullptr;
+  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  return agent::submit(core_->shared, *a,
+                       {OperationKind::send, &data, nullptr, 0, &done, deferred(*core_, post)});
+}
+
+Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediate,
+                                 CompletionCallback done, Post post) {
+  Agent* a = nullptr;
+  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  return agent::submit(core_->shared, *a, {OperationKind::send_imm, &data, nullptr, immediate,
+                                           &done, deferred(*core_, post)});
+}
+
+Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallback done,
+                             Post post) {
+  Agent* a = nullptr;
+  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  if (a->state != ConnectionState::ready) return Status::not_connected;
+  if (bytes.size() > a->max_message) return Status::message_too_long;
+  detail::Block* block = core_->shared.arena->allocate(memory::PoolId::send,
+                                                       std::max<std::size_t>(bytes.size(), 1));
+  if (block == nullptr) return Status::no_buffer;
+  const Buffer copy(block, bytes.size());
+  std::copy(bytes.begin(), bytes.end(), copy.data());
+  const BufferSlice slice = copy.slice();
+  return agent::submit(core_->shared, *a,
+                       {OperationKind::send, &slice, nullptr, 0, &done, deferred(*core_, post)});
+}
+
+Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
+                         CompletionCallback done, Post post) {
+  Agent* a = nullptr;
+  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  return agent::submit(core_->shared, *a,
+                       {OperationKind::write, &local, &remote, 0, &done, deferred(*core_, post)});
+}
+
+Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
+                                  std::uint32_t immediate, CompletionCallback done, Post post) {
+  Agent* a = nullptr;
+  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  return agent::submit(core_->shared, *a, {OperationKind::write_imm, &local, &remote, immediate,
+                                           &done, deferred(*core_, post)});
+}
+
+Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
+                        CompletionCallback done, Post post) {
+  Agent* a = nullptr;
+  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  return agent::submit(core_->shared, *a,
+                       {OperationKind::read, &local, &remote, 0, &done, deferred(*core_, post)});
+}
+
+Status Connection::flush() {
+  Agent* a = nullptr;
+  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  agent::flush(core_->shared, *a);
+  return Status::ok;
+}
+
+Status Connection::close() {
+  Agent* a = nullptr;
+  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  if (a->state == ConnectionState::draining) return Status::not_connected;
+  agent::close(core_->shared, *a);
+  return Status::ok;
+}
+
+Status Connection::set_handlers(const ConnectionHandlers& handlers) {
+  Agent* a = nullptr;
+  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  a->handlers = handlers;
+  return Status::ok;
+}
+
+ConnectionState Connection::state() const noexcept {
+  if (core_ == nullptr) return ConnectionState::closed;
+  const Agent* a = core_->find(index_, generation_);
+  return a != nullptr ? a->state : ConnectionState::closed;
+}
+
+std::size_t Connection::max_message() const noexcept {
+  if (core_ == nullptr) return 0;
+  const Agent* a = core_->find(index_, generation_);
+  return a != nullptr && a->state == ConnectionState::ready ? a->max_message : 0;
+}
+
+ConnectionStats Connection::stats() const noexcept {
+  if (core_ == nullptr) return {};
+  const Agent* a = core_->find(index_, generation_);
+  if (a == nullptr) return {};
+  ConnectionStats stats = a->stats;
+  stats.outstanding = a->sq_used;
+  stats.send_credits = agent::send_credits(*a);
+  stats.granted_credits = agent::peer_credits(*a);
+  return stats;
+}
+
+std::string Connection::peer() const {
+  if (core_ == nullptr) return {};
+  const Agent* a = core_->find(index_, generation_);
+  return a != nullptr ? std::string(a->peer.data()) : std::string();
+}
+
+}  // namespace spinwire

@@ -1,0 +1,103 @@
+// The control step: sockets, liveness, timers, at most one control verb. Never blocks.
+#include <algorithm>
+
+#include "base/log.h"
+#include "engine/core.h"
+
+namespace spinwire::detail {
+
+using agent::Agent;
+using agent::kNone;
+
+int EngineCore::poll_control() noexcept {
+  if (!guard.enter()) [[unlikely]]
+    return -static_cast<int>(guard.diagnose());
+  shared.now = shared.clock.now();
+  const std::uint32_t events = control_step(shared.now);
+  guard.leave();
+  return static_cast<int>(events);
+}
+
+/// Lets the first agents in line take their next step, until one of them has used a control verb.
+bool EngineCore::take_setup_step() noexcept {
+  constexpr int kTriesPerStep = 16;
+  for (int i = 0; i < kTriesPerStep && shared.setup_first != kNone; ++i) {
+    Agent& a = shared.agents.at(shared.setup_first);
+    shared.setup_first = a.next_setup;
+    if (shared.setup_first == kNone) shared.setup_last = kNone;
+    a.setup_listed = false;
+    const agent::Stage before = a.stage;
+    const bool verb = agent::advance(shared, a);
+    if (a.handshake != kNone) progress(handshakes.at(a.handshake));
+    if (a.stage == agent::Stage::over && a.state == ConnectionState::draining) {
+      agent::finish(shared, a);
+    } else if (verb || a.stage != before) {
+      // More to come, unless it waits for somebody else: then its next step does nothing.
+      agent::list_setup(shared, a);
+    }
+    if (verb) return true;
+  }
+  return false;
+}
+
+void EngineCore::take_async_events() noexcept {
+  constexpr int kEventsPerStep = 16;
+  ibv_async_event event{};
+  for (int i = 0; i < kEventsPerStep; ++i) {
+    if (shared.device->provider().get_async_event(shared.device->context(), &event) != 0) return;
+    switch (event.event_type) {
+      case IBV_EVENT_QP_FATAL:
+      case IBV_EVENT_QP_REQ_ERR:
+      case IBV_EVENT_QP_ACCESS_ERR:
+      case IBV_EVENT_QP_LAST_WQE_REACHED:
+        if (Agent* a = shared.by_qpn.find(event.element.qp->qp_num); a != nullptr) {
+          agent::fail(shared, *a,
+                      {Status::remote_error, "serve the peer's requests",
+                       std::string("device event: ") + ibv_event_type_str(event.event_type),
+                       "the peer asked for what it may not do, or its end has failed"});
+        }
+        break;
+      default:
+        base::log(LogLevel::error, "device {}: {}", shared.device->name(),
+                  ibv_event_type_str(event.event_type));
+        break;
+    }
+  }
+}
+
+void EngineCore::take_timer(base::Timer& timer) noexcept {
+  if (timer.kind == engine::kHandshakeTimer) {
+    engine::Handshake& h = handshakes.at(timer.index);
+    Agent* a = agent_of(h);
+    if (a == nullptr || h.refusing) {
+      if (!h.refusing) {
+        ++shared.stats.handshakes_refused;
+        base::log(LogLevel::info, "{} said nothing valid within the handshake time-out",
+                  h.exchange.peer_address());
+      }
+      drop(h);
+    }
+    return;  // else the agent's own deadline ends it
+  }
+  Agent& a = shared.agents.at(timer.index);
+  agent::on_timer(shared, a, static_cast<agent::TimerKind>(timer.kind));
+}
+
+std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
+  constexpr std::size_t kTimersPerStep = 64;
+  ++shared.stats.control_steps;
+  if (shared.device->provider().control != nullptr)
+    shared.device->provider().control(shared.device->context());
+  look_at_sockets();
+  take_async_events();
+  const bool verb = take_setup_step();
+  if (!verb && registrations->pending() != 0) registrations->poll_revocations();
+  const std::size_t fired = shared.timers.advance(
+      now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
+  // While set-up work waits, every poll takes a step.
+  if (next_control != ~std::uint64_t{0})
+    next_control = shared.setup_first != kNone ? now : now + control_interval;
+  return static_cast<std::uint32_t>(fired) + (verb ? 1u : 0u);
+}
+
+}  // namespace spinwire::detail

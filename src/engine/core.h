@@ -1,0 +1,116 @@
+// The engine behind its public handle.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "agent/agent.h"
+#include "agent/shared.h"
+#include "base/owner_guard.h"
+#include "connect/epoll_set.h"
+#include "connect/exchange.h"
+#include "connect/socket.h"
+#include "memory/registration.h"
+#include "spinwire/engine.h"
+
+namespace spinwire::engine {
+
+/// One TCP exchange and the connection that comes out of it.
+struct Handshake {
+  connect::Exchange exchange;
+  std::uint32_t agent = agent::kNone;  ///< none until the peer's hello
+  std::uint32_t agent_generation = 0;
+  std::uint32_t index = 0;
+  std::uint32_t listener = agent::kNone;  ///< inbound
+  bool inbound = false;
+  bool spoken = false;     ///< hello or accept is sent
+  bool confirmed = false;  ///< ready is sent
+  bool refusing = false;
+  bool watched = false;  ///< in the epoll set
+  connect::Interest interest = connect::Interest::none;
+  std::uint64_t begun = 0;
+  base::Timer timer;
+};
+
+struct Listening {
+  connect::ListenSocket socket;
+  ListenOptions options;
+  std::uint32_t generation = 0;
+};
+
+inline constexpr std::uint16_t kHandshakeTimer = 3;
+
+}  // namespace spinwire::engine
+
+namespace spinwire::detail {
+
+class EngineCore {
+ public:
+  EngineCore(const Config& config, const Clock& clock, base::OwnerGuard guard);
+  EngineCore(const EngineCore&) = delete;
+  EngineCore& operator=(const EngineCore&) = delete;
+  ~EngineCore();
+
+  Result<void> open();
+
+  // Hot, in poll.cc.
+  int poll() noexcept;
+  Status flush() noexcept;
+
+  // In control.cc.
+  int poll_control() noexcept;
+  std::uint32_t control_step(std::uint64_t now) noexcept;
+
+  // In handshakes.cc.
+  Result<Listener> listen(std::string_view address, const ListenOptions& options);
+  void stop_listening(std::uint32_t index) noexcept;
+  Result<Connection> connect(std::string_view address, const ConnectOptions& options);
+
+  [[nodiscard]] agent::Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
+    return shared.agents.find(index, generation);
+  }
+
+  // Hot.
+  base::OwnerGuard guard;
+  std::uint64_t next_control = 0;  ///< tick; never in manual mode
+  agent::Shared shared;
+  std::array<ibv_wc, 64> completions;
+  std::uint64_t polls = 0;
+  // Cold.
+  std::uint64_t control_interval = 0;  ///< ticks
+  Status allocate_status = Status::ok;
+  connect::EpollSet epoll;
+  std::unique_ptr<memory::RegistrationTable> registrations;
+  base::IndexPool<engine::Handshake> handshakes;
+  std::vector<std::unique_ptr<engine::Listening>> listeners;
+  std::uint32_t listener_generation = 0;
+  std::shared_ptr<EngineCore*> self;  ///< null inside once this is gone; for listeners
+
+ private:
+  std::uint32_t drain_completions() noexcept;
+  bool take_setup_step() noexcept;
+  void take_async_events() noexcept;
+  void take_timer(base::Timer& timer) noexcept;
+  void look_at_sockets() noexcept;
+  void accept_from(engine::Listening& listening, std::uint32_t index) noexcept;
+  bool make_room() noexcept;
+  void progress(engine::Handshake& h) noexcept;
+  void progress_inbound(engine::Handshake& h) noexcept;
+  void progress_outbound(engine::Handshake& h) noexcept;
+  void take_hello(engine::Handshake& h) noexcept;
+  void take_answer(engine::Handshake& h, agent::Agent& a) noexcept;
+  void say(engine::Handshake& h, const wire::Frame& frame) noexcept;
+  void refuse(engine::Handshake& h, const Error& why) noexcept;
+  void watch(engine::Handshake& h) noexcept;
+  void drop(engine::Handshake& h) noexcept;
+  engine::Handshake* begin_handshake(bool inbound) noexcept;
+  agent::Agent* agent_of(const engine::Handshake& h) noexcept {
+    return h.agent == agent::kNone ? nullptr : find(h.agent, h.agent_generation);
+  }
+  void end_connections() noexcept;
+};
+
+}  // namespace spinwire::detail

@@ -1,0 +1,242 @@
+// Opening and closing an engine, and its public face. Cold, but for allocate().
+#include "spinwire/engine.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "engine/core.h"
+
+namespace spinwire {
+namespace detail {
+
+using agent::Agent;
+
+EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuard owner)
+    : guard(std::move(owner)), shared(config, clock), handshakes(config.connections.handshakes) {
+  shared.core = this;
+  self = std::make_shared<EngineCore*>(this);
+  control_interval = clock.ticks(config.engine.control_interval);
+  next_control = config.engine.control == ControlMode::manual ? ~std::uint64_t{0} : 0;
+}
+
+Result<void> EngineCore::open() {
+  const Config& c = shared.config;
+  verbs::DeviceOptions options;
+  options.name = c.device.name;
+  options.port = static_cast<std::uint8_t>(c.device.port);
+  options.gid_index = c.device.gid_index;
+  options.completion_depth = c.queues.completion_depth;
+  options.receive_depth = c.queues.receive_depth;
+  options.clock = shared.clock;
+  auto device = verbs::Device::open(options);
+  if (!device) return tl::unexpected(device.error());
+  shared.device = std::move(*device);
+
+  // Control pool: a credit cell per connection and the message headers of split mode.
+  constexpr std::uint64_t kCellBlock = 256 + 64;
+  const std::uint64_t headers = std::uint64_t{shared.operations.capacity()} *
+                                wire::kMessageHeaderBytes;
+  memory::ArenaOptions arena;
+  arena.pool_bytes = {c.memory.send_bytes, c.memory.receive_bytes, c.memory.lease_bytes,
+                      kCellBlock * c.connections.maximum + 2 * headers + memory::kChunkBytes};
+  arena.hugepages = c.memory.hugepages;
+  arena.lock = c.memory.lock;
+  auto slab = memory::Arena::make(arena);
+  if (!slab) return tl::unexpected(slab.error());
+  shared.arena = std::move(*slab);
+  auto mr = shared.device->register_slab(shared.arena->slab());
+  if (!mr) return tl::unexpected(mr.error());
+  shared.arena->set_lkey((*mr)->lkey);
+  shared.headers_block = shared.arena->allocate(memory::PoolId::control, headers);
+  if (shared.headers_block == nullptr) return tl::unexpected(base::out_of_memory());
+  shared.headers = shared.headers_block->payload;
+
+  constexpr std::uint32_t kRegistrations = 65536;
+  registrations = std::make_unique<memory::RegistrationTable>(shared.device->provider(),
+                                                              shared.device->pd(), kRegistrations);
+  auto set = connect::EpollSet::open();
+  if (!set) return tl::unexpected(set.error());
+  epoll = std::move(*set);
+  return agent::post_first_receives(shared);
+}
+
+/// Every connection ends here and now: what is outstanding is flushed, each on_closed runs.
+void EngineCore::end_connections() noexcept {
+  for (std::uint32_t i = 0; i < shared.agents.capacity(); ++i) {
+    if (!shared.agents.in_use(i)) continue;
+    Agent& a = shared.agents.at(i);
+    if (a.handshake != agent::kNone) drop(handshakes.at(a.handshake));
+    if (a.state == ConnectionState::ready && a.stage == agent::Stage::up) {
+      // The peer shall not have to find out by itself.
+      a.goodbye_sent = agent::submit_control(shared, a, agent::OperationKind::goodbye);
+      agent::flush(shared, a);
+    }
+    agent::close(shared, a);
+    if (a.qp != nullptr) (void)shared.device->to_error(a.qp);
+  }
+  constexpr int kMostRounds = 100000;
+  for (int i = 0; i < kMostRounds && drain_completions() != 0; ++i) {
+  }
+  for (std::uint32_t i = 0; i < shared.agents.capacity(); ++i) {
+    if (!shared.agents.in_use(i)) continue;
+    Agent& a = shared.agents.at(i);
+    a.stage = a.qp != nullptr ? agent::Stage::destroy : agent::Stage::conceal;
+    for (int tries = 0; tries < kMostRounds && a.stage != agent::Stage::over; ++tries)
+      (void)agent::advance(shared, a);
+    agent::finish(shared, a);
+  }
+}
+
+EngineCore::~EngineCore() {
+  *self = nullptr;
+  if (shared.device == nullptr || shared.arena == nullptr) return;
+  (void)guard.enter();  // callbacks find the engine polling
+  if (registrations != nullptr) end_connections();
+  for (std::uint32_t i = 0; i < handshakes.capacity(); ++i) {
+    if (handshakes.in_use(i)) drop(handshakes.at(i));
+  }
+  for (auto& listening : listeners) {
+    if (listening != nullptr) epoll.remove(listening->socket.fd());
+  }
+  if (registrations != nullptr) registrations->close();
+  const verbs::Provider& provider = shared.device->provider();
+  (void)provider;
+  if (shared.receive_blocks != nullptr) {
+    for (std::uint32_t i = 0; i < shared.config.queues.receive_depth; ++i) {
+      if (shared.receive_blocks[i] != nullptr) detail::release(shared.receive_blocks[i]);
+    }
+  }
+  if (shared.headers_block != nullptr) detail::release(shared.headers_block);
+  shared.device.reset();
+  shared.arena.reset();  // lives on while the application holds buffers
+}
+
+}  // namespace detail
+
+using detail::EngineCore;
+
+Engine::Engine() noexcept = default;
+Engine::Engine(Engine&&) noexcept = default;
+Engine& Engine::operator=(Engine&&) noexcept = default;
+Engine::~Engine() = default;
+Engine::Engine(std::unique_ptr<EngineCore> core) noexcept : core_(std::move(core)) {}
+
+Result<Engine> Engine::open(const Config& config, const Clock& clock) {
+  return base::no_throw("open an engine", [&]() -> Result<Engine> {
+    if (auto good = config.check(); !good) return tl::unexpected(good.error());
+    auto guard = base::OwnerGuard::create();
+    if (!guard) return tl::unexpected(guard.error());
+    auto core = std::make_unique<EngineCore>(config, clock, std::move(*guard));
+    if (auto opened = core->open(); !opened) return tl::unexpected(opened.error());
+    return Engine(std::move(core));
+  });
+}
+
+namespace {
+
+/// The Error of a set-up call that was misused.
+tl::unexpected<Error> misused(Status status, const char* asked) {
+  switch (status) {
+    case Status::forked_child:
+      return base::fail(status, asked, "this process is a fork of the engine's owner",
+                        "open an engine of its own in the child");
+    default:
+      return base::fail(status, asked, "another thread than the one that opened the engine calls",
+                        "give each thread an engine of its own");
+  }
+}
+
+}  // namespace
+
+int Engine::poll() noexcept { return core_->poll(); }
+int Engine::poll_control() noexcept { return core_->poll_control(); }
+Status Engine::flush() noexcept { return core_->flush(); }
+
+Result<Listener> Engine::listen(std::string_view address, const ListenOptions& options) {
+  if (!core_->guard.owned()) return misused(core_->guard.diagnose(), "listen");
+  return base::no_throw("listen", [&] { return core_->listen(address, options); });
+}
+
+Result<Connection> Engine::connect(std::string_view address, const ConnectOptions& options) {
+  if (!core_->guard.owned()) return misused(core_->guard.diagnose(), "connect");
+  return base::no_throw("connect", [&] { return core_->connect(address, options); });
+}
+
+Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
+  if (!core_->guard.owned()) [[unlikely]] {
+    core_->allocate_status = core_->guard.diagnose();
+    return {};
+  }
+  const memory::PoolId id =
+      pool == Pool::send ? memory::PoolId::send : memory::PoolId::lease;
+  detail::Block* block = core_->shared.arena->allocate(id, size);
+  if (block == nullptr) [[unlikely]] {
+    core_->allocate_status =
+        core_->shared.arena->fits(id, size) ? Status::no_buffer : Status::invalid_argument;
+    return {};
+  }
+  return {block, size};
+}
+
+Status Engine::allocate_status() const noexcept { return core_->allocate_status; }
+
+Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access access) {
+  if (!core_->guard.owned()) return misused(core_->guard.diagnose(), "register memory");
+  return base::no_throw("register memory", [&]() -> Result<MemoryRegion> {
+    auto registered = core_->registrations->register_memory(bytes, access);
+    if (!registered) return tl::unexpected(registered.error());
+    return MemoryRegion(std::move(registered->whole), registered->remote);
+  });
+}
+
+Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
+  if (!core_->guard.owned()) return misused(core_->guard.diagnose(), "expose memory");
+  return base::no_throw("expose memory",
+                        [&] { return core_->registrations->expose(slice, access); });
+}
+
+Status Engine::revoke(const RemoteRegion& region) {
+  if (!core_->guard.owned()) return core_->guard.diagnose();
+  return core_->registrations->revoke(region.rkey);
+}
+
+const Config& Engine::config() const noexcept { return core_->shared.config; }
+const Clock& Engine::clock() const noexcept { return core_->shared.clock; }
+std::string_view Engine::device_name() const noexcept { return core_->shared.device->name(); }
+
+EngineStats Engine::stats() const noexcept {
+  const agent::Shared& s = core_->shared;
+  EngineStats stats = s.stats;
+  stats.polls = core_->polls;
+  stats.connections = s.agents.size();
+  stats.operations = s.operations.size();
+  stats.receives = s.posted_receives;
+  stats.credits_granted = s.allotted;
+  return stats;
+}
+
+MemoryStats Engine::memory_stats(Pool pool) const noexcept {
+  const memory::PoolStats p = core_->shared.arena->stats(
+      pool == Pool::send ? memory::PoolId::send : memory::PoolId::lease);
+  return {p.chunks * memory::kChunkBytes, p.free_chunks * memory::kChunkBytes, p.blocks_used,
+          p.allocations, p.refusals};
+}
+
+Listener::Listener(Listener&& other) noexcept
+    : core_(std::exchange(other.core_, nullptr)), index_(other.index_) {}
+Listener& Listener::operator=(Listener&& other) noexcept {
+  std::swap(core_, other.core_);
+  std::swap(index_, other.index_);
+  return *this;
+}
+Listener::~Listener() {
+  if (core_ != nullptr && *core_ != nullptr) (*core_)->stop_listening(index_);
+}
+std::string Listener::address() const {
+  if (core_ == nullptr || *core_ == nullptr) return {};
+  return (*core_)->listeners[index_]->socket.local().str();
+}
+
+}  // namespace spinwire

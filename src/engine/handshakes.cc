@@ -1,0 +1,365 @@
+// Listening, connecting, and the exchanges that bring connections up. Cold.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "engine/core.h"
+
+namespace spinwire::detail {
+
+using agent::Agent;
+using agent::kNone;
+using connect::Progress;
+using engine::Handshake;
+using engine::Listening;
+using wire::FrameKind;
+
+namespace {
+
+constexpr int kBacklog = 512;
+constexpr int kAcceptsPerStep = 8;
+
+// Tokens of the epoll set: what, generation, index.
+constexpr std::uint64_t kListenerToken = std::uint64_t{1} << 63;
+constexpr std::uint64_t token(std::uint32_t generation, std::uint32_t index) noexcept {
+  return std::uint64_t{generation & 0x7fffffffu} << 32 | index;
+}
+
+void copy_peer(Agent& a, std::string_view text) noexcept {
+  const std::size_t n = std::min(text.size(), a.peer.size() - 1);
+  std::copy_n(text.begin(), n, a.peer.begin());
+  a.peer[n] = '\0';
+}
+
+}  // namespace
+
+Result<Listener> EngineCore::listen(std::string_view text, const ListenOptions& options) {
+  auto address = connect::Address::parse(text);
+  if (!address) return tl::unexpected(address.error());
+  auto socket = connect::ListenSocket::open(*address, kBacklog);
+  if (!socket) return tl::unexpected(socket.error());
+  auto listening = std::make_unique<Listening>();
+  listening->socket = std::move(*socket);
+  listening->options = options;
+  listening->generation = ++listener_generation;
+  auto free = std::find(listeners.begin(), listeners.end(), nullptr);
+  if (free == listeners.end()) free = listeners.insert(listeners.end(), nullptr);
+  const auto index = static_cast<std::uint32_t>(free - listeners.begin());
+  const std::uint64_t name = kListenerToken | token(listening->generation, index);
+  if (auto added = epoll.add(listening->socket.fd(), name, connect::Interest::read); !added)
+    return tl::unexpected(added.error());
+  *free = std::move(listening);
+  return Listener(self, index);
+}
+
+void EngineCore::stop_listening(std::uint32_t index) noexcept {
+  if (index >= listeners.size() || listeners[index] == nullptr) return;
+  epoll.remove(listeners[index]->socket.fd());
+  listeners[index].reset();
+  // Handshakes under way have copied what they need.
+}
+
+Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
+  const std::uint32_t index = handshakes.acquire();
+  if (index == kNone) return nullptr;
+  Handshake& h = handshakes.at(index);
+  h.agent = kNone;
+  h.index = index;
+  h.listener = kNone;
+  h.inbound = inbound;
+  h.spoken = h.confirmed = h.refusing = h.watched = false;
+  h.interest = connect::Interest::none;
+  h.begun = shared.clock.now();
+  h.timer.index = index;
+  h.timer.kind = engine::kHandshakeTimer;
+  return &h;
+}
+
+Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptions& options) {
+  auto address = connect::Address::parse(text);
+  if (!address) return tl::unexpected(address.error());
+  Handshake* h = begin_handshake(false);
+  if (h == nullptr) {
+    return base::fail(Status::limit, fmt::format("connect to {}", text),
+                      "all handshakes are in use", "raise connections.handshakes");
+  }
+  auto begun = h->exchange.connect(*address, wire::kinds(FrameKind::accept, FrameKind::refuse));
+  if (!begun) {
+    drop(*h);
+    return tl::unexpected(begun.error());
+  }
+  Agent* a = agent::acquire(shared, ConnectionState::resolving, true);
+  if (a == nullptr) {
+    drop(*h);
+    return base::fail(Status::limit, fmt::format("connect to {}", text),
+                      fmt::format("{} connections, {} of {} receives promised",
+                                  shared.agents.size(), shared.allotted, shared.receive_capacity),
+                      "raise connections.maximum or queues.receive_depth");
+  }
+  copy_peer(*a, address->text().view());
+  a->handlers = options.handlers;
+  a->handshake = h->index;
+  h->agent = a->index;
+  h->agent_generation = a->generation;
+  watch(*h);
+  next_control = next_control != ~std::uint64_t{0} ? 0 : next_control;
+  return agent::handle(shared, *a);
+}
+
+void EngineCore::watch(Handshake& h) noexcept {
+  const connect::Interest interest = h.exchange.interest();
+  const std::uint64_t name = token(handshakes.generation(h.index), h.index);
+  if (h.watched && interest == h.interest) return;
+  const auto done = h.watched ? epoll.modify(h.exchange.fd(), name, interest)
+                              : epoll.add(h.exchange.fd(), name, interest);
+  if (!done) base::log(LogLevel::error, "{}", done.error().message());
+  h.watched = h.watched || done.has_value();
+  h.interest = interest;
+}
+
+void EngineCore::drop(Handshake& h) noexcept {
+  if (Agent* a = agent_of(h); a != nullptr) a->handshake = kNone;
+  if (h.watched) epoll.remove(h.exchange.fd());
+  h.exchange.reset();
+  shared.timers.cancel(h.timer);
+  handshakes.release(h.index);
+}
+
+void EngineCore::say(Handshake& h, const wire::Frame& frame) noexcept {
+  if (h.exchange.send(frame) != Status::ok)
+    base::log(LogLevel::error, "{}: the handshake's send queue is full", h.exchange.peer_address());
+}
+
+void EngineCore::refuse(Handshake& h, const Error& why) noexcept {
+  if (h.refusing) return;
+  h.refusing = true;
+  if (h.inbound) {
+    ++shared.stats.handshakes_refused;
+    base::log(LogLevel::info, "{} is refused: {}", h.exchange.peer_address(), why.message());
+  }
+  if (Agent* a = agent_of(h); a != nullptr) {
+    a->handshake = kNone;
+    h.agent = kNone;
+  }
+  if (h.exchange.state() == connect::Exchange::State::connecting ||
+      h.exchange.refuse(wire::make_refuse(why.status, why.message())) != Progress::waiting) {
+    drop(h);
+    return;
+  }
+  // Lingers until the peer has read it, but not for ever.
+  shared.timers.reschedule(
+      h.timer, shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
+  watch(h);
+}
+
+/// Room for one more inbound handshake: one that has been silent while others wait gives way.
+bool EngineCore::make_room() noexcept {
+  if (!handshakes.full()) return true;
+  const std::uint64_t patience =
+      shared.clock.ticks(std::min<Nanoseconds>(shared.config.connections.handshake_timeout / 8,
+                                               std::chrono::milliseconds(100)));
+  Handshake* oldest = nullptr;
+  for (std::uint32_t i = 0; i < handshakes.capacity(); ++i) {
+    if (!handshakes.in_use(i)) continue;
+    Handshake& h = handshakes.at(i);
+    if (h.inbound && h.agent == kNone && (oldest == nullptr || h.begun < oldest->begun))
+      oldest = &h;
+  }
+  if (oldest == nullptr || shared.clock.now() - oldest->begun < patience) return false;
+  ++shared.stats.handshakes_refused;
+  drop(*oldest);
+  return true;
+}
+
+void EngineCore::accept_from(Listening& listening, std::uint32_t index) noexcept {
+  for (int i = 0; i < kAcceptsPerStep; ++i) {
+    if (!make_room()) return;  // the backlog keeps it, epoll tells again
+    auto accepted = listening.socket.accept();
+    if (!accepted) {
+      base::log(LogLevel::warning, "{}", accepted.error().message());
+      return;
+    }
+    if (!*accepted) return;
+    Handshake* h = begin_handshake(true);
+    h->listener = index;
+    h->exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer,
+                      wire::kinds(FrameKind::hello));
+    shared.timers.schedule(h->timer,
+                           shared.clock.now() + shared.clock.ticks(
+                                                    shared.config.connections.handshake_timeout));
+    watch(*h);
+    progress(*h);
+  }
+}
+
+void EngineCore::look_at_sockets() noexcept {
+  std::array<connect::Event, connect::EpollSet::kEventsMax> events;
+  const std::size_t n = epoll.wait(events);
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::uint64_t name = events[i].token;
+    const auto index = static_cast<std::uint32_t>(name);
+    const auto generation = static_cast<std::uint32_t>(name >> 32) & 0x7fffffffu;
+    if ((name & kListenerToken) != 0) {
+      if (index < listeners.size() && listeners[index] != nullptr &&
+          (listeners[index]->generation & 0x7fffffffu) == generation)
+        accept_from(*listeners[index], index);
+    } else if (handshakes.in_use(index) &&
+               (handshakes.generation(index) & 0x7fffffffu) == generation) {
+      progress(handshakes.at(index));
+    }
+  }
+}
+
+void EngineCore::progress(Handshake& h) noexcept {
+  if (h.refusing) {
+    const Progress now = h.exchange.advance();
+    if (now == Progress::closed || now == Progress::failed) {
+      drop(h);
+    } else {
+      watch(h);
+    }
+    return;
+  }
+  Agent* a = agent_of(h);
+  if (h.agent != kNone && (a == nullptr || a->state == ConnectionState::draining)) {
+    // The connection ended meanwhile: by its application, a deadline or an error.
+    Error why{Status::refused, "connect", "the application closed the connection", "try again"};
+    if (a != nullptr && a->cause.status != Status::ok) why = a->cause;
+    refuse(h, why);
+    return;
+  }
+  if (h.inbound) {
+    progress_inbound(h);
+  } else {
+    progress_outbound(h);
+  }
+}
+
+void EngineCore::take_answer(Handshake& h, Agent& a) noexcept {
+  const wire::Received& got = h.exchange.received();
+  if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
+    agent::fail(shared, a,
+                {no->status, fmt::format("connect to {}", a.peer.data()),
+                 fmt::format("the peer refused: {}", no->message()), "see the peer's reason"});
+    drop(h);
+    return;
+  }
+  const auto taken =
+      agent::take_endpoint(shared, a, std::get<wire::Accept>(got.body).endpoint);
+  if (!taken) {
+    agent::fail(shared, a, taken.error());
+    refuse(h, taken.error());
+    return;
+  }
+  h.exchange.expect({});
+  a.stage = agent::Stage::rtr;
+  agent::list_setup(shared, a);
+}
+
+void EngineCore::progress_outbound(Handshake& h) noexcept {
+  Agent& a = *agent_of(h);
+  if (!h.spoken && a.stage == agent::Stage::wait) {
+    h.spoken = true;
+    say(h, wire::encode(wire::Hello{agent::endpoint(shared, a)}));
+    agent::enter(shared, a, ConnectionState::exchanging);
+  }
+  if (!h.confirmed && a.stage == agent::Stage::up) {
+    h.confirmed = true;
+    say(h, wire::encode(wire::Ready{a.peer_incarnation}));
+  }
+  switch (h.exchange.advance()) {
+    case Progress::waiting:
+      break;
+    case Progress::frame:
+      return take_answer(h, a);
+    case Progress::closed:
+      agent::fail(shared, a,
+                  {Status::peer_lost, fmt::format("connect to {}", a.peer.data()),
+                   "the peer closed the TCP connection in the handshake",
+                   "see the peer's log; it may have reached a limit or have been stopped"});
+      drop(h);
+      return;
+    case Progress::failed: {
+      const Error why = h.exchange.error();
+      agent::fail(shared, a, why);
+      refuse(h, why);
+      return;
+    }
+  }
+  if (h.confirmed && h.exchange.all_sent()) {
+    drop(h);
+    agent::become_ready(shared, a);
+    return;
+  }
+  watch(h);
+}
+
+void EngineCore::take_hello(Handshake& h) noexcept {
+  const auto& hello = std::get<wire::Hello>(h.exchange.received().body);
+  const std::uint32_t l = h.listener;
+  if (l >= listeners.size() || listeners[l] == nullptr) {
+    return refuse(h, {Status::refused, "connect", "nobody listens here any more", "try again"});
+  }
+  Agent* a = agent::acquire(shared, ConnectionState::exchanging, false);
+  if (a == nullptr) {
+    return refuse(h, {Status::limit, "accept one more connection",
+                      fmt::format("{} connections, {} of {} receives promised",
+                                  shared.agents.size(), shared.allotted, shared.receive_capacity),
+                      "raise connections.maximum or queues.receive_depth at the listener"});
+  }
+  h.agent = a->index;
+  h.agent_generation = a->generation;
+  a->handshake = h.index;
+  copy_peer(*a, h.exchange.peer_address());
+  a->handlers = listeners[l]->options.handlers;
+  const auto taken = agent::take_endpoint(shared, *a, hello.endpoint);
+  if (!taken) {
+    a->handlers = {};  // the application never heard of it
+    agent::fail(shared, *a, taken.error());
+    return refuse(h, taken.error());
+  }
+  h.exchange.expect(wire::kinds(FrameKind::ready));
+  const Callback<void(Connection)> on_accept = listeners[l]->options.on_accept;
+  if (on_accept) on_accept(agent::handle(shared, *a));
+  if (a->state == ConnectionState::draining) {
+    refuse(h, {Status::refused, "connect", "the application refused", "ask its operator"});
+  }
+}
+
+void EngineCore::progress_inbound(Handshake& h) noexcept {
+  Agent* a = agent_of(h);
+  if (a != nullptr && !h.spoken && a->stage == agent::Stage::up) {
+    h.spoken = true;
+    say(h, wire::encode(wire::Accept{agent::endpoint(shared, *a)}));
+  }
+  switch (h.exchange.advance()) {
+    case Progress::waiting:
+      watch(h);
+      return;
+    case Progress::frame:
+      if (a == nullptr) return take_hello(h);
+      if (std::get<wire::Ready>(h.exchange.received().body).incarnation != shared.incarnation) {
+        const Error why{Status::protocol, "finish a handshake",
+                        "the peer's confirmation names another life of this engine", "reconnect"};
+        agent::fail(shared, *a, why);
+        return refuse(h, why);
+      }
+      drop(h);
+      agent::become_ready(shared, *a);
+      return;
+    case Progress::closed:
+    case Progress::failed:
+      break;
+  }
+  if (a != nullptr && a->state == ConnectionState::ready) return drop(h);
+  Error why = h.exchange.state() == connect::Exchange::State::failed
+                  ? h.exchange.error()
+                  : Error{Status::peer_lost, "shake hands with a peer",
+                          "it closed the TCP connection half-way", "see the peer's log"};
+  if (a != nullptr) agent::fail(shared, *a, why);
+  refuse(h, why);
+}
+
+}  // namespace spinwire::detail

@@ -1,0 +1,56 @@
+#include "softverbs/local_segments.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include "softverbs/gid.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+struct Known {
+  ibv_gid gid;
+  std::weak_ptr<base::SharedMemory> segment;
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Known> all;
+};
+
+/// Never destroyed, as contexts may outlive other statics. Locked across a fork, so that a child
+/// finds it unlocked.
+Registry& registry() noexcept {
+  alignas(Registry) static std::byte storage[sizeof(Registry)];
+  static Registry* const instance = [] {
+    auto* made = new (storage) Registry;
+    ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
+                     [] { registry().mutex.unlock(); });
+    return made;
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+void add_local_segment(const ibv_gid& gid, const std::shared_ptr<base::SharedMemory>& segment) {
+  Registry& known = registry();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  std::erase_if(known.all, [](const Known& k) { return k.segment.expired(); });
+  known.all.push_back({gid, segment});
+}
+
+std::shared_ptr<base::SharedMemory> find_local_segment(const ibv_gid& gid) noexcept {
+  Registry& known = registry();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  for (const Known& k : known.all) {
+    if (same_gid(k.gid, gid)) return k.segment.lock();
+  }
+  return nullptr;
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,19 @@
+// The segments of this process's own contexts. Contexts of one process share one mapping of a
+// segment instead of mapping it once for each peer. Any thread; takes a lock. Set-up.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <memory>
+
+#include "base/shared_memory.h"
+
+namespace spinwire::softverbs {
+
+/// Makes the segment with this GID known for as long as somebody else holds it. May throw bad_alloc.
+void add_local_segment(const ibv_gid& gid, const std::shared_ptr<base::SharedMemory>& segment);
+
+/// The segment with this GID; null if it is not of this process, or gone.
+std::shared_ptr<base::SharedMemory> find_local_segment(const ibv_gid& gid) noexcept;
+
+}  // namespace spinwire::softverbs

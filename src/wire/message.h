@@ -1,0 +1,49 @@
+// The header in front of every message on a queue pair: eight bytes, little-endian, adjacent to the
+// payload. Hot.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace spinwire::wire {
+
+static_assert(std::endian::native == std::endian::little, "the header is copied as it lies");
+
+enum class MessageKind : std::uint8_t {
+  data = 1,            ///< the application's bytes
+  credit_return = 2,   ///< the sender gives `length` unused credits back
+  goodbye = 3,         ///< the sender closes; nothing follows
+};
+
+namespace message_flag {
+inline constexpr std::uint8_t kWantCredit = 1;  ///< the sender could use more credit
+inline constexpr std::uint8_t kAll = 1;
+}  // namespace message_flag
+
+struct MessageHeader {
+  MessageKind kind;
+  std::uint8_t flags;
+  std::uint16_t granted;  ///< low bits of all credits ever granted to the receiver of this
+  std::uint32_t length;   ///< payload bytes; for credit_return, credits
+};
+inline constexpr std::size_t kMessageHeaderBytes = 8;
+static_assert(sizeof(MessageHeader) == kMessageHeaderBytes);
+
+inline void encode(const MessageHeader& header, std::byte* at) noexcept {
+  std::memcpy(at, &header, sizeof header);
+}
+
+/// Checks a message of `received` bytes that begins at `at`; false if it is malformed.
+inline bool decode(const std::byte* at, std::size_t received, MessageHeader& header) noexcept {
+  if (received < kMessageHeaderBytes) [[unlikely]] return false;
+  std::memcpy(&header, at, sizeof header);
+  const std::size_t payload = received - kMessageHeaderBytes;
+  if ((header.flags & ~message_flag::kAll) != 0) [[unlikely]] return false;
+  if (header.kind == MessageKind::data) [[likely]] return header.length == payload;
+  if (header.kind == MessageKind::credit_return) return payload == 0 && header.length <= 0x8000;
+  return header.kind == MessageKind::goodbye && payload == 0 && header.length == 0;
+}
+
+}  // namespace spinwire::wire

@@ -1,0 +1,64 @@
+// Loops that drive engines.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+#include "spinwire/clock.h"
+#include "spinwire/config.h"
+#include "spinwire/engine.h"
+
+namespace spinwire::tools {
+
+/// A point in time on a spinwire clock.
+class Deadline {
+ public:
+  Deadline(const Clock& clock, Nanoseconds from_now) noexcept
+      : clock_(clock), at_(clock.now() + clock.ticks(from_now)) {}
+  [[nodiscard]] bool passed() const noexcept { return clock_.now() >= at_; }
+
+ private:
+  Clock clock_;
+  std::uint64_t at_;
+};
+
+/// One turn outside of measured stretches: a poll, and the control step where the configuration
+/// leaves that to the application. Answers as Engine::poll().
+inline int drive(Engine& engine) noexcept {
+  const int events = engine.poll();
+  if (events < 0 || engine.config().engine.control == ControlMode::automatic) return events;
+  const int more = engine.poll_control();
+  return more < 0 ? more : events + more;
+}
+
+/// Drives the engine until `done()`; false if the deadline came first. Set-up.
+template <typename Done>
+bool spin_until(Engine& engine, Nanoseconds patience, Done&& done) {
+  const Deadline deadline(engine.clock(), patience);
+  while (!done()) {
+    if (drive(engine) < 0 || deadline.passed()) return false;
+  }
+  return true;
+}
+
+/// Leaves the CPU to others while nothing happens and nobody measures: after 20 ms without an
+/// event, each idle turn sleeps.
+class Idler {
+ public:
+  explicit Idler(const Clock& clock) noexcept : clock_(clock), busy_(clock.now()) {}
+
+  void turn(bool idle) {
+    if (!idle) {
+      busy_ = clock_.now();
+    } else if (clock_.now() - busy_ > clock_.ticks(std::chrono::milliseconds(20))) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+
+ private:
+  Clock clock_;
+  std::uint64_t busy_;
+};
+
+}  // namespace spinwire::tools

@@ -1,0 +1,196 @@
+// Echo: the smallest useful pair of Spinwire programs. The server sends every message back, the
+// client measures how long the round trip takes.
+//
+//   echo server [ADDRESS]     serves until interrupted
+//   echo client ADDRESS       sends --count messages of --size bytes, one at a time
+//   echo both                 the two of them, in two processes
+//
+// What to look for when reading: an Engine does nothing by itself, so both ends have a loop that
+// calls poll(); everything that happens is told by callbacks that run inside poll().
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/child.h"
+#include "common/cli.h"
+#include "common/histogram.h"
+#include "spinwire/spinwire.h"
+
+namespace {
+
+using namespace spinwire;  // NOLINT: a program of one file
+using tools::fail;
+
+// ---- the server -------------------------------------------------------------------------------
+
+int serve(const std::string& address, bool once, int announce) {
+  // Defaults, then what the environment says, e.g. SPINWIRE_MEMORY_HUGEPAGES=off.
+  auto config = Config::load();
+  if (!config) return fail(config.error());
+  auto engine = Engine::open(*config);
+  if (!engine) return fail(engine.error());
+
+  bool left = false;
+  ListenOptions options;
+  options.handlers.on_message = [](Connection client, Message& message) {
+    // take() keeps the received buffer, and send() sends that very buffer back: nothing is copied.
+    // A client that sends without taking its replies runs us out of credit: it has to go.
+    if (client.send(message.take()) != Status::ok) client.close();
+  };
+  options.handlers.on_closed = [&left](Connection, const Error& error) {
+    if (error.status != Status::ok) fail(error);
+    left = true;
+  };
+  auto listener = engine->listen(address, options);
+  if (!listener) return fail(listener.error());
+  tools::announce_address(announce, listener->address());
+
+  while (!tools::stop_requested()) {
+    if (engine->poll() < 0) return fail("poll() was misused");
+    if (left && once && engine->stats().accepted != 0) break;
+  }
+  return tools::kDone;
+}
+
+// ---- the client -------------------------------------------------------------------------------
+
+struct Client {
+  Connection connection;
+  Clock clock;
+  std::vector<std::byte> payload;  // what goes out, numbered at its front
+  std::uint64_t number = 0;        // of the message under way
+  std::uint64_t count = 0;         // messages to send
+  std::uint64_t sent_at = 0;       // ticks
+  bool due = false;                // a message is to be sent
+  bool wrong = false;              // an answer was not what we had sent
+  bool closed = false;
+  Error reason;                 // why it was closed
+  Status refusal = Status::ok;  // why a message was not taken
+  tools::Histogram round_trips;
+
+  void send_next() {
+    std::memcpy(payload.data(), &number, std::min(sizeof number, payload.size()));
+    sent_at = clock.now();
+    // Copies into registered memory. would_block means: poll, and try again.
+    const Status status = connection.send_copy(payload);
+    due = status == Status::would_block || status == Status::no_buffer;
+    if (status == Status::ok || due) return;
+    refusal = status;
+    connection.close();
+  }
+
+  void on_message(const Message& answer) {
+    round_trips.record(clock.now() - sent_at);
+    wrong = answer.size() != payload.size() ||
+            std::memcmp(answer.data(), payload.data(), payload.size()) != 0;
+    due = ++number < count && !wrong;
+    if (!due) connection.close();
+  }
+};
+
+void print(const Client& client, double seconds) {
+  const auto us = [&client](std::uint64_t ticks) {
+    return static_cast<double>(ticks) / client.clock.ticks_per_ns() / 1000.0;
+  };
+  const tools::Histogram& h = client.round_trips;
+  fmt::print("{} round trips of {} bytes in {:.3f} s\n", h.count(), client.payload.size(), seconds);
+  fmt::print("  min {:.3f}  p50 {:.3f}  p90 {:.3f}  p99 {:.3f}  p99.9 {:.3f}  max {:.3f} us\n",
+             us(h.min()), us(h.percentile(50)), us(h.percentile(90)), us(h.percentile(99)),
+             us(h.percentile(99.9)), us(h.max()));
+}
+
+int run_client(const std::string& address, std::uint64_t count, std::size_t size) {
+  auto config = Config::load();
+  if (!config) return fail(config.error());
+  auto engine = Engine::open(*config);
+  if (!engine) return fail(engine.error());
+
+  // Callbacks hold up to 32 bytes of captures, so they capture a pointer to what they work on.
+  const auto state = std::make_unique<Client>();
+  Client* client = state.get();
+  client->clock = engine->clock();
+  client->payload.resize(size, std::byte{0x5a});
+  client->count = count;
+
+  ConnectOptions options;
+  options.handlers.on_ready = [client](Connection c) {
+    client->connection = c;
+    client->due = true;
+  };
+  options.handlers.on_message = [client](Connection, Message& m) { client->on_message(m); };
+  options.handlers.on_closed = [client](Connection, const Error& error) {
+    client->closed = true;
+    client->reason = error;
+  };
+  auto connection = engine->connect(address, options);
+  if (!connection) return fail(connection.error());
+
+  const std::uint64_t begin = client->clock.now();
+  while (!client->closed && !tools::stop_requested()) {
+    if (engine->poll() < 0) return fail("poll() was misused");
+    if (client->due) client->send_next();
+  }
+  const auto took = client->clock.duration(client->clock.now() - begin);
+  if (client->wrong) return fail("an answer differs from what was sent");
+  if (client->refusal != Status::ok) {
+    return fail(fmt::format("cannot send {} bytes: {}", size, to_string(client->refusal)));
+  }
+  if (client->reason.status != Status::ok) return fail(client->reason);
+  if (client->number != count) {
+    return fail(fmt::format("{} ended after {} of {} round trips", address, client->number, count));
+  }
+  print(*client, std::chrono::duration<double>(took).count());
+  return tools::kDone;
+}
+
+// ---- both -------------------------------------------------------------------------------------
+
+int run_both(std::uint64_t count, std::size_t size) {
+  // Fork first, open engines after: an engine belongs to the process and thread that opened it.
+  auto child = tools::ServerChild::start(
+      [](int announce) { return serve("127.0.0.1:0", /*once=*/true, announce); });
+  if (!child) return fail(child.error());
+  const int code = run_client(child->address(), count, size);
+  if (code != tools::kDone) return code;
+  return child->wait(std::chrono::seconds(10)) == 0 ? tools::kDone : fail("the server failed");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  tools::set_program("echo");
+  tools::log_to_stderr();
+  tools::catch_stop_signals();
+
+  CLI::App app("Sends messages back and forth and measures the round trip.", "echo");
+  app.require_subcommand(1);
+  std::string address = fmt::format("{}:{}", tools::kDefaultBind, tools::kDefaultPort);
+  std::uint64_t count = 100'000;
+  std::size_t size = 32;
+  bool once = false;
+
+  CLI::App* server = app.add_subcommand("server", "send every message back, until interrupted");
+  server->add_option("address", address, "a.b.c.d:port or [v6]:port")->capture_default_str();
+  server->add_flag("--once", once, "end when the first client is gone");
+  CLI::App* client = app.add_subcommand("client", "send messages to a server, one at a time");
+  client->add_option("address", address, "a.b.c.d:port or [v6]:port")->capture_default_str();
+  CLI::App* both = app.add_subcommand("both", "a server and a client in two processes");
+  for (CLI::App* sender : {client, both}) {
+    sender->add_option("-n,--count", count, "messages")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    sender->add_option("-s,--size", size, "bytes of a message")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+  }
+  int code = 0;
+  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (*server) return serve(address, once, -1);
+  if (*client) return run_client(address, count, size);
+  return run_both(count, size);
+}
