@@ -36,9 +36,9 @@ struct Config {
   } memory;
 
   struct Queues {
-    std::uint32_t send_depth = 128;      ///< send work requests per connection; 4 … 32768
+    std::uint32_t send_depth = 128;      ///< send work requests per connection; 8 … 32768
     std::uint32_t receive_depth = 1024;  ///< posted receives of the engine; 16 … 32768
-    std::uint32_t completion_depth = 8192;  ///< entries of the completion queue; 64 … 4194304
+    std::uint32_t completion_depth = 16384;  ///< entries of the completion queue; 64 … 4194304
     std::uint32_t operations = 4096;     ///< operations in flight, all connections; 16 … 1048576
     std::uint32_t inline_bytes = 64;     ///< sent inline up to this many bytes; 0 … 1024
     std::uint32_t receive_postlist = 16; ///< receives reposted at once; 1 … 64
@@ -47,7 +47,7 @@ struct Config {
 
   struct Connections {
     std::uint32_t maximum = 1024;           ///< per engine; 1 … 65536
-    std::uint32_t handshakes = 64;          ///< unfinished inbound handshakes at once; 1 … 4096
+    std::uint32_t handshakes = 64;          ///< unfinished handshakes at once, inbound and outbound each; 1 … 4096
     std::uint32_t eager_bytes = 4096;       ///< longest message; 64 … 1 MiB - 64
     std::uint32_t credits = 64;             ///< most receives granted to one peer; 1 … 32768
     std::uint32_t mtu = 4096;               ///< path MTU: 256, 512, 1024, 2048 or 4096 bytes

@@ -95,12 +95,14 @@ class SPINWIRE_API Listener {
   explicit operator bool() const noexcept { return core_ != nullptr; }
 
   /// For the library. The engine empties what `core` points to when it goes.
-  Listener(std::shared_ptr<detail::EngineCore*> core, std::uint32_t index) noexcept
-      : core_(std::move(core)), index_(index) {}
+  Listener(std::shared_ptr<detail::EngineCore*> core, std::uint32_t index,
+           std::uint32_t generation) noexcept
+      : core_(std::move(core)), index_(index), generation_(generation) {}
 
  private:
   std::shared_ptr<detail::EngineCore*> core_;
   std::uint32_t index_ = 0;
+  std::uint32_t generation_ = 0;
 };
 
 /// Belongs to the thread that opened it; every call from another answers wrong_thread, in a forked

@@ -11,22 +11,14 @@
 
 namespace spinwire::agent {
 
-// Hot: operations.
+// Hot: operations; their acceptance is in submit.h.
 
-struct Request {
-  OperationKind kind;
-  const BufferSlice* data;
-  const RemoteRegion* remote;
-  std::uint32_t immediate;
-  const CompletionCallback* done;
-  bool defer;  ///< post with the next flush
-};
-/// Accepts one of the application's operations, or answers why not and takes nothing.
-Status submit(Shared& s, Agent& a, const Request& request) noexcept;
 /// Posts the agent's deferred operations with one doorbell per postlist.
 void flush(Shared& s, Agent& a) noexcept;
 /// Ends deferred operations that will not be posted any more, behind those that the device has.
 void flush_unposted(Shared& s, Agent& a) noexcept;
+/// Ends every operation, as flushed; the device has forgotten them.
+void flush_everything(Shared& s, Agent& a) noexcept;
 /// A send completion; answers the number of operations it ended.
 std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept;
 
@@ -58,15 +50,23 @@ Result<void> post_first_receives(Shared& s);
 [[nodiscard]] inline std::uint32_t send_credits(const Agent& a) noexcept {
   return a.granted_to_us - a.returned_by_us - a.sent;
 }
+[[nodiscard]] inline std::uint64_t messages_sent(const Agent& a) noexcept {
+  return a.done[static_cast<std::size_t>(OperationKind::send)] +
+         a.done[static_cast<std::size_t>(OperationKind::send_imm)];
+}
 [[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
   return a.granted - a.returned - a.received;
 }
+/// Looks for credit where the peer writes it; false if there is none.
+bool find_credit(Shared& s, Agent& a) noexcept;
 /// Takes what the peer wrote into the credit cell. False: nonsense was in it.
 bool read_credit_cell(Agent& a) noexcept;
-/// Lets the peer have credit up to its allotment, if receives are there for it.
-void top_up(Shared& s, Agent& a) noexcept;
 /// Keeps up to `wanted` receives for the peer, as many as the budget has.
 void grow_allotment(Shared& s, Agent& a, std::uint32_t wanted) noexcept;
+/// Receives that each connection gets when there are too few for all.
+std::uint32_t fair_share(const Shared& s) noexcept;
+/// Takes the receive of a message just arrived from an agent that has more than its share.
+void yield_credit(Shared& s, Agent& a) noexcept;
 void list_grant(Shared& s, Agent& a) noexcept;
 
 // Cold: life cycle.
@@ -99,6 +99,11 @@ wire::EndpointInfo endpoint(const Shared& s, const Agent& a) noexcept;
 Result<void> take_endpoint(Shared& s, Agent& a, const wire::EndpointInfo& peer);
 /// Appends one of the agent's own operations; false if the pool is out of records.
 bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credits = 0) noexcept;
+/// Puts the handlers in place that the application set while one of the old may have been running.
+inline void replace_handlers(Agent& a) noexcept {
+  a.handlers = a.next_handlers;
+  a.handlers_replaced = false;
+}
 /// Tells the application and gives the record back.
 void finish(Shared& s, Agent& a) noexcept;
 

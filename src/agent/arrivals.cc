@@ -26,7 +26,8 @@ inline void repost(Shared& s, std::uint32_t slot) noexcept {
                  static_cast<std::uint32_t>(s.config.connections.eager_bytes +
                                             wire::kMessageHeaderBytes),
                  block->lkey);
-  if (s.receives.count() >= verbs::ReceiveList::kCapacity) [[unlikely]] post_receives(s);
+  // At once when the list is full, not at the poll's end only: credit may be told before that.
+  if (s.receives.count() >= s.config.queues.receive_postlist) [[unlikely]] post_receives(s);
 }
 
 /// Takes a credit count that the peer told in 16 bits.
@@ -35,20 +36,39 @@ inline void take_granted(Agent& a, std::uint16_t low) noexcept {
   if (news < 0x8000) a.granted_to_us += news;  // else older than what the cell told
 }
 
+/// Credit has to wait until receives are posted for it.
+void starve(Shared& s, Agent& a) noexcept {
+  if (a.starved) return;
+  a.starved = true;
+  s.starved.add(a);
+}
+
+/// Lets the peer have credit up to its allotment, if receives are there for it.
+inline void grant(Shared& s, Agent& a) noexcept {
+  if (s.deficit > kSpareReceives) [[unlikely]]
+    return starve(s, a);
+  const std::uint32_t target = a.received + a.returned + a.allotment;
+  if (static_cast<std::int32_t>(target - a.granted) <= 0) return;
+  a.granted = target;
+  // A message of ours may take it along; else it is told once it is worth a write of its own.
+  if (a.grant_urgent || (target - a.published) * 2 > a.allotment) list_grant(s, a);
+}
+
 /// A message's credit is used: its receive will be posted again for whoever has credit next.
 inline void count_credit(Shared& s, Agent& a, bool wants_more) noexcept {
   ++a.received;
+  if (s.scarce) [[unlikely]] yield_credit(s, a);
   if (wants_more) [[unlikely]] {
     grow_allotment(s, a, a.allotment * 2 + 14);
     a.grant_urgent = true;
   }
-  top_up(s, a);
+  grant(s, a);
 }
 
 void deliver(Shared& s, Agent& a, Message& message) noexcept {
-  ++a.stats.messages_received;
-  a.stats.bytes_received += message.size();
-  ++s.stats.messages_received;
+  ++a.messages_received;
+  a.bytes_received += message.size();
+  if (a.handlers_replaced) [[unlikely]] replace_handlers(a);
   if (a.handlers.on_message) a.handlers.on_message(handle(s, a), message);
 }
 
@@ -56,6 +76,20 @@ void malformed(Shared& s, Agent& a, std::uint32_t bytes) noexcept {
   ++s.stats.bad_messages;
   fail(s, a, {Status::protocol, "take a message of " + std::to_string(bytes) + " bytes",
               "no valid header in front of it", "the peer is broken or hostile"});
+}
+
+/// The peer gives credit back, by a message that took one itself. What it could not know of stays
+/// allotted: credit that is on its way to it; what it was not told of is taken back.
+void take_return(Shared& s, Agent& a, std::uint32_t credits) noexcept {
+  ++a.received;
+  a.returned += credits;
+  a.granted = a.published;
+  const std::uint32_t kept = std::max(peer_credits(a), 1u);
+  if (kept < a.allotment) {
+    s.allotted -= a.allotment - kept;
+    a.allotment = kept;
+  }
+  grant(s, a);
 }
 
 /// A message with its header in the block; answers whether the block was kept.
@@ -70,13 +104,10 @@ bool take_message(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept 
   if (header.kind != wire::MessageKind::data) [[unlikely]] {
     if (header.kind == wire::MessageKind::goodbye) {
       on_goodbye(s, a);
-    } else if (header.length > peer_credits(a)) {
-      malformed(s, a, wc.byte_len);
+    } else if (header.length >= peer_credits(a)) {
+      malformed(s, a, wc.byte_len);  // the return takes a credit itself
     } else {
-      a.returned += header.length;
-      s.allotted -= a.allotment - 1;
-      a.allotment = 1;
-      count_credit(s, a, false);
+      take_return(s, a, header.length);
     }
     return false;
   }
@@ -102,9 +133,8 @@ void take_write(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
 
 /// A block for a slot whose own went to the application; false if the pool is dry.
 bool fill_slot(Shared& s, std::uint32_t slot) noexcept {
-  Block* block =
-      s.arena->allocate(memory::PoolId::receive,
-                        s.config.connections.eager_bytes + wire::kMessageHeaderBytes);
+  // The header goes into the block's headroom.
+  Block* block = s.arena->allocate(memory::PoolId::receive, s.config.connections.eager_bytes);
   s.receive_blocks[slot] = block;
   if (block == nullptr) return false;
   repost(s, slot);
@@ -122,7 +152,11 @@ void fill_deficit(Shared& s) noexcept {
   for (std::uint32_t i = 0; i < s.starved.count(); ++i) {
     Agent& a = s.starved[i];
     a.starved = false;
-    if (a.state == ConnectionState::ready) top_up(s, a);
+    if (a.state != ConnectionState::ready) continue;
+    const std::uint32_t target = a.received + a.returned + a.allotment;
+    if (static_cast<std::int32_t>(target - a.granted) <= 0) continue;
+    a.granted = target;
+    list_grant(s, a);
   }
   s.starved.cut(0);
 }
@@ -161,30 +195,29 @@ void list_grant(Shared& s, Agent& a) noexcept {
   s.grants.add(a);
 }
 
-void top_up(Shared& s, Agent& a) noexcept {
-  const std::uint32_t have = peer_credits(a);
-  if (have >= a.allotment) return;
-  if (s.deficit > kSpareReceives) [[unlikely]] {
-    if (!a.starved) {
-      a.starved = true;
-      s.starved.add(a);
-    }
-    return;
-  }
-  const std::uint32_t news = a.allotment - have;
-  a.granted += news;
-  // A message of ours may take it along; else it is told once it is worth a write of its own.
-  const std::uint32_t untold = a.granted - a.published;
-  if (a.grant_urgent || untold * 2 > a.allotment) list_grant(s, a);
-}
-
 void grow_allotment(Shared& s, Agent& a, std::uint32_t wanted) noexcept {
-  const std::uint32_t most = std::min(wanted, s.config.connections.credits);
+  std::uint32_t most = std::min(wanted, s.config.connections.credits);
+  if (s.scarce) most = std::min(most, fair_share(s));
   if (most <= a.allotment) return;
-  const std::uint32_t free = s.receive_capacity - s.allotted;
+  // A quarter is kept for connections to come, as many as there can be.
+  const std::uint32_t to_come =
+      std::min(s.agents.capacity() - s.agents.size(), s.receive_capacity / 4);
+  const std::uint32_t taken = s.allotted + to_come;
+  const std::uint32_t free = s.receive_capacity - std::min(taken, s.receive_capacity);
   const std::uint32_t more = std::min(most - a.allotment, free);
   a.allotment += more;
   s.allotted += more;
+  s.scarce = a.allotment < most;
+}
+
+std::uint32_t fair_share(const Shared& s) noexcept {
+  return std::max(s.receive_capacity / std::max(s.agents.size(), 1u), 1u);
+}
+
+void yield_credit(Shared& s, Agent& a) noexcept {
+  if (a.allotment <= fair_share(s)) return;
+  --a.allotment;
+  --s.allotted;
 }
 
 void on_receive(Shared& s, const ibv_wc& wc) noexcept {
@@ -199,7 +232,9 @@ void on_receive(Shared& s, const ibv_wc& wc) noexcept {
         (a->state == ConnectionState::exchanging && !a->outbound)) [[likely]] {
       // A first message may overtake the last frame of the handshake: it vouches for that.
       if (a->state != ConnectionState::ready) become_ready(s, *a);
-      if (wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM) [[unlikely]] {
+      if (a->state != ConnectionState::ready) [[unlikely]] {
+        // on_ready closed it: the message is dropped like any that crosses a close.
+      } else if (wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM) [[unlikely]] {
         take_write(s, *a, wc);
       } else {
         kept = take_message(s, *a, block, wc);

@@ -90,12 +90,6 @@ bool step_up(Shared& s, Agent& a) noexcept {
   return true;
 }
 
-/// Ends what the device will not complete any more.
-void flush_everything(Shared& s, Agent& a) noexcept {
-  a.unposted = a.first;
-  flush_unposted(s, a);
-}
-
 bool step_destroy(Shared& s, Agent& a) noexcept {
   s.by_qpn.clear(a.qp->qp_num);
   (void)s.device->destroy_qp(a.qp);
@@ -171,7 +165,7 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound) noexcept {
   a.deadline_timer.kind = kDeadlineTimer;
   a.idle_timer.kind = kIdleTimer;
   a.cause.status = Status::ok;
-  a.last_heard = a.waiting_since = a.last_sent = s.clock.now();
+  a.last_heard = a.last_sent = s.clock.now();
   a.stage = Stage::expose;
   enter(s, a, state);
   list_setup(s, a);
@@ -303,6 +297,42 @@ void on_drained(Shared& s, Agent& a) noexcept {
   list_setup(s, a);
 }
 
+namespace {
+
+/// Nothing is outstanding: asks a silent peer for a sign of life, gives unused credit back.
+void look_at_idle(Shared& s, Agent& a) noexcept {
+  const Config::Connections& c = s.config.connections;
+  const std::uint64_t now = s.clock.now();
+  a.looked_at = 0;  // the next look finds new operations, if any
+  const std::uint64_t silent = now - std::min(a.last_heard, now);
+  if (silent > s.clock.ticks(c.keepalive) && !a.keepalive_pending)
+    (void)submit_control(s, a, OperationKind::keepalive);
+  const bool unused = now - std::min(a.last_sent, now) > s.clock.ticks(c.credit_idle);
+  if (unused && read_credit_cell(a) && send_credits(a) >= 2) {
+    // The return takes a credit itself and leaves one.
+    (void)submit_control(s, a, OperationKind::credit_return,
+                         static_cast<std::uint16_t>(send_credits(a) - 2));
+  }
+}
+
+/// Whether operations have been outstanding, and the peer silent, for the whole time-out. Time in
+/// which we did not poll ourselves says nothing about the peer, so that a look counts for no more
+/// than two periods.
+bool silent_too_long(Shared& s, Agent& a) noexcept {
+  const Config::Connections& c = s.config.connections;
+  const std::uint64_t now = s.clock.now();
+  const std::uint64_t most = 2 * s.clock.ticks(idle_period(c));
+  if (a.last_heard >= a.looked_at) {
+    a.waited = 0;
+  } else {
+    a.waited += std::min(now - std::min(a.looked_at, now), most);
+  }
+  a.looked_at = now;
+  return a.waited > s.clock.ticks(c.peer_timeout);
+}
+
+}  // namespace
+
 void on_timer(Shared& s, Agent& a, TimerKind kind) noexcept {
   const Config::Connections& c = s.config.connections;
   if (kind == kDeadlineTimer) {
@@ -324,33 +354,24 @@ void on_timer(Shared& s, Agent& a, TimerKind kind) noexcept {
     return;
   }
   if (a.state != ConnectionState::ready) return;
-  const std::uint64_t now = s.clock.now();
-  const std::uint64_t silent = now - std::min(a.last_heard, now);
-  const std::uint64_t waiting = now - std::min(std::max(a.last_heard, a.waiting_since), now);
   s.timers.schedule(a.idle_timer, after(s, idle_period(c)));
-  if (a.first != kNone) {
-    if (waiting <= s.clock.ticks(c.peer_timeout)) return;
+  if (a.first == kNone) {
+    look_at_idle(s, a);
+  } else if (silent_too_long(s, a)) {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(c.peer_timeout);
     fail(s, a, {Status::peer_lost, fmt::format("operations on the connection to {}", a.peer.data()),
                 fmt::format("no sign of life for {} ms", ms.count()),
                 "the peer's process hangs or its network is down"});
-    return;
-  }
-  if (silent > s.clock.ticks(c.keepalive) && !a.keepalive_pending)
-    (void)submit_control(s, a, OperationKind::keepalive);
-  const bool unused = now - std::min(a.last_sent, now) > s.clock.ticks(c.credit_idle);
-  if (unused && read_credit_cell(a) && send_credits(a) >= 2) {
-    // The return takes a credit itself and leaves one.
-    (void)submit_control(s, a, OperationKind::credit_return,
-                         static_cast<std::uint16_t>(send_credits(a) - 2));
   }
 }
 
 void become_ready(Shared& s, Agent& a) noexcept {
   if (a.state == ConnectionState::ready) return;
   a.last_heard = a.last_sent = s.clock.now();
+  a.was_ready = true;
   enter(s, a, ConnectionState::ready);
   ++(a.outbound ? s.stats.connected : s.stats.accepted);
+  if (a.handlers_replaced) replace_handlers(a);
   if (a.handlers.on_ready) a.handlers.on_ready(handle(s, a));
 }
 
@@ -399,10 +420,14 @@ Result<void> take_endpoint(Shared& s, Agent& a, const wire::EndpointInfo& peer) 
 void finish(Shared& s, Agent& a) noexcept {
   enter(s, a, ConnectionState::closed);
   s.allotted -= a.allotment;
+  a.allotment = 0;
   s.dirty.remove(a);
   s.grants.remove(a);
   s.starved.remove(a);
   ++s.stats.closed;
+  s.stats.messages_sent += messages_sent(a);
+  s.stats.messages_received += a.messages_received;
+  if (a.handlers_replaced) replace_handlers(a);
   const Callback<void(Connection, const Error&)> on_closed = a.handlers.on_closed;
   const Connection gone = handle(s, a);
   const Error cause = std::move(a.cause);

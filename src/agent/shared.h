@@ -37,6 +37,7 @@ enum class OperationKind : std::uint8_t {
   keepalive,
 };
 constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::read; }
+inline constexpr std::size_t kOperationKinds = 9;
 
 /// An accepted operation, from acceptance to its completion callback. Two cachelines: what posting
 /// needs, and the callback.
@@ -92,6 +93,7 @@ struct alignas(64) Agent {
   bool goodbye_sent = false;
   bool goodbye_received = false;
   bool closing = false;        ///< by either application: errors are no fault any more
+  bool handlers_replaced = false;  ///< by `next_handlers`, before the next of them runs
   std::uint32_t index = 0;
   std::uint32_t generation = 0;
   // Operations in order: [first … posted) are with the device, [unposted … last] are deferred.
@@ -113,11 +115,16 @@ struct alignas(64) Agent {
   std::uint32_t allotment = 0;  ///< receives kept for the peer
   CreditCell* cell = nullptr;
   std::uint64_t last_heard = 0;     ///< tick of the last sign of life
-  std::uint64_t waiting_since = 0;  ///< tick since when an operation is outstanding
   std::uint64_t last_sent = 0;      ///< tick of the last use of credit
   ConnectionHandlers handlers;
-  ConnectionStats stats;
+  std::array<std::uint64_t, kOperationKinds> done{};   ///< operations that succeeded, by kind
+  std::array<std::uint64_t, kOperationKinds> bytes{};  ///< that they moved
+  std::uint64_t messages_received = 0;
+  std::uint64_t bytes_received = 0;
   // Cold.
+  ConnectionHandlers next_handlers;
+  std::uint64_t looked_at = 0;  ///< tick of the last look that found operations outstanding
+  std::uint64_t waited = 0;     ///< ticks of silence seen while operations were outstanding
   Error cause;                   ///< why it ends; ok for a regular close
   std::uint64_t deadline = 0;
   base::Timer deadline_timer;
@@ -125,7 +132,7 @@ struct alignas(64) Agent {
   bool keepalive_pending = false;
   bool outbound = false;
   bool setup_listed = false;
-  bool ready_told = false;
+  bool was_ready = false;
   std::uint32_t handshake = kNone;  ///< exchange in use
   std::uint32_t next_setup = kNone;
   Block* cell_block = nullptr;
@@ -209,12 +216,12 @@ struct Shared {
   verbs::ReceiveList receives;
   AgentList dirty;   ///< with deferred operations
   AgentList grants;  ///< with credit to be told
-  std::uint32_t users_operations = 0;
   std::uint32_t posted_receives = 0;
   std::unique_ptr<Block*[]> receive_blocks;        ///< by the slot that a receive's wr_id names
   std::unique_ptr<std::uint32_t[]> missing;        ///< slots without a block: the application
   std::uint32_t deficit = 0;                       ///< keeps theirs and the pool is dry
   std::uint32_t allotted = 0;  ///< sum of the allotments
+  bool scarce = false;         ///< somebody was refused an allotment: who has most yields
   std::byte* headers = nullptr;  ///< message headers in split mode, by operation
   Block* headers_block = nullptr;
   EngineStats stats;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <tuple>
 
+#include "agent/shared.h"
 #include "base/error.h"
 #include "base/unique_fd.h"
 #include "base/units.h"
@@ -245,18 +246,27 @@ Result<void> check_queues(const Config& config) {
                                 setting(config, "queues", "receive_depth")),
                     "lower the first or raise the second");
   }
-  if (queues.receive_postlist > queues.receive_depth) {
-    return disagree(config, "queues", "receive_postlist",
-                    fmt::format("the engine posts fewer receives: {}",
-                                setting(config, "queues", "receive_depth")),
-                    "lower the first or raise the second");
-  }
-  const std::uint32_t entries = queues.receive_depth + queues.send_depth;
-  if (queues.completion_depth < entries) {
+  // Receives that wait to be reposted and those kept for goodbyes are granted to nobody.
+  const std::uint32_t ungranted = queues.receive_postlist + agent::kSpareReceives;
+  if (queues.receive_depth <= ungranted) {
     return disagree(
-        config, "queues", "completion_depth",
-        fmt::format("the receives and one connection alone can complete {} at once", entries),
-        fmt::format("give at least {}, and more for more connections", entries));
+        config, "queues", "receive_depth",
+        fmt::format("no receive is left to grant to a peer: {}, and {} are kept for closing",
+                    setting(config, "queues", "receive_postlist"), agent::kSpareReceives),
+        fmt::format("give at least {}, or lower the other", ungranted + 1));
+  }
+  // Every work request has at most one completion, so that this many are never too few.
+  const std::uint64_t entries = std::uint64_t{queues.operations} + queues.receive_depth +
+                                std::uint64_t{agent::kControlRequests} * config.connections.maximum;
+  if (queues.completion_depth < entries) {
+    return disagree(config, "queues", "completion_depth",
+                    fmt::format("{}, {} and {} with {} control requests each can complete {} at "
+                                "once",
+                                setting(config, "queues", "operations"),
+                                setting(config, "queues", "receive_depth"),
+                                setting(config, "connections", "maximum"), agent::kControlRequests,
+                                entries),
+                    fmt::format("give at least {}, or lower one of the others", entries));
   }
   return {};
 }

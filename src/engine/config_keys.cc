@@ -103,7 +103,7 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(memory, Memory, lease_bytes, bytes, 2 * kMiB, kTiB, "",
                     "pool of memory exposed to peers"),
 
-    SPINWIRE_NUMBER(queues, Queues, send_depth, integer, 4, 32768, "work requests",
+    SPINWIRE_NUMBER(queues, Queues, send_depth, integer, 8, 32768, "work requests",
                     "send queue of each connection"),
     SPINWIRE_NUMBER(queues, Queues, receive_depth, integer, 16, 32768, "work requests",
                     "posted receives of the engine"),
@@ -121,7 +121,7 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(connections, Connections, maximum, integer, 1, 65536, "",
                     "connections of the engine"),
     SPINWIRE_NUMBER(connections, Connections, handshakes, integer, 1, 4096, "",
-                    "unfinished inbound handshakes at once"),
+                    "unfinished handshakes at once, inbound and outbound each"),
     SPINWIRE_NUMBER(connections, Connections, eager_bytes, bytes, 64, kMiB - 64, "",
                     "longest message"),
     SPINWIRE_NUMBER(connections, Connections, credits, integer, 1, 32768, "receives",

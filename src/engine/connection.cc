@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "agent/submit.h"
 #include "engine/core.h"
 
 namespace spinwire {
@@ -40,16 +41,16 @@ std::string_view to_string(ConnectionState state) noexcept {
 Status Connection::send(const BufferSlice& data, CompletionCallback done, Post post) {
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
-  return agent::submit(core_->shared, *a,
-                       {OperationKind::send, &data, nullptr, 0, &done, deferred(*core_, post)});
+  return agent::submit<OperationKind::send>(
+      core_->shared, *a, {data, nullptr, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediate,
                                  CompletionCallback done, Post post) {
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
-  return agent::submit(core_->shared, *a, {OperationKind::send_imm, &data, nullptr, immediate,
-                                           &done, deferred(*core_, post)});
+  return agent::submit<OperationKind::send_imm>(
+      core_->shared, *a, {data, nullptr, immediate, done, deferred(*core_, post)});
 }
 
 Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallback done,
@@ -64,32 +65,32 @@ Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallbac
   const Buffer copy(block, bytes.size());
   std::copy(bytes.begin(), bytes.end(), copy.data());
   const BufferSlice slice = copy.slice();
-  return agent::submit(core_->shared, *a,
-                       {OperationKind::send, &slice, nullptr, 0, &done, deferred(*core_, post)});
+  return agent::submit<OperationKind::send>(
+      core_->shared, *a, {slice, nullptr, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
                          CompletionCallback done, Post post) {
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
-  return agent::submit(core_->shared, *a,
-                       {OperationKind::write, &local, &remote, 0, &done, deferred(*core_, post)});
+  return agent::submit<OperationKind::write>(
+      core_->shared, *a, {local, &remote, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
                                   std::uint32_t immediate, CompletionCallback done, Post post) {
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
-  return agent::submit(core_->shared, *a, {OperationKind::write_imm, &local, &remote, immediate,
-                                           &done, deferred(*core_, post)});
+  return agent::submit<OperationKind::write_imm>(
+      core_->shared, *a, {local, &remote, immediate, done, deferred(*core_, post)});
 }
 
 Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
                         CompletionCallback done, Post post) {
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
-  return agent::submit(core_->shared, *a,
-                       {OperationKind::read, &local, &remote, 0, &done, deferred(*core_, post)});
+  return agent::submit<OperationKind::read>(
+      core_->shared, *a, {local, &remote, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::flush() {
@@ -110,7 +111,14 @@ Status Connection::close() {
 Status Connection::set_handlers(const ConnectionHandlers& handlers) {
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
-  a->handlers = handlers;
+  if (!core_->guard.polling()) {
+    a->handlers = handlers;
+    a->handlers_replaced = false;
+  } else {
+    // The caller may be one of the old ones: it keeps its captures until it returns.
+    a->next_handlers = handlers;
+    a->handlers_replaced = true;
+  }
   return Status::ok;
 }
 
@@ -130,7 +138,17 @@ ConnectionStats Connection::stats() const noexcept {
   if (core_ == nullptr) return {};
   const Agent* a = core_->find(index_, generation_);
   if (a == nullptr) return {};
-  ConnectionStats stats = a->stats;
+  const auto count = [a](OperationKind kind) { return a->done[static_cast<std::size_t>(kind)]; };
+  const auto bytes = [a](OperationKind kind) { return a->bytes[static_cast<std::size_t>(kind)]; };
+  ConnectionStats stats;
+  stats.messages_sent = agent::messages_sent(*a);
+  stats.bytes_sent = bytes(OperationKind::send) + bytes(OperationKind::send_imm);
+  stats.messages_received = a->messages_received;
+  stats.bytes_received = a->bytes_received;
+  stats.writes = count(OperationKind::write) + count(OperationKind::write_imm);
+  stats.bytes_written = bytes(OperationKind::write) + bytes(OperationKind::write_imm);
+  stats.reads = count(OperationKind::read);
+  stats.bytes_read = bytes(OperationKind::read);
   stats.outstanding = a->sq_used;
   stats.send_credits = agent::send_credits(*a);
   stats.granted_credits = agent::peer_credits(*a);

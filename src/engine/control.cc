@@ -30,7 +30,8 @@ bool EngineCore::take_setup_step() noexcept {
     const bool verb = agent::advance(shared, a);
     if (a.handshake != kNone) progress(handshakes.at(a.handshake));
     if (a.stage == agent::Stage::over && a.state == ConnectionState::draining) {
-      agent::finish(shared, a);
+      // If it has got into the line again meanwhile, at its next turn.
+      if (!a.setup_listed) agent::finish(shared, a);
     } else if (verb || a.stage != before) {
       // More to come, unless it waits for somebody else: then its next step does nothing.
       agent::list_setup(shared, a);
@@ -94,6 +95,8 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (!verb && registrations->pending() != 0) registrations->poll_revocations();
   const std::size_t fired = shared.timers.advance(
       now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
+  // What callbacks have deferred goes out with this very poll.
+  if (agent::has_work(shared)) agent::finish_poll(shared);
   // While set-up work waits, every poll takes a step.
   if (next_control != ~std::uint64_t{0})
     next_control = shared.setup_first != kNone ? now : now + control_interval;

@@ -25,6 +25,7 @@ struct Handshake {
   std::uint32_t agent_generation = 0;
   std::uint32_t index = 0;
   std::uint32_t listener = agent::kNone;  ///< inbound
+  std::uint32_t listener_generation = 0;
   bool inbound = false;
   bool spoken = false;     ///< hello or accept is sent
   bool confirmed = false;  ///< ready is sent
@@ -55,6 +56,9 @@ class EngineCore {
   ~EngineCore();
 
   Result<void> open();
+  /// Every connection ends here and now: what is outstanding is flushed, each on_closed runs. The
+  /// first part of destruction, while the application's handle still names this engine.
+  void end() noexcept;
 
   // Hot, in poll.cc.
   int poll() noexcept;
@@ -66,7 +70,9 @@ class EngineCore {
 
   // In handshakes.cc.
   Result<Listener> listen(std::string_view address, const ListenOptions& options);
-  void stop_listening(std::uint32_t index) noexcept;
+  void stop_listening(std::uint32_t index, std::uint32_t generation) noexcept;
+  [[nodiscard]] engine::Listening* find_listener(std::uint32_t index,
+                                                 std::uint32_t generation) noexcept;
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
 
   [[nodiscard]] agent::Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
@@ -87,6 +93,10 @@ class EngineCore {
   base::IndexPool<engine::Handshake> handshakes;
   std::vector<std::unique_ptr<engine::Listening>> listeners;
   std::uint32_t listener_generation = 0;
+  std::uint32_t inbound_handshakes = 0;
+  std::uint32_t outbound_handshakes = 0;
+  bool ending = false;  ///< no connection begins any more
+  EngineCore* kept = nullptr;  ///< in a forked child: the engine that was left before this one
   std::shared_ptr<EngineCore*> self;  ///< null inside once this is gone; for listeners
 
  private:
@@ -95,12 +105,13 @@ class EngineCore {
   void take_async_events() noexcept;
   void take_timer(base::Timer& timer) noexcept;
   void look_at_sockets() noexcept;
-  void accept_from(engine::Listening& listening, std::uint32_t index) noexcept;
+  void accept_from(std::uint32_t index, std::uint32_t generation) noexcept;
   bool make_room() noexcept;
   void progress(engine::Handshake& h) noexcept;
   void progress_inbound(engine::Handshake& h) noexcept;
   void progress_outbound(engine::Handshake& h) noexcept;
   void take_hello(engine::Handshake& h) noexcept;
+  void take_confirmation(engine::Handshake& h, agent::Agent& a) noexcept;
   void take_answer(engine::Handshake& h, agent::Agent& a) noexcept;
   void say(engine::Handshake& h, const wire::Frame& frame) noexcept;
   void refuse(engine::Handshake& h, const Error& why) noexcept;
@@ -111,6 +122,7 @@ class EngineCore {
     return h.agent == agent::kNone ? nullptr : find(h.agent, h.agent_generation);
   }
   void end_connections() noexcept;
+  void end_connection(agent::Agent& a) noexcept;
 };
 
 }  // namespace spinwire::detail

@@ -14,7 +14,7 @@ namespace detail {
 using agent::Agent;
 
 EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuard owner)
-    : guard(std::move(owner)), shared(config, clock), handshakes(config.connections.handshakes) {
+    : guard(std::move(owner)), shared(config, clock), handshakes(2 * config.connections.handshakes) {
   shared.core = this;
   self = std::make_shared<EngineCore*>(this);
   control_interval = clock.ticks(config.engine.control_interval);
@@ -62,7 +62,15 @@ Result<void> EngineCore::open() {
   return agent::post_first_receives(shared);
 }
 
-/// Every connection ends here and now: what is outstanding is flushed, each on_closed runs.
+void EngineCore::end_connection(Agent& a) noexcept {
+  // A peer that was stopped in the midst of an access must not stop us.
+  constexpr int kMostSteps = 64;
+  a.stage = a.qp != nullptr ? agent::Stage::destroy : agent::Stage::conceal;
+  for (int i = 0; i < kMostSteps && a.stage != agent::Stage::over; ++i)
+    (void)agent::advance(shared, a);
+  agent::finish(shared, a);
+}
+
 void EngineCore::end_connections() noexcept {
   for (std::uint32_t i = 0; i < shared.agents.capacity(); ++i) {
     if (!shared.agents.in_use(i)) continue;
@@ -80,20 +88,21 @@ void EngineCore::end_connections() noexcept {
   for (int i = 0; i < kMostRounds && drain_completions() != 0; ++i) {
   }
   for (std::uint32_t i = 0; i < shared.agents.capacity(); ++i) {
-    if (!shared.agents.in_use(i)) continue;
-    Agent& a = shared.agents.at(i);
-    a.stage = a.qp != nullptr ? agent::Stage::destroy : agent::Stage::conceal;
-    for (int tries = 0; tries < kMostRounds && a.stage != agent::Stage::over; ++tries)
-      (void)agent::advance(shared, a);
-    agent::finish(shared, a);
+    if (shared.agents.in_use(i)) end_connection(shared.agents.at(i));
   }
 }
 
-EngineCore::~EngineCore() {
-  *self = nullptr;
+void EngineCore::end() noexcept {
+  if (std::exchange(ending, true)) return;
   if (shared.device == nullptr || shared.arena == nullptr) return;
   (void)guard.enter();  // callbacks find the engine polling
   if (registrations != nullptr) end_connections();
+}
+
+EngineCore::~EngineCore() {
+  end();
+  *self = nullptr;
+  if (shared.device == nullptr || shared.arena == nullptr) return;
   for (std::uint32_t i = 0; i < handshakes.capacity(); ++i) {
     if (handshakes.in_use(i)) drop(handshakes.at(i));
   }
@@ -101,8 +110,6 @@ EngineCore::~EngineCore() {
     if (listening != nullptr) epoll.remove(listening->socket.fd());
   }
   if (registrations != nullptr) registrations->close();
-  const verbs::Provider& provider = shared.device->provider();
-  (void)provider;
   if (shared.receive_blocks != nullptr) {
     for (std::uint32_t i = 0; i < shared.config.queues.receive_depth; ++i) {
       if (shared.receive_blocks[i] != nullptr) detail::release(shared.receive_blocks[i]);
@@ -117,10 +124,33 @@ EngineCore::~EngineCore() {
 
 using detail::EngineCore;
 
+namespace {
+
+/// A forked child shares the device and the slabs with its parent, who still uses them: there the
+/// engine is left as it is, for good.
+void close(std::unique_ptr<EngineCore>& core) noexcept {
+  if (core == nullptr) return;
+  if (core->guard.diagnose() == Status::forked_child) {
+    static EngineCore* kept = nullptr;
+    core->kept = std::exchange(kept, core.get());
+    (void)core.release();
+    return;
+  }
+  core->end();
+  core.reset();
+}
+
+}  // namespace
+
 Engine::Engine() noexcept = default;
 Engine::Engine(Engine&&) noexcept = default;
-Engine& Engine::operator=(Engine&&) noexcept = default;
-Engine::~Engine() = default;
+Engine& Engine::operator=(Engine&& other) noexcept {
+  if (this == &other) return *this;
+  close(core_);
+  core_ = std::move(other.core_);
+  return *this;
+}
+Engine::~Engine() { close(core_); }
 Engine::Engine(std::unique_ptr<EngineCore> core) noexcept : core_(std::move(core)) {}
 
 Result<Engine> Engine::open(const Config& config, const Clock& clock) {
@@ -210,6 +240,11 @@ EngineStats Engine::stats() const noexcept {
   const agent::Shared& s = core_->shared;
   EngineStats stats = s.stats;
   stats.polls = core_->polls;
+  for (std::uint32_t i = 0; i < s.agents.capacity(); ++i) {
+    if (!s.agents.in_use(i)) continue;  // those that ended are counted already
+    stats.messages_sent += agent::messages_sent(s.agents.at(i));
+    stats.messages_received += s.agents.at(i).messages_received;
+  }
   stats.connections = s.agents.size();
   stats.operations = s.operations.size();
   stats.receives = s.posted_receives;
@@ -225,18 +260,25 @@ MemoryStats Engine::memory_stats(Pool pool) const noexcept {
 }
 
 Listener::Listener(Listener&& other) noexcept
-    : core_(std::exchange(other.core_, nullptr)), index_(other.index_) {}
+    : core_(std::exchange(other.core_, nullptr)),
+      index_(other.index_),
+      generation_(other.generation_) {}
 Listener& Listener::operator=(Listener&& other) noexcept {
-  std::swap(core_, other.core_);
-  std::swap(index_, other.index_);
+  Listener taken(std::move(other));
+  std::swap(core_, taken.core_);
+  std::swap(index_, taken.index_);
+  std::swap(generation_, taken.generation_);
   return *this;
 }
 Listener::~Listener() {
-  if (core_ != nullptr && *core_ != nullptr) (*core_)->stop_listening(index_);
+  // In a forked child the socket is still the parent's to use.
+  if (core_ != nullptr && *core_ != nullptr && (*core_)->guard.owned())
+    (*core_)->stop_listening(index_, generation_);
 }
 std::string Listener::address() const {
   if (core_ == nullptr || *core_ == nullptr) return {};
-  return (*core_)->listeners[index_]->socket.local().str();
+  const engine::Listening* listening = (*core_)->find_listener(index_, generation_);
+  return listening != nullptr ? listening->socket.local().str() : std::string();
 }
 
 }  // namespace spinwire

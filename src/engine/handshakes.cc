@@ -33,9 +33,15 @@ void copy_peer(Agent& a, std::string_view text) noexcept {
   a.peer[n] = '\0';
 }
 
+tl::unexpected<Error> ended(const char* asked) {
+  return base::fail(Status::not_connected, asked, "the engine is being destroyed",
+                    "open another engine");
+}
+
 }  // namespace
 
 Result<Listener> EngineCore::listen(std::string_view text, const ListenOptions& options) {
+  if (ending) return ended("listen");
   auto address = connect::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   auto socket = connect::ListenSocket::open(*address, kBacklog);
@@ -43,7 +49,8 @@ Result<Listener> EngineCore::listen(std::string_view text, const ListenOptions& 
   auto listening = std::make_unique<Listening>();
   listening->socket = std::move(*socket);
   listening->options = options;
-  listening->generation = ++listener_generation;
+  listener_generation = (listener_generation + 1) & 0x7fffffffu;  // fits a token
+  listening->generation = listener_generation;
   auto free = std::find(listeners.begin(), listeners.end(), nullptr);
   if (free == listeners.end()) free = listeners.insert(listeners.end(), nullptr);
   const auto index = static_cast<std::uint32_t>(free - listeners.begin());
@@ -51,19 +58,28 @@ Result<Listener> EngineCore::listen(std::string_view text, const ListenOptions& 
   if (auto added = epoll.add(listening->socket.fd(), name, connect::Interest::read); !added)
     return tl::unexpected(added.error());
   *free = std::move(listening);
-  return Listener(self, index);
+  return Listener(self, index, listener_generation);
 }
 
-void EngineCore::stop_listening(std::uint32_t index) noexcept {
-  if (index >= listeners.size() || listeners[index] == nullptr) return;
+Listening* EngineCore::find_listener(std::uint32_t index, std::uint32_t generation) noexcept {
+  if (index >= listeners.size() || listeners[index] == nullptr) return nullptr;
+  return listeners[index]->generation == generation ? listeners[index].get() : nullptr;
+}
+
+void EngineCore::stop_listening(std::uint32_t index, std::uint32_t generation) noexcept {
+  if (find_listener(index, generation) == nullptr) return;
   epoll.remove(listeners[index]->socket.fd());
   listeners[index].reset();
   // Handshakes under way have copied what they need.
 }
 
 Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
+  // As many of either direction: a crowd at the door keeps nobody from going out.
+  std::uint32_t& count = inbound ? inbound_handshakes : outbound_handshakes;
+  if (count >= shared.config.connections.handshakes) return nullptr;
   const std::uint32_t index = handshakes.acquire();
   if (index == kNone) return nullptr;
+  ++count;
   Handshake& h = handshakes.at(index);
   h.agent = kNone;
   h.index = index;
@@ -78,12 +94,14 @@ Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
 }
 
 Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptions& options) {
+  if (ending) return ended("connect");
   auto address = connect::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   Handshake* h = begin_handshake(false);
   if (h == nullptr) {
     return base::fail(Status::limit, fmt::format("connect to {}", text),
-                      "all handshakes are in use", "raise connections.handshakes");
+                      fmt::format("{} connections are being made already", outbound_handshakes),
+                      "wait until some are ready, or raise connections.handshakes");
   }
   auto begun = h->exchange.connect(*address, wire::kinds(FrameKind::accept, FrameKind::refuse));
   if (!begun) {
@@ -124,6 +142,7 @@ void EngineCore::drop(Handshake& h) noexcept {
   if (h.watched) epoll.remove(h.exchange.fd());
   h.exchange.reset();
   shared.timers.cancel(h.timer);
+  --(h.inbound ? inbound_handshakes : outbound_handshakes);
   handshakes.release(h.index);
 }
 
@@ -156,7 +175,7 @@ void EngineCore::refuse(Handshake& h, const Error& why) noexcept {
 
 /// Room for one more inbound handshake: one that has been silent while others wait gives way.
 bool EngineCore::make_room() noexcept {
-  if (!handshakes.full()) return true;
+  if (inbound_handshakes < shared.config.connections.handshakes) return true;
   const std::uint64_t patience =
       shared.clock.ticks(std::min<Nanoseconds>(shared.config.connections.handshake_timeout / 8,
                                                std::chrono::milliseconds(100)));
@@ -168,15 +187,17 @@ bool EngineCore::make_room() noexcept {
       oldest = &h;
   }
   if (oldest == nullptr || shared.clock.now() - oldest->begun < patience) return false;
-  ++shared.stats.handshakes_refused;
+  if (!oldest->refusing) ++shared.stats.handshakes_refused;
   drop(*oldest);
   return true;
 }
 
-void EngineCore::accept_from(Listening& listening, std::uint32_t index) noexcept {
+void EngineCore::accept_from(std::uint32_t index, std::uint32_t generation) noexcept {
   for (int i = 0; i < kAcceptsPerStep; ++i) {
-    if (!make_room()) return;  // the backlog keeps it, epoll tells again
-    auto accepted = listening.socket.accept();
+    // Looked up each time: a callback may have dropped the listener.
+    Listening* listening = find_listener(index, generation);
+    if (listening == nullptr || !make_room()) return;  // the backlog keeps it, epoll tells again
+    auto accepted = listening->socket.accept();
     if (!accepted) {
       base::log(LogLevel::warning, "{}", accepted.error().message());
       return;
@@ -184,6 +205,7 @@ void EngineCore::accept_from(Listening& listening, std::uint32_t index) noexcept
     if (!*accepted) return;
     Handshake* h = begin_handshake(true);
     h->listener = index;
+    h->listener_generation = generation;
     h->exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer,
                       wire::kinds(FrameKind::hello));
     shared.timers.schedule(h->timer,
@@ -202,9 +224,7 @@ void EngineCore::look_at_sockets() noexcept {
     const auto index = static_cast<std::uint32_t>(name);
     const auto generation = static_cast<std::uint32_t>(name >> 32) & 0x7fffffffu;
     if ((name & kListenerToken) != 0) {
-      if (index < listeners.size() && listeners[index] != nullptr &&
-          (listeners[index]->generation & 0x7fffffffu) == generation)
-        accept_from(*listeners[index], index);
+      accept_from(index, generation);
     } else if (handshakes.in_use(index) &&
                (handshakes.generation(index) & 0x7fffffffu) == generation) {
       progress(handshakes.at(index));
@@ -223,6 +243,7 @@ void EngineCore::progress(Handshake& h) noexcept {
     return;
   }
   Agent* a = agent_of(h);
+  if (a != nullptr && a->was_ready) return drop(h);  // a message was faster than the last frame
   if (h.agent != kNone && (a == nullptr || a->state == ConnectionState::draining)) {
     // The connection ended meanwhile: by its application, a deadline or an error.
     Error why{Status::refused, "connect", "the application closed the connection", "try again"};
@@ -298,8 +319,8 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
 
 void EngineCore::take_hello(Handshake& h) noexcept {
   const auto& hello = std::get<wire::Hello>(h.exchange.received().body);
-  const std::uint32_t l = h.listener;
-  if (l >= listeners.size() || listeners[l] == nullptr) {
+  const Listening* listening = find_listener(h.listener, h.listener_generation);
+  if (listening == nullptr) {
     return refuse(h, {Status::refused, "connect", "nobody listens here any more", "try again"});
   }
   Agent* a = agent::acquire(shared, ConnectionState::exchanging, false);
@@ -313,19 +334,38 @@ void EngineCore::take_hello(Handshake& h) noexcept {
   h.agent_generation = a->generation;
   a->handshake = h.index;
   copy_peer(*a, h.exchange.peer_address());
-  a->handlers = listeners[l]->options.handlers;
+  a->handlers = listening->options.handlers;
   const auto taken = agent::take_endpoint(shared, *a, hello.endpoint);
   if (!taken) {
     a->handlers = {};  // the application never heard of it
     agent::fail(shared, *a, taken.error());
     return refuse(h, taken.error());
   }
-  h.exchange.expect(wire::kinds(FrameKind::ready));
-  const Callback<void(Connection)> on_accept = listeners[l]->options.on_accept;
+  h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
+  const Callback<void(Connection)> on_accept = listening->options.on_accept;
   if (on_accept) on_accept(agent::handle(shared, *a));
   if (a->state == ConnectionState::draining) {
     refuse(h, {Status::refused, "connect", "the application refused", "ask its operator"});
   }
+}
+
+void EngineCore::take_confirmation(Handshake& h, Agent& a) noexcept {
+  const wire::Received& got = h.exchange.received();
+  if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
+    ++shared.stats.handshakes_refused;
+    agent::fail(shared, a,
+                {no->status, fmt::format("accept a connection from {}", a.peer.data()),
+                 fmt::format("the peer gave up: {}", no->message()), "see the peer's reason"});
+    return drop(h);
+  }
+  if (std::get<wire::Ready>(got.body).incarnation != shared.incarnation) {
+    const Error why{Status::protocol, "finish a handshake",
+                    "the peer's confirmation names another life of this engine", "reconnect"};
+    agent::fail(shared, a, why);
+    return refuse(h, why);
+  }
+  drop(h);
+  agent::become_ready(shared, a);
 }
 
 void EngineCore::progress_inbound(Handshake& h) noexcept {
@@ -339,21 +379,11 @@ void EngineCore::progress_inbound(Handshake& h) noexcept {
       watch(h);
       return;
     case Progress::frame:
-      if (a == nullptr) return take_hello(h);
-      if (std::get<wire::Ready>(h.exchange.received().body).incarnation != shared.incarnation) {
-        const Error why{Status::protocol, "finish a handshake",
-                        "the peer's confirmation names another life of this engine", "reconnect"};
-        agent::fail(shared, *a, why);
-        return refuse(h, why);
-      }
-      drop(h);
-      agent::become_ready(shared, *a);
-      return;
+      return a == nullptr ? take_hello(h) : take_confirmation(h, *a);
     case Progress::closed:
     case Progress::failed:
       break;
   }
-  if (a != nullptr && a->state == ConnectionState::ready) return drop(h);
   Error why = h.exchange.state() == connect::Exchange::State::failed
                   ? h.exchange.error()
                   : Error{Status::peer_lost, "shake hands with a peer",

@@ -122,6 +122,7 @@ void doze(Context& c) {
       lane.idle_rounds = 0;
     } else {
       sleep_lane(c, lane);
+      ++c.naps;
     }
   }
 }

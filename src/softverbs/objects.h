@@ -76,33 +76,29 @@ struct SendWr {
   std::uint64_t wr_id;
   std::uint64_t remote_address;
   std::uint64_t lane_end;  ///< packets: lane position after the last line
-  std::uint64_t ticket;    ///< packets: see make_ticket
   std::uint32_t rkey;
   std::uint32_t imm;
   std::uint32_t length;
   std::uint8_t opcode;
   std::uint8_t flags;  ///< IBV_SEND_*
-  std::uint16_t sge_count;
+  std::uint16_t sge_count;  ///< kInLane: the bytes are nowhere but in the lane
   ibv_sge first;  ///< the only element, if sge_count is 1; else all are in Qp::sq_sges
 };
+/// A short inline message: its lines keep the bytes until the peer's answer to them is known, and
+/// should that be a negative one they are fetched from there.
+inline constexpr std::uint16_t kInLane = 0xffff;
 
 /// Twice the lane: what was consumed is being handled while its room is written again.
 inline constexpr std::uint32_t kInFlight = 2 * kLaneLines;
 
-/// A packet in a lane whose line was not yet seen consumed.
+/// Packets of one queue pair in a row whose lines were not yet seen consumed, up to and including
+/// the first signaled one: they complete together.
 struct InFlight {
-  std::uint64_t end;
-  std::uint64_t ticket;
+  std::uint64_t end;     ///< lane position after the last of them
+  std::uint32_t qpn;
+  std::uint32_t sq_end;  ///< send-queue position after the last of them
+  std::uint16_t epoch;   ///< of the transmission; retransmitting bumps the queue pair's
 };
-
-/// Names one transmission of one packet: retransmitting it bumps the epoch.
-constexpr std::uint64_t make_ticket(std::uint32_t qpn, std::uint32_t psn,
-                                    std::uint32_t epoch) noexcept {
-  return std::uint64_t{epoch & 0xffff} << 48 | std::uint64_t{psn} << 24 | qpn;
-}
-constexpr std::uint32_t ticket_psn(std::uint64_t ticket) noexcept {
-  return static_cast<std::uint32_t>(ticket >> 24) & 0xffffff;
-}
 
 /// The lane towards a peer, in the peer's segment.
 struct OutLane {
@@ -153,12 +149,21 @@ struct Peer {
   std::uint32_t users = 0;
   Qp* queue_pairs = nullptr;  ///< connected to it
   Qp* stalled = nullptr;      ///< waiting for room in `out`, first come, first served
+  const Qp* run_of = nullptr;  ///< whose packets the last in-flight record still takes
   Qp* stalled_last = nullptr;
   std::vector<MappedObject> objects;
   ibv_gid gid{};
   std::uint32_t pid = 0;
   base::UniqueFd pidfd;
   std::shared_ptr<base::SharedMemory> local;  ///< keeps `segment` mapped, if in this process
+};
+
+/// A registration that was found good for a queue pair, as long as none was ended since.
+struct KnownRegion {
+  std::uint32_t key = 0;
+  std::uint32_t epoch = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t size = 0;
 };
 
 inline constexpr std::uint64_t kNeverExpected = ~std::uint64_t{0};
@@ -179,6 +184,7 @@ struct Qp : ibv_qp {
   std::uint32_t max_sge = 0;
   std::uint32_t max_inline = 0;
   std::uint32_t dest_qpn = 0;
+  KnownRegion readable;  ///< that the last message sent lay in
   std::uint32_t next_psn = 0;
   std::uint16_t epoch = 0;  ///< bumped when the queue goes back to retransmit
   std::uint8_t signal_all = 0;  ///< IBV_SEND_SIGNALED with sq_sig_all
@@ -189,6 +195,7 @@ struct Qp : ibv_qp {
   std::uint16_t rnr_retries = 0;
   // Receive side.
   ReceiveQueue* receives = nullptr;
+  KnownRegion writable;  ///< that the last receive lay in
   /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
   std::uint64_t expected = kNeverExpected;
   bool nak_given = false;
@@ -229,6 +236,7 @@ struct Context {
   std::uint32_t awake_count = 0;
   std::uint32_t unacked_count = 0;
   std::uint32_t attention = 0;  ///< reasons for poll_cq to look at timers or to call control()
+  std::uint32_t region_epoch = 1;  ///< bumped when a registration ends
   std::uint32_t turn = 0;       ///< the awake lane that the next poll looks at first
   std::unique_ptr<InLane*[]> awake;
   std::unique_ptr<Peer*[]> unacked;
@@ -244,6 +252,7 @@ struct Context {
   std::vector<std::unique_ptr<InLane>> lanes;  ///< by directory index; null when unused
   std::uint32_t lane_scan = 0;
   std::uint32_t idle_rounds = 64;  ///< control steps without a packet until a lane goes to sleep
+  std::uint64_t naps = 0;          ///< lanes put to sleep so far
   std::size_t peer_scan = 0;
   bool new_lanes = false;
   std::array<std::uint64_t, kMaxLanes / 64> new_lane_bits{};

@@ -86,6 +86,11 @@ inline void fill_success(ibv_wc& wc, const CompletionFields& f) noexcept {
   wc.dlid_path_bits = 0;
 }
 
+/// Number of the oldest packet in flight. Between sq_tail and sq_next there are only packets.
+inline std::uint32_t oldest_psn(const Qp& qp) noexcept {
+  return psn_add(qp.next_psn, qp.sq_tail - qp.sq_next);
+}
+
 /// The oldest work request succeeded.
 inline void complete_oldest(Qp& qp) noexcept {
   const SendWr& wr = qp.sq[qp.sq_tail & qp.sq_mask];

@@ -14,37 +14,44 @@ namespace spinwire::softverbs {
 namespace {
 
 /// Most packets taken from one lane in one poll, so that no lane starves the others.
-constexpr int kPacketsPerTurn = 64;
+constexpr std::uint32_t kPacketsPerTurn = 64;
+
+/// A receive with several elements, or none.
+void keep_list(ReceiveQueue& queue, ReceiveWr& kept, const ibv_recv_wr& wr) noexcept {
+  ibv_sge* sges = &queue.sges[static_cast<std::size_t>(&kept - queue.ring.get()) * queue.max_sge];
+  std::uint64_t capacity = 0;
+  for (int i = 0; i < wr.num_sge; ++i) {
+    sges[i] = wr.sg_list[i];
+    capacity += sges[i].length;
+  }
+  kept.capacity = static_cast<std::uint32_t>(std::min<std::uint64_t>(capacity, UINT32_MAX));
+}
 
 int post(ReceiveQueue& queue, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
+  ReceiveWr* const ring = queue.ring.get();
+  const std::uint32_t limit = queue.head + queue.depth;
+  std::uint32_t tail = queue.tail;
+  int error = 0;
   for (; wr != nullptr; wr = wr->next) {
-    if (queue.count() >= queue.depth) [[unlikely]] {
+    const auto count = static_cast<std::uint32_t>(wr->num_sge);
+    if (tail == limit || count > queue.max_sge) [[unlikely]] {
       *bad = wr;
-      return ENOMEM;
+      error = tail == limit ? ENOMEM : EINVAL;
+      break;
     }
-    if (wr->num_sge < 0 || static_cast<std::uint32_t>(wr->num_sge) > queue.max_sge) [[unlikely]] {
-      *bad = wr;
-      return EINVAL;
-    }
-    const std::uint32_t slot = queue.tail & queue.mask;
-    ReceiveWr& kept = queue.ring[slot];
+    ReceiveWr& kept = ring[tail & queue.mask];
     kept.wr_id = wr->wr_id;
-    kept.sge_count = static_cast<std::uint32_t>(wr->num_sge);
-    if (wr->num_sge == 1) [[likely]] {
-      kept.first = wr->sg_list[0];
+    kept.sge_count = count;
+    if (count == 1) [[likely]] {
+      kept.first = *wr->sg_list;
       kept.capacity = kept.first.length;
     } else {
-      std::uint64_t capacity = 0;
-      ibv_sge* sges = &queue.sges[std::size_t{slot} * queue.max_sge];
-      for (std::uint32_t i = 0; i < kept.sge_count; ++i) {
-        sges[i] = wr->sg_list[i];
-        capacity += sges[i].length;
-      }
-      kept.capacity = static_cast<std::uint32_t>(std::min<std::uint64_t>(capacity, UINT32_MAX));
+      keep_list(queue, kept, *wr);
     }
-    ++queue.tail;
+    ++tail;
   }
-  return 0;
+  queue.tail = tail;
+  return error;
 }
 
 /// Tells the sender that a packet was not taken. The answer lies beside the queue pair's state; the
@@ -244,39 +251,66 @@ void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
   advance(lane, lines);
 }
 
-/// The common case: the next SEND of its queue pair, in one line, for a receive of one element
-/// with room for it. False: not that case, nothing done.
-inline bool take_at_once(Context& c, InLane& lane, std::uint64_t word) noexcept {
-  Line& line = *lane.next;
+/// The common case: a run of SENDs of one queue pair, each in one line, for receives of one element
+/// with room, completing to the polled queue. The queue's state stays in registers meanwhile, and
+/// one compare tells that a line is the one expected. Answers how many were taken; 0: not that case.
+std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
   Qp* qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
-  const std::uint32_t length = line.length;
-  if (qp == nullptr || (word & kExpectedMask) != qp->expected || qp->peer != lane.peer ||
-      ((word >> 48) & 0xff) != packet_kind(Packet::send, 0) || length > kFirstLineBytes)
-      [[unlikely]] {
-    return false;
-  }
+  if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq) [[unlikely]] return 0;
+  constexpr std::uint64_t kKind = packet_kind(Packet::send, 0) << 48;
   ReceiveQueue& receives = *qp->receives;
-  if (receives.head == receives.tail) [[unlikely]] return false;
-  const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
-  if (wr.sge_count != 1 || length > wr.capacity ||
-      !local_allows(*c.segment, static_cast<Pd*>(qp->pd)->id, wr.first, IBV_ACCESS_LOCAL_WRITE))
-      [[unlikely]] {
-    return false;
+  const ReceiveWr* const ring = receives.ring.get();
+  const Pd& pd = *static_cast<Pd*>(qp->pd);
+  std::uint32_t most = std::min({static_cast<std::uint32_t>(cq.out_end - cq.out),
+                                 receives.count(), kPacketsPerTurn});
+  ibv_wc* out = cq.out;
+  Line* line = lane.next;
+  std::uint64_t mark = lane.mark;
+  std::uint64_t expected = qp->expected;
+  std::uint32_t head = receives.head;
+  for (; most != 0; --most) {
+    if (line->word.load(std::memory_order_acquire) != (mark << 56 | kKind | expected)) break;
+    const std::uint32_t length = line->length;
+    const ReceiveWr& wr = ring[head & receives.mask];
+    if (length > kFirstLineBytes || wr.sge_count != 1 || length > wr.capacity ||
+        !allows_again(c, pd, qp->writable, wr.first, IBV_ACCESS_LOCAL_WRITE)) [[unlikely]] {
+      break;
+    }
+    copy_small(pointer(wr.first.addr), line->payload, length);
+    fill_success(*out++,
+                 {wr.wr_id, IBV_WC_RECV, length, 0, qp->qp_num, qp->dest_qpn, 0});
+    ++head;
+    expected = (expected + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps by itself
+    if (++line == lane.end) [[unlikely]] {
+      line = lane.lines;
+      mark = (mark + 1) & 0xff;
+    }
   }
-  copy_small(pointer(wr.first.addr), line.payload, length);
+  const auto taken = static_cast<std::uint32_t>(out - cq.out);
+  if (taken == 0) return 0;
   qp->nak_given = false;
-  complete_receive(*qp, wr.wr_id, Packet::send, 0, length, IBV_WC_RECV);
-  expect_next(*qp, word);
-  advance(lane, 1);
-  return true;
+  qp->expected = expected;
+  qp->entry->expected_psn.store(static_cast<std::uint32_t>(expected >> 24),
+                                std::memory_order_release);
+  receives.head = head;
+  cq.out = out;
+  lane.head += taken;
+  lane.next = line;
+  lane.mark = mark;
+  return taken;
 }
 
 /// Consumes what lies in a lane, up to a turn's worth or the room that `cq` has.
-void drain(Context& c, InLane& lane, const Cq& cq) noexcept {
-  for (int left = kPacketsPerTurn; left != 0 && cq.out != cq.out_end; --left) {
+void drain(Context& c, InLane& lane, Cq& cq) noexcept {
+  for (std::uint32_t left = kPacketsPerTurn; left != 0 && cq.out != cq.out_end;) {
     const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
     if (word_mark(word) != lane.mark) break;
-    if (!take_at_once(c, lane, word)) take_packet(c, lane, word);
+    std::uint32_t taken = take_run(c, lane, cq, word);
+    if (taken == 0) {
+      take_packet(c, lane, word);
+      taken = 1;
+    }
+    left -= std::min(left, taken);
   }
   lane.control->head.store(lane.head, std::memory_order_release);
 }
@@ -290,6 +324,17 @@ int pop(Cq& cq, int entries, ibv_wc* wc) noexcept {
 
 }  // namespace
 
+/// Completes the packets of a record, the last of which is the only one that can be signaled. Not
+/// what was acknowledged already by take_naks, nor what is to be transmitted again.
+static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
+  if (qp.qp_num != run.qpn || qp.epoch != run.epoch ||
+      static_cast<std::int32_t>(run.sq_end - qp.sq_tail) <= 0) [[unlikely]] {
+    return;
+  }
+  qp.sq_tail = run.sq_end - 1;
+  complete_oldest(qp);
+}
+
 void acknowledge(Peer& peer) noexcept {
   OutLane& out = peer.out;
   const std::uint64_t head = out.control->head.load(std::memory_order_acquire);
@@ -302,16 +347,12 @@ void acknowledge(Peer& peer) noexcept {
   if (peer.stalled != nullptr) [[unlikely]] resume_stalled(peer);
   Context& c = *peer.context;
   while (out.in_flight_head != out.in_flight_tail) {
-    const InFlight packet = out.in_flight[out.in_flight_head & (kInFlight - 1)];
-    if (packet.end > head) break;
-    ++out.in_flight_head;
-    Qp* qp = c.queue_pairs[queue_pair_index(static_cast<std::uint32_t>(packet.ticket))];
+    const InFlight run = out.in_flight[out.in_flight_head & (kInFlight - 1)];
+    if (run.end > head) break;
+    if (++out.in_flight_head == out.in_flight_tail) peer.run_of = nullptr;
+    Qp* qp = c.queue_pairs[queue_pair_index(run.qpn)];
     if (qp == nullptr) [[unlikely]] continue;
-    // Acknowledged already by take_naks, or to be transmitted again: the ticket tells.
-    if (qp->sq_tail != qp->sq_next &&
-        qp->sq[qp->sq_tail & qp->sq_mask].ticket == packet.ticket) [[likely]] {
-      complete_oldest(*qp);
-    }
+    complete_run(*qp, run);
     if (qp->sq_next != qp->sq_head && !qp->stalled) pump(*qp);
   }
 }

@@ -1,5 +1,6 @@
 // What happens when something goes wrong: negative answers, retries, errors, flushes. Cold.
 #include <algorithm>
+#include <cstring>
 
 #include "base/log.h"
 #include "softverbs/control.h"
@@ -14,6 +15,20 @@ constexpr std::uint32_t kRnrMicroseconds[32] = {
     655360, 10,   20,   30,   40,    60,    80,    120,   160,   240,   320,
     480,    640,  960,  1280, 1920,  2560,  3840,  5120,  7680,  10240, 15360,
     20480,  30720, 40960, 61440, 81920, 122880, 163840, 245760, 327680, 491520};
+
+/// Takes the bytes of short inline messages out of the lane, before their lines are written again.
+void fetch_from_lane(Qp& qp) noexcept {
+  for (std::uint32_t i = qp.sq_tail; i != qp.sq_next; ++i) {
+    const std::uint32_t slot = i & qp.sq_mask;
+    SendWr& wr = qp.sq[slot];
+    if (wr.sge_count != kInLane) continue;
+    std::byte* copy = &qp.sq_inline[std::size_t{slot} * qp.max_inline];
+    const Line& line = qp.peer->out.lines[(wr.lane_end - 1) & (kLaneLines - 1)];
+    std::memcpy(copy, line.payload, wr.length);
+    wr.first = {reinterpret_cast<std::uint64_t>(copy), wr.length, 0};
+    wr.sge_count = 1;
+  }
+}
 
 void wait_until(Qp& qp, Nanoseconds delay) noexcept {
   Context& c = context_of(qp.context);
@@ -87,11 +102,17 @@ void unstall(Qp& qp) noexcept {
 }
 
 void resume_stalled(Peer& peer) noexcept {
+  const OutLane& out = peer.out;
   while (peer.stalled != nullptr) {
     Qp& qp = *peer.stalled;
-    unstall(qp);
+    const std::uint32_t before = qp.sq_next;
     pump(qp);
-    if (qp.stalled) return;  // at the end now, and the lane is full
+    const bool full = out.tail == out.limit;
+    if (full && qp.sq_next == before) return;  // it needs more room: it keeps its place
+    unstall(qp);
+    if (!full) continue;
+    if (qp.sq_next != qp.sq_head) stall(qp);  // it had its turn
+    return;
   }
 }
 
@@ -130,7 +151,8 @@ void fail_oldest(Qp& qp, ibv_wc_status status) noexcept {
 
 void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
   ++qp.epoch;
-  if (qp.sq_next != qp.sq_tail) qp.next_psn = ticket_psn(qp.sq[qp.sq_tail & qp.sq_mask].ticket);
+  fetch_from_lane(qp);
+  qp.next_psn = oldest_psn(qp);
   qp.sq_next = qp.sq_tail;
   switch (reason) {
     case Nak::rnr:
@@ -171,7 +193,7 @@ void take_nak(Qp& qp, std::uint64_t head) noexcept {
   if (known) {
     const std::uint32_t expected = remote.expected_psn.load(std::memory_order_acquire);
     while (qp.sq_tail != qp.sq_next &&
-           psn_diff(ticket_psn(qp.sq[qp.sq_tail & qp.sq_mask].ticket), expected) < 0) {
+           psn_diff(oldest_psn(qp), expected) < 0) {
       complete_oldest(qp);
     }
     told = serial != qp.naks_handled;

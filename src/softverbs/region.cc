@@ -162,6 +162,7 @@ int dereg_mr(ibv_mr* base) noexcept {
   Context& c = context_of(mr->context);
   RegionEntry& region = c.segment->regions[mr->index];
   region.key.store(0, std::memory_order_release);
+  ++c.region_epoch;
   base::membarrier();  // from here on whoever was not busy sees the dead key
   if (!peers_idle(c)) return EBUSY;
   if (region.object != kNoObject && --c.object_users[region.object] == 0) {

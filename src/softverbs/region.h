@@ -23,6 +23,19 @@ inline bool local_allows(const Segment& segment, std::uint64_t pd, const ibv_sge
          (region.access & access) == access;
 }
 
+/// The same for one element, remembering the registration. Hot.
+inline bool allows_again(const Context& c, const Pd& pd, KnownRegion& known, const ibv_sge& sge,
+                         std::uint32_t access) noexcept {
+  if (sge.lkey == known.key && known.epoch == c.region_epoch && sge.length <= known.size &&
+      sge.addr - known.begin <= known.size - sge.length) [[likely]] {
+    return true;
+  }
+  if (!local_allows(*c.segment, pd.id, sge, access)) return false;
+  const RegionEntry& region = c.segment->regions[region_index(sge.lkey)];
+  known = {sge.lkey, c.region_epoch, region.address, region.length};
+  return true;
+}
+
 /// Where a peer's bytes can be reached from here.
 struct RemoteBytes {
   enum class Kind : std::uint8_t { refused, direct, kernel } kind = Kind::refused;

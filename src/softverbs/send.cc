@@ -100,32 +100,45 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   return 0;
 }
 
-/// Puts the packet's first line's word in place: from here on the receiver sees the packet.
-inline void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
-                    std::uint32_t lines) noexcept {
-  Peer& peer = *qp.peer;
+/// Notes that the queue pair's packets up to `sq_end` lie in the lane up to `end`. A run of
+/// unsignaled ones shares a record, which the first signaled one closes.
+inline void note_in_flight(Qp& qp, Peer& peer, std::uint64_t end, std::uint32_t sq_end,
+                           bool signaled) noexcept {
   OutLane& out = peer.out;
-  const std::uint64_t position = out.tail;
-  Line& first = out.lines[position & (kLaneLines - 1)];
-  first.imm = wr.imm;
-  first.length = lane_bytes;
-  const std::uint64_t name = std::uint64_t{qp.next_psn} << 24 | qp.qp_num;
-  const std::uint64_t ticket = std::uint64_t{qp.epoch} << 48 | name;
-  out.tail = position + lines;
-  wr.ticket = ticket;
-  wr.lane_end = out.tail;
-  out.in_flight[out.in_flight_tail++ & (kInFlight - 1)] = {out.tail, ticket};
-  first.word.store(lane_mark(position) << 56 | kind << 48 | std::uint64_t{qp.next_psn} << 24 |
-                       qp.dest_qpn,
-                   std::memory_order_release);
-  qp.next_psn = psn_add(qp.next_psn, 1);
+  if (peer.run_of != &qp) ++out.in_flight_tail;
+  out.in_flight[(out.in_flight_tail - 1) & (kInFlight - 1)] = {end, qp.qp_num, sq_end, qp.epoch};
+  peer.run_of = signaled ? nullptr : &qp;
+}
+
+/// After lines were published: has the peer's answers watched, and wakes the lane if it sleeps.
+inline void after_publishing(Peer& peer) noexcept {
   if (!peer.unacked) {
     peer.unacked = true;
     Context& c = *peer.context;
     c.unacked[c.unacked_count++] = &peer;
   }
   std::atomic_signal_fence(std::memory_order_seq_cst);  // the sleeper's membarrier does the rest
-  if (out.control->asleep.load(std::memory_order_relaxed) != 0) [[unlikely]] ring_doorbell(peer);
+  if (peer.out.control->asleep.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    ring_doorbell(peer);
+}
+
+/// Puts the packet's first line's word in place: from here on the receiver sees the packet.
+void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
+             std::uint32_t lines) noexcept {
+  Peer& peer = *qp.peer;
+  OutLane& out = peer.out;
+  const std::uint64_t position = out.tail;
+  Line& first = out.lines[position & (kLaneLines - 1)];
+  first.imm = wr.imm;
+  first.length = lane_bytes;
+  out.tail = position + lines;
+  wr.lane_end = out.tail;
+  note_in_flight(qp, peer, out.tail, qp.sq_next + 1, (wr.flags & IBV_SEND_SIGNALED) != 0);
+  first.word.store(lane_mark(position) << 56 | kind << 48 | std::uint64_t{qp.next_psn} << 24 |
+                       qp.dest_qpn,
+                   std::memory_order_release);
+  qp.next_psn = psn_add(qp.next_psn, 1);
+  after_publishing(peer);
 }
 
 bool room_for(Qp& qp, std::uint32_t lines) noexcept {
@@ -174,45 +187,64 @@ bool transmit(Qp& qp, SendWr& wr, const ibv_sge* sges) noexcept {
   return true;
 }
 
-/// The common case, straight into the lane: a SEND of one element that fits into one line, with
-/// nothing queued before it. False: not that case, nothing done.
-inline bool send_at_once(Qp& qp, const ibv_send_wr& wr) noexcept {
-  if (wr.num_sge != 1 || wr.opcode != IBV_WR_SEND || !qp.open || qp.sq_next != qp.sq_head)
-    return false;
-  const ibv_sge& sge = wr.sg_list[0];
-  OutLane& out = qp.peer->out;
-  if (sge.length > kFirstLineBytes || out.tail >= out.limit ||
-      qp.sq_head - qp.sq_reclaimed >= qp.sq_depth || (wr.send_flags & IBV_SEND_SOLICITED) != 0)
-      [[unlikely]] {
-    return false;
-  }
-  const std::uint32_t slot = qp.sq_head & qp.sq_mask;
-  SendWr& kept = qp.sq[slot];
-  std::byte* payload = out.lines[out.tail & (kLaneLines - 1)].payload;
-  if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
-    if (sge.length > qp.max_inline) [[unlikely]] return false;
-    std::byte* copy = &qp.sq_inline[std::size_t{slot} * qp.max_inline];
-    copy_small(copy, pointer(sge.addr), sge.length);
-    copy_small(payload, pointer(sge.addr), sge.length);
-    kept.first = {reinterpret_cast<std::uint64_t>(copy), sge.length, 0};
-  } else {
-    if (sge.length != 0 && !local_allows(*context_of(qp.context).segment,
-                                         static_cast<Pd*>(qp.pd)->id, sge, 0)) [[unlikely]] {
-      return false;
+/// A SEND of one element that fits into one line, without a wish that needs a flag on the way.
+inline bool is_simple(const ibv_send_wr& wr) noexcept {
+  constexpr unsigned kFlags = IBV_SEND_SIGNALED | IBV_SEND_INLINE | IBV_SEND_FENCE;
+  return wr.num_sge == 1 && wr.opcode == IBV_WR_SEND && (wr.send_flags & ~kFlags) == 0 &&
+         wr.sg_list->length <= kFirstLineBytes;
+}
+
+/// The common case, straight into the lane: simple messages with nothing queued before them. The
+/// queue's state stays in registers meanwhile. Answers the first work request left.
+ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
+  Peer& peer = *qp.peer;
+  OutLane& out = peer.out;
+  const Context& c = *peer.context;
+  const Pd& pd = *static_cast<Pd*>(qp.pd);
+  const std::uint64_t begin = out.tail;
+  const std::uint64_t limit =
+      std::min<std::uint64_t>(out.limit, begin + qp.sq_depth - (qp.sq_head - qp.sq_reclaimed));
+  constexpr std::uint64_t kKind = packet_kind(Packet::send, 0) << 48;
+  std::uint64_t position = begin;
+  std::uint64_t name = std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
+  std::uint32_t sq_head = qp.sq_head;
+  std::uint32_t noted = sq_head;
+  for (; wr != nullptr && position < limit && is_simple(*wr); wr = wr->next) {
+    const ibv_sge& sge = *wr->sg_list;
+    const bool inline_bytes = (wr->send_flags & IBV_SEND_INLINE) != 0;
+    if (inline_bytes ? sge.length > qp.max_inline
+                     : !allows_again(c, pd, qp.readable, sge, 0) && sge.length != 0) [[unlikely]] {
+      break;
     }
-    copy_small(payload, pointer(sge.addr), sge.length);
+    Line& line = out.lines[position & (kLaneLines - 1)];
+    copy_small(line.payload, pointer(sge.addr), sge.length);
+    line.imm = 0;
+    line.length = sge.length;
+    SendWr& kept = qp.sq[sq_head & qp.sq_mask];
+    kept.wr_id = wr->wr_id;
+    kept.imm = 0;
+    kept.length = sge.length;
+    kept.opcode = IBV_WR_SEND;
+    kept.flags = static_cast<std::uint8_t>(wr->send_flags | qp.signal_all);
+    kept.sge_count = inline_bytes ? kInLane : std::uint16_t{1};
     kept.first = sge;
+    kept.lane_end = position + 1;
+    line.word.store(lane_mark(position) << 56 | kKind | name, std::memory_order_release);
+    name = (name + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps within 24 bits
+    ++position;
+    ++sq_head;
+    if ((kept.flags & IBV_SEND_SIGNALED) != 0) {
+      note_in_flight(qp, peer, position, sq_head, true);
+      noted = sq_head;
+    }
   }
-  kept.wr_id = wr.wr_id;
-  kept.imm = 0;
-  kept.length = sge.length;
-  kept.opcode = IBV_WR_SEND;
-  kept.flags = static_cast<std::uint8_t>(wr.send_flags | qp.signal_all);
-  kept.sge_count = 1;
-  publish(qp, kept, packet_kind(Packet::send, 0), sge.length, 1);
-  ++qp.sq_head;
-  ++qp.sq_next;
-  return true;
+  if (position == begin) return wr;
+  if (noted != sq_head) note_in_flight(qp, peer, position, sq_head, false);
+  out.tail = position;
+  qp.next_psn = static_cast<std::uint32_t>(name >> 24);
+  qp.sq_head = qp.sq_next = sq_head;
+  after_publishing(peer);
+  return wr;
 }
 
 enum class Ran : std::uint8_t { done, failed, again };
@@ -307,8 +339,8 @@ int post_send(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
     *bad = wr;
     return EINVAL;
   }
+  if (qp.open && qp.sq_next == qp.sq_head) wr = send_burst(qp, wr);
   for (; wr != nullptr; wr = wr->next) {
-    if (send_at_once(qp, *wr)) continue;
     error = append(qp, *wr);
     if (error != 0) [[unlikely]] {
       *bad = wr;

@@ -449,30 +449,43 @@ TEST(ConfigCheck, MtuIsOneOfTheFive) {
   EXPECT_EQ(error.remedy, "give 256, 512, 1024, 2048 or 4096");
 }
 
-TEST(ConfigCheck, CreditsAndPostlistsStayWithinTheReceives) {
+TEST(ConfigCheck, CreditsStayWithinTheReceives) {
   Config config;
   config.queues.receive_depth = 64;
   config.connections.credits = 64;
-  config.queues.receive_postlist = 64;
   EXPECT_TRUE(config.check());
   config.connections.credits = 65;
-  Error error = bad_check(config);
+  const Error error = bad_check(config);
   EXPECT_EQ(error.asked, "connections.credits = 65");
   EXPECT_TRUE(contains(error.found, "queues.receive_depth = 64")) << error.found;
-  config.connections.credits = 1;
-  config.queues.receive_depth = 63;
-  error = bad_check(config);
-  EXPECT_EQ(error.asked, "queues.receive_postlist = 64");
 }
 
-TEST(ConfigCheck, CompletionQueueHoldsTheReceivesAndOneConnection) {
+TEST(ConfigCheck, CompletionQueueHoldsWhatCanCompleteAtOnce) {
   Config config;
-  config.queues.completion_depth = config.queues.receive_depth + config.queues.send_depth;
+  EXPECT_TRUE(config.check());
+  config.queues.completion_depth = 4096 + 1024 + 4 * 1024;
   EXPECT_TRUE(config.check());
   --config.queues.completion_depth;
   const Error error = bad_check(config);
-  EXPECT_EQ(error.asked, "queues.completion_depth = 1151");
-  EXPECT_TRUE(contains(error.found, "1152")) << error.found;
+  EXPECT_EQ(error.asked, "queues.completion_depth = 9215");
+  for (const char* part : {"queues.operations = 4096", "queues.receive_depth = 1024",
+                           "connections.maximum = 1024", "9216"}) {
+    EXPECT_TRUE(contains(error.found, part)) << error.found;
+  }
+  EXPECT_TRUE(contains(error.remedy, "9216")) << error.remedy;
+}
+
+TEST(ConfigCheck, SomeReceivesCanBeGranted) {
+  Config config;
+  config.connections.credits = 1;
+  config.queues.receive_postlist = 64;
+  config.queues.receive_depth = 64 + 8 + 1;
+  EXPECT_TRUE(config.check());
+  --config.queues.receive_depth;
+  const Error error = bad_check(config);
+  EXPECT_EQ(error.asked, "queues.receive_depth = 72");
+  EXPECT_TRUE(contains(error.found, "queues.receive_postlist = 64")) << error.found;
+  EXPECT_TRUE(contains(error.remedy, "73")) << error.remedy;
 }
 
 TEST(ConfigCheck, ReceivePoolHoldsTheReceivesWithAQuarterSpare) {

@@ -114,7 +114,7 @@ class Node {
     Endpoint e{};
     sv::query_gid(context, 1, 0, &e.gid);
     e.qpn = qp->qp_num;
-    e.psn = (qp->qp_num * 7919 + 0xfffff0) & 0xffffff;  // wraps soon
+    e.psn = 0xffff00 - (qp->qp_num & 0x7f);  // of its own, and wraps soon
     return e;
   }
 

@@ -5,13 +5,12 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "softverbs/link.h"
 
-namespace softverbs_transfer_test {
-
-using namespace softverbs_test;
+namespace softverbs_test::transfer {
 
 // Around each border: nothing, one line, the next line, the largest in the lane, references.
 constexpr std::uint32_t kSizes[] = {0,   1,   2,   3,   4,   7,   8,   15,   16,     31,     32,
@@ -304,7 +303,7 @@ TEST(SoftverbsSending, PostlistsRunInOrder) {
     SCOPED_TRACE(i);
     EXPECT_EQ(link.at_a[i].wr_id, i);
     EXPECT_EQ(link.at_a[i].status, IBV_WC_SUCCESS);
-    EXPECT_TRUE(holds(link.b.bytes(kTarget + i * 1024, 20 + 37 * i), i) || i >= 27);
+    EXPECT_TRUE(holds(link.b.bytes(kTarget + i * 1024, 20 + 37 * i), i));
   }
   std::uint64_t last = 0;
   for (const ibv_wc& wc : link.at_b) {
@@ -373,4 +372,4 @@ TEST(SoftverbsSending, SharedQueueIsFirstInFirstOut) {
   }
 }
 
-}  // namespace softverbs_transfer_test
+}  // namespace softverbs_test::transfer

@@ -55,6 +55,7 @@ Result<std::string> resolve(std::string_view host, int port) {
 Dialer::Dialer(Engine& engine, std::string address, const ConnectionHandlers& handlers,
                Nanoseconds patience)
     : engine_(engine),
+      clock_(engine.clock()),
       address_(std::move(address)),
       handlers_(handlers),
       deadline_(engine.clock(), patience),
@@ -76,8 +77,8 @@ Dialer::State Dialer::turn() {
 }
 
 void Dialer::on_ready(Connection connection) {
+  connection.set_handlers(handlers_);
   connection_ = connection;
-  connection_.set_handlers(handlers_);
   state_ = State::ready;
   if (handlers_.on_ready) handlers_.on_ready(connection);
 }
@@ -85,7 +86,7 @@ void Dialer::on_ready(Connection connection) {
 void Dialer::on_closed(const Error& error) {
   error_ = error;
   dialing_ = false;
-  retry_at_ = Deadline(engine_.clock(), kBetweenTries);
+  retry_at_ = Deadline(clock_, kBetweenTries);
   if (!worth_retrying(error.status)) give_up(error);
 }
 

@@ -20,7 +20,8 @@ class Dialer {
  public:
   enum class State : std::uint8_t { trying, ready, failed };
 
-  /// `address` is "a.b.c.d:port" or "[v6]:port". The dialer must stay where it is until ready.
+  /// `address` is "a.b.c.d:port" or "[v6]:port". The dialer stays where it is, and
+  /// outlives the engine unless it is ready or failed.
   Dialer(Engine& engine, std::string address, const ConnectionHandlers& handlers,
          Nanoseconds patience);
   Dialer(const Dialer&) = delete;
@@ -39,6 +40,7 @@ class Dialer {
   void give_up(const Error& error);
 
   Engine& engine_;
+  Clock clock_;
   std::string address_;
   ConnectionHandlers handlers_;
   Deadline deadline_;

@@ -2,8 +2,9 @@
 # Counts the instructions of one operation and compares them with bench/instructions.txt, whose
 # head describes its format. Timing is noise on a shared machine; a count is not.
 #
-# Each command runs under callgrind with N and with 2N operations; the difference divided by N is
-# the cost of one, and start-up cancels out.
+# Each command runs under callgrind with N and with 2N operations. Only what happens inside of
+# bench::measured is collected, so set-up, whose length varies, does not count; the difference of
+# both runs divided by N is the cost of one operation.
 #
 #   tools/dev/check_counts.sh [BIN]            compare, with programs from BIN (build/bin)
 #   tools/dev/check_counts.sh --record [BIN]   write what was counted into the file
@@ -24,14 +25,18 @@ trap 'rm -rf "$tmp"' EXIT
 count() {
   local log total
   log=$(mktemp "$tmp/log.XXXXXX")
-  if ! valgrind --tool=callgrind --callgrind-out-file=/dev/null "$bin/$1" "${@:2}" \
+  if ! timeout -k 5 300 valgrind --tool=callgrind --callgrind-out-file=/dev/null \
+    --collect-atstart=no --toggle-collect='*spinwire::bench::measured*' "$bin/$1" "${@:2}" \
     >"$log.out" 2>"$log"; then
     echo "check_counts: '$*' failed under callgrind:" >&2
     tail -n 20 "$log.out" "$log" >&2
     return 1
   fi
   total=$(sed -n 's/.*Collected : \([0-9]*\).*/\1/p' "$log" | tail -n 1)
-  [[ -n "$total" ]] || { echo "check_counts: '$*': no total from callgrind" >&2 && return 1; }
+  if [[ -z "$total" || "$total" == 0 ]]; then
+    echo "check_counts: '$*': callgrind saw nothing of bench::measured" >&2
+    return 1
+  fi
   echo "$total"
 }
 

@@ -10,6 +10,7 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -32,10 +33,11 @@ int serve(const std::string& address, bool once, int announce) {
   // Defaults, then what the environment says, e.g. SPINWIRE_MEMORY_HUGEPAGES=off.
   auto config = Config::load();
   if (!config) return fail(config.error());
+  // What callbacks use is declared before the engine: its destructor still calls on_closed.
+  bool left = false;
   auto engine = Engine::open(*config);
   if (!engine) return fail(engine.error());
 
-  bool left = false;
   ListenOptions options;
   options.handlers.on_message = [](Connection client, Message& message) {
     // take() keeps the received buffer, and send() sends that very buffer back: nothing is copied.
@@ -107,12 +109,12 @@ void print(const Client& client, double seconds) {
 int run_client(const std::string& address, std::uint64_t count, std::size_t size) {
   auto config = Config::load();
   if (!config) return fail(config.error());
-  auto engine = Engine::open(*config);
-  if (!engine) return fail(engine.error());
-
   // Callbacks hold up to 32 bytes of captures, so they capture a pointer to what they work on.
   const auto state = std::make_unique<Client>();
   Client* client = state.get();
+  auto engine = Engine::open(*config);
+  if (!engine) return fail(engine.error());
+
   client->clock = engine->clock();
   client->payload.resize(size, std::byte{0x5a});
   client->count = count;

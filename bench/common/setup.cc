@@ -1,0 +1,61 @@
+#include "common/setup.h"
+
+#include <fmt/core.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace spinwire::bench {
+
+void give_up(std::string_view why) {
+  fmt::print(stderr, "cannot measure: {}\n", why);
+  std::_Exit(1);
+}
+
+Config hot_path_config() {
+  Config config;
+  config.engine.control = ControlMode::manual;
+  return config;
+}
+
+void drive(Engine& engine) {
+  if (engine.poll() < 0) give_up("an engine refuses to be polled");
+  if (engine.config().engine.control == ControlMode::manual) engine.poll_control();
+}
+
+Patience::Patience() noexcept
+    : clock_(Clock::real()), end_(clock_.now() + clock_.ticks(std::chrono::seconds(10))) {}
+
+bool Patience::over() const noexcept { return clock_.now() > end_; }
+
+Pair::Pair(const Config& config, std::uint32_t count)
+    : near(must(Engine::open(config))), far(must(Engine::open(config))) {
+  listener_ = must(far.listen("127.0.0.1:0", {}));
+  ConnectOptions options;
+  options.handlers.on_ready = [this](Connection) { ++ready_; };
+  options.handlers.on_closed = [](Connection, const Error& why) {
+    if (why.status != Status::ok) give_up(why.message());
+  };
+  // A few at a time: the far end limits how many handshakes may be under way.
+  constexpr std::uint32_t kAtOnce = 16;
+  const auto step = [this] {
+    drive(near);
+    drive(far);
+  };
+  while (connections.size() < count) {
+    connections.push_back(must(near.connect(listener_.address(), options)));
+    run_until("connections are being made", step,
+              [&] { return connections.size() - ready_ < kAtOnce; });
+  }
+  run_until("connections are being made", step,
+            [&] { return ready_ == count && far.stats().accepted == count; });
+  for (int i = 0; i < 1000; ++i) step();  // what follows the handshakes
+}
+
+std::uint64_t operations_asked(int argc, char** argv) {
+  const std::uint64_t asked = argc < 2 ? 0 : std::strtoull(argv[argc - 1], nullptr, 10);
+  if (asked == 0) give_up("the last argument is the number of operations");
+  return asked;
+}
+
+}  // namespace spinwire::bench

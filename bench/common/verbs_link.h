@@ -1,0 +1,55 @@
+// Two contexts of the embedded device with one connected pair of queue pairs, driven by bare verbs.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <array>
+#include <cstdint>
+
+#include "base/shared_memory.h"
+
+namespace spinwire::bench {
+
+/// One end: `kSlots` receives are kept posted, and what arrives is sent back or counted.
+class VerbsEnd {
+ public:
+  static constexpr std::uint32_t kSlots = 128;
+  static constexpr std::uint32_t kBytes = 32;
+
+  VerbsEnd();
+  VerbsEnd(const VerbsEnd&) = delete;
+  VerbsEnd& operator=(const VerbsEnd&) = delete;
+  ~VerbsEnd();
+
+  void connect(const VerbsEnd& to);
+  /// Opens what the other end made for us.
+  void settle();
+  /// Takes up to 32 completions, reposts their receives and sends as many messages with one
+  /// doorbell; answers how many messages arrived. Hot.
+  std::uint32_t step() noexcept;
+  /// Posts `count` messages (at most 32) with one doorbell. Hot.
+  void send(std::uint32_t count) noexcept;
+
+ private:
+  static constexpr std::uint32_t kBatch = 32;
+  static constexpr std::uint32_t kPsn = 7;
+
+  void post_receives(std::uint32_t count) noexcept;
+  [[nodiscard]] ibv_sge slot(std::uint32_t index) const noexcept;
+  void make_queue_pair();
+
+  ibv_context* context_ = nullptr;
+  ibv_pd* pd_ = nullptr;
+  ibv_cq* cq_ = nullptr;
+  ibv_srq* srq_ = nullptr;
+  ibv_mr* mr_ = nullptr;
+  ibv_qp* qp_ = nullptr;
+  std::array<ibv_wc, kBatch> completions_{};
+  std::array<ibv_send_wr, kBatch> sends_{};
+  std::array<ibv_sge, kBatch> send_sges_{};
+  std::array<ibv_recv_wr, kBatch> receives_{};
+  std::array<ibv_sge, kBatch> receive_sges_{};
+  base::SharedMemory memory_;
+};
+
+}  // namespace spinwire::bench

@@ -1,0 +1,22 @@
+// Counts 32-byte round trips, client and server on one thread: count-echo WINDOW OPERATIONS.
+#include "common/echo.h"
+
+#include <cstdlib>
+
+using namespace spinwire;
+
+int main(int argc, char** argv) {
+  const std::uint64_t operations = bench::operations_asked(argc, argv);
+  const auto window = argc == 3 ? std::strtoul(argv[1], nullptr, 10) : 0;
+  if (window == 0 || window > bench::kMostWindow || operations % window != 0)
+    bench::give_up("arguments: WINDOW (1 to 64) OPERATIONS (a multiple of it)");
+  bench::EchoPair pair(bench::hot_path_config());
+  pair.warm_up(static_cast<std::uint32_t>(window));
+  const std::uint64_t begun = pair.client.done();
+  const auto work = [&] {
+    for (const std::uint64_t end = pair.client.done() + window; pair.client.done() < end;)
+      pair.poll();
+  };
+  bench::measured(operations / window, work);
+  if (pair.client.done() - begun != operations) bench::give_up("round trips are not in step");
+}

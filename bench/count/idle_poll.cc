@@ -1,0 +1,19 @@
+// Counts a poll that finds nothing to do: count-idle-poll CONNECTIONS OPERATIONS.
+#include <cstdlib>
+
+#include "common/setup.h"
+
+using namespace spinwire;
+
+int main(int argc, char** argv) {
+  const std::uint64_t operations = bench::operations_asked(argc, argv);
+  if (argc != 3) bench::give_up("arguments: CONNECTIONS OPERATIONS");
+  Config config = bench::hot_path_config();
+  config.queues.send_depth = 16;  // so that the completion queue has room for all connections
+  config.queues.completion_depth = 65536;
+  bench::Pair pair(config, static_cast<std::uint32_t>(std::strtoul(argv[1], nullptr, 10)));
+  const auto work = [&pair] {
+    if (pair.near.poll() != 0) bench::give_up("there was something to do");
+  };
+  bench::measured(operations, work);
+}

@@ -1,0 +1,48 @@
+// Round trips of 32 bytes with both ends on one thread: the library, and the embedded device alone.
+#include <benchmark/benchmark.h>
+
+#include <cstdint>
+
+#include "common/echo.h"
+#include "common/verbs_link.h"
+
+namespace echo_bench {
+namespace {
+
+using spinwire::bench::EchoPair;
+using spinwire::bench::VerbsEnd;
+
+void BM_echo(benchmark::State& state) {
+  const auto window = static_cast<std::uint32_t>(state.range(0));
+  static EchoPair pair(spinwire::bench::hot_path_config());
+  pair.warm_up(window);
+  for (auto _ : state) {
+    for (const std::uint64_t end = pair.client.done() + window; pair.client.done() < end;)
+      pair.poll();
+  }
+  pair.settle();
+  state.SetItemsProcessed(state.iterations() * window);
+}
+BENCHMARK(BM_echo)->Arg(1)->Arg(32)->ArgName("window");
+
+void BM_softverbs_echo(benchmark::State& state) {
+  const auto window = static_cast<std::uint32_t>(state.range(0));
+  VerbsEnd client;
+  VerbsEnd server;
+  client.connect(server);
+  server.connect(client);
+  client.settle();
+  server.settle();
+  client.send(window);
+  for (auto _ : state) {
+    for (std::uint32_t done = 0; done < window;) {
+      server.step();
+      done += client.step();
+    }
+  }
+  state.SetItemsProcessed(state.iterations() * window);
+}
+BENCHMARK(BM_softverbs_echo)->Arg(1)->Arg(32)->ArgName("window");
+
+}  // namespace
+}  // namespace echo_bench

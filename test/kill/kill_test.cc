@@ -1,0 +1,324 @@
+// Peers that die by SIGKILL in whatever they are doing. The survivor's operations all end, once and
+// soon; what it does with others goes on; nothing stays behind.
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <array>
+#include <cinttypes>
+#include <cstdlib>
+#include <map>
+
+#include "kill/bystander.h"
+#include "kill/resources.h"
+#include "kill/survivor.h"
+#include "kill/target.h"
+#include "kill/victim.h"
+
+namespace kill_test {
+namespace {
+
+// In a process that was started as a victim, the one test that runs is the victim's life.
+class VictimsLife : public testing::Test {
+ public:
+  explicit VictimsLife(const char* order) : order_(order) {}
+  void TestBody() override { _exit(victim_main(order_)); }
+
+ private:
+  const char* order_;
+};
+
+[[maybe_unused]] const bool is_victim = [] {
+  const char* order = std::getenv(kVictimVariable);
+  if (order == nullptr) return false;
+  testing::RegisterTest("KillVictim", "main", nullptr, nullptr, __FILE__, __LINE__,
+                        [order]() -> testing::Test* { return new VictimsLife(order); });
+  return true;
+}();
+
+/// What became of the kills, by phase, the victim's role and who struck.
+struct Tally {
+  std::array<std::array<std::array<std::uint32_t, 3>, 2>, kPhases> hits{};
+  std::array<std::uint32_t, kPhases> misses{};
+  std::array<std::uint64_t, kPhases> completed_max{};
+  std::array<std::uint64_t, kPhases> closed_max{};
+  std::array<std::array<std::uint32_t, 8>, 2> handshake_steps{};
+  std::uint64_t succeeded = 0;
+  std::uint64_t failed = 0;
+
+  [[nodiscard]] std::uint32_t of(std::size_t phase) const {
+    std::uint32_t sum = 0;
+    for (const auto& by_role : hits[phase]) {
+      for (const std::uint32_t n : by_role) sum += n;
+    }
+    return sum;
+  }
+
+  void add(Target& target) {
+    const auto phase = static_cast<std::size_t>(target.plan().phase);
+    const auto role = static_cast<std::size_t>(target.plan().role);
+    if (target.hit()) {
+      ++hits[phase][role][static_cast<std::size_t>(target.plan().strike)];
+      if (target.plan().phase == Phase::handshake)
+        ++handshake_steps[role][std::min(target.slot().step.load(), 7u)];
+    } else {
+      ++misses[phase];
+    }
+    completed_max[phase] = std::max(completed_max[phase], target.completed_after());
+    closed_max[phase] = std::max(closed_max[phase], target.closed_after());
+    for (const auto& link : target.links()) {
+      succeeded += link->succeeded;
+      failed += link->failed;
+    }
+  }
+
+  void print() const {
+    std::printf("%-10s %18s %18s %7s %12s %12s\n", "phase", "victim connects", "victim listens",
+                "missed", "completed ms", "closed ms");
+    std::printf("%-10s %6s%6s%6s %6s%6s%6s\n", "", "step", "timer", "kill", "step", "timer", "kill");
+    for (std::size_t i = 0; i < kPhases; ++i) {
+      std::printf("%-10s", kPhaseNames[i]);
+      for (const auto& by_role : hits[i])
+        std::printf(" %6u%6u%6u", by_role[0], by_role[1], by_role[2]);
+      std::printf(" %7u %12.1f %12.1f\n", misses[i], static_cast<double>(completed_max[i]) / 1e6,
+                  static_cast<double>(closed_max[i]) / 1e6);
+    }
+    for (std::size_t role = 0; role < 2; ++role) {
+      std::printf("handshake, victim %s, hits by control verbs done:",
+                  role == 0 ? "connects" : "listens");
+      for (const std::uint32_t n : handshake_steps[role]) std::printf(" %u", n);
+      std::printf("\n");
+    }
+    std::printf("operations: %" PRIu64 " succeeded, %" PRIu64 " failed\n", succeeded, failed);
+    std::fflush(stdout);
+  }
+};
+
+class Survivor {
+ public:
+  explicit Survivor(std::uint32_t targets, const spinwire::Config& config)
+      : bystander_(common_), config_(config) {
+    for (std::uint32_t i = 0; i < targets; ++i)
+      targets_.push_back(std::make_unique<Target>(common_, i));
+  }
+  Survivor(const Survivor&) = delete;
+  Survivor& operator=(const Survivor&) = delete;
+  ~Survivor() { common_.engine = spinwire::Engine(); }  // while the callbacks' objects live
+
+  bool open() {
+    if (!common_.open(config_)) return false;
+    for (auto& target : targets_) {
+      if (!target->listen()) return false;
+    }
+    return bystander_.start();
+  }
+
+  /// One turn of the survivor's loop.
+  void turn() {
+    const int events = common_.engine.poll();
+    if (events < 0) common_.fault("poll() answers " + std::to_string(events));
+    bystander_.step();
+    for (auto& target : targets_) target->step();
+    if (events == 0) sched_yield();
+    ++turns_;
+  }
+
+  /// Turns until `done`, which is asked now and then; false after `most` ns.
+  template <typename Done>
+  bool until(std::uint64_t most, Done done) {
+    const std::uint64_t deadline = now_ns() + most;
+    for (std::uint32_t i = 1;; ++i) {
+      turn();
+      if (i % 32 != 0) continue;
+      if (done()) return true;
+      if (now_ns() > deadline) return false;
+    }
+  }
+
+  /// One victim's life and death.
+  void round(const Plan& plan) {
+    constexpr std::uint64_t kLife = 20'000'000'000;
+    Target& target = *targets_[0];
+    if (!target.start(plan)) return;
+    const bool died = until(kLife, [&] {
+      target.strike(false);
+      return target.dead();
+    });
+    if (!died) return target.fault("does not get to die");
+    const std::uint64_t messages = bystander_.messages();
+    const std::uint64_t copies = bystander_.copies();
+    const bool over = until(2 * kDetectionMax, [&] {
+      return target.over() && common_.engine.stats().connections == 1;
+    });
+    if (!over) target.fault("its connection is not over");
+    const bool unharmed = until(kDetectionMax, [&] {
+      return bystander_.messages() > messages + 8 && bystander_.copies() > copies + 1;
+    });
+    if (!unharmed) target.fault("the bystander's traffic stands still");
+    target.finish();
+  }
+
+  /// What is held when nothing goes on. With `expected`, waits until it is that again.
+  Resources resources(const Resources* expected) {
+    bystander_.pause(true);
+    Resources now;
+    // The bystander's credit has gone back, too: one is left.
+    (void)until(5'000'000'000, [&] {
+      if (!bystander_.quiet() || common_.engine.stats().credits_granted > 1) return false;
+      now = count_resources(common_.engine);
+      return expected == nullptr ? now.operations == 0 && now.lanes == 1 : back_at(*expected, now);
+    });
+    now = count_resources(common_.engine);
+    bystander_.pause(false);
+    return now;
+  }
+
+  [[nodiscard]] Common& common() { return common_; }
+  [[nodiscard]] Bystander& bystander() { return bystander_; }
+  [[nodiscard]] std::vector<std::unique_ptr<Target>>& targets() { return targets_; }
+  [[nodiscard]] std::string faults() const {
+    std::string all;
+    for (const std::string& fault : common_.faults) all += fault + "\n";
+    return all;
+  }
+
+ private:
+  Common common_;
+  Bystander bystander_;
+  spinwire::Config config_;
+  std::vector<std::unique_ptr<Target>> targets_;
+  std::uint64_t turns_ = 0;
+};
+
+std::uint64_t number_from(const char* variable, std::uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::strtoull(text, nullptr, 0) : otherwise;
+}
+
+/// The i-th kill: phases, roles and strikes take turns, the rest follows from the seed.
+Plan plan_of(std::uint32_t i, std::uint64_t seed) {
+  Plan plan;
+  plan.phase = static_cast<Phase>(i % kPhases);
+  plan.role = static_cast<Role>(i / kPhases % 2);
+  plan.strike = static_cast<Strike>((i / (2 * kPhases) + i) % 3);
+  plan.seed = mixed(seed + i);
+  plan.reap_late = (plan.seed & 1) != 0;
+  return plan;
+}
+
+/// Victims one after the other until each phase had its share of `kills`.
+void kill_one_by_one(std::uint32_t kills, std::uint32_t warm_up) {
+  const std::uint64_t seed = number_from("SPINWIRE_TEST_SEED", 20240607);
+  spinwire::Config config = settings();
+  config.queues.receive_depth = 1024;
+  config.memory.receive_bytes = 16u << 20;
+  Survivor survivor(1, config);
+  ASSERT_TRUE(survivor.open()) << survivor.faults();
+  Tally tally;
+  const auto run = [&](std::uint32_t share, std::uint64_t salt) {
+    for (std::uint32_t i = 0; i < 3 * share * kPhases && survivor.common().faults.empty(); ++i) {
+      const Plan plan = plan_of(i, seed + salt);
+      if (tally.of(static_cast<std::size_t>(plan.phase)) >= share) continue;
+      survivor.round(plan);
+      tally.add(*survivor.targets()[0]);
+    }
+  };
+  run(warm_up, 1'000'000);
+  ASSERT_EQ(survivor.faults(), "") << "seed " << seed;
+  const Resources before = survivor.resources(nullptr);
+  tally = Tally{};
+  const std::uint64_t began = now_ns();
+  const auto share = static_cast<std::uint32_t>((kills + kPhases - 1) / kPhases);
+  run(share, 0);
+  const double seconds = static_cast<double>(now_ns() - began) / 1e9;
+  EXPECT_EQ(survivor.faults(), "") << "seed " << seed;
+  for (std::size_t phase = 0; phase < kPhases; ++phase)
+    EXPECT_GE(tally.of(phase), share) << kPhaseNames[phase];
+  const Resources after = survivor.resources(&before);
+  EXPECT_TRUE(back_at(before, after)) << "before: " << before << "\nafter:  " << after;
+  EXPECT_FALSE(survivor.bystander().closed());
+  tally.print();
+  std::printf("%.1f s; bystander: %" PRIu64 " messages, %" PRIu64 " copies\n", seconds,
+              survivor.bystander().messages(), survivor.bystander().copies());
+  survivor.bystander().close();
+  EXPECT_EQ(survivor.faults(), "");
+  EXPECT_GT(tally.failed, 0u) << "no kill struck while operations were outstanding";
+}
+
+/// Half of `count` victims die at the same moment; the others go on and are closed in good order.
+void kill_half(std::uint32_t count) {
+  constexpr std::array<Phase, 4> kMix = {Phase::sending, Phase::one_sided, Phase::receiving,
+                                         Phase::idle};
+  spinwire::Config config = settings();
+  config.queues.receive_depth = 2048;
+  config.memory.receive_bytes = 32u << 20;
+  config.memory.lease_bytes = 64u << 20;
+  config.connections.peer_timeout = std::chrono::milliseconds(1500);
+  Survivor survivor(count, config);
+  ASSERT_TRUE(survivor.open()) << survivor.faults();
+  const Resources before = survivor.resources(nullptr);
+  auto& targets = survivor.targets();
+  const std::uint64_t seed = number_from("SPINWIRE_TEST_SEED", 20240607);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    Plan plan;
+    plan.phase = kMix[i / 2 % kMix.size()];
+    plan.role = static_cast<Role>(i / 8 % 2);
+    plan.strike = i % 2 == 0 ? Strike::by_survivor : Strike::never;
+    plan.seed = mixed(seed + i);
+    ASSERT_TRUE(targets[i]->start(plan)) << survivor.faults();
+  }
+  const auto all = [&](bool doomed, auto what) {
+    for (std::uint32_t i = doomed ? 0 : 1; i < count; i += 2) {
+      if (!what(*targets[i])) return false;
+    }
+    return true;
+  };
+  const auto under_way = [](Target& t) { return t.ready_link() != nullptr && t.under_way(); };
+  ASSERT_TRUE(survivor.until(30'000'000'000, [&] {
+    return all(true, under_way) && all(false, under_way);
+  })) << survivor.faults();
+
+  for (std::uint32_t i = 0; i < count; i += 2) targets[i]->strike(true);
+  std::vector<std::uint64_t> counters;
+  for (auto& target : targets) counters.push_back(target->slot().counter.load());
+  EXPECT_TRUE(survivor.until(2 * kDetectionMax, [&] {
+    return all(true, [](Target& t) { return t.over(); });
+  })) << survivor.faults();
+  EXPECT_TRUE(survivor.until(kDetectionMax, [&] {
+    bool moved = true;
+    for (std::uint32_t i = 1; i < count; i += 2)
+      moved = moved && targets[i]->slot().counter.load() > counters[i] + 10;
+    return moved;
+  })) << "those that live stand still\n" << survivor.faults();
+
+  for (std::uint32_t i = 1; i < count; i += 2) {
+    ASSERT_NE(targets[i]->ready_link(), nullptr) << "a living peer's connection is gone";
+    EXPECT_EQ(targets[i]->ready_link()->connection.close(), spinwire::Status::ok);
+  }
+  EXPECT_TRUE(survivor.until(10'000'000'000, [&] {
+    return all(false, [](Target& t) { return t.over(); });
+  })) << survivor.faults();
+  Tally tally;
+  for (auto& target : targets) {
+    target->finish();
+    if (target->plan().strike == Strike::by_survivor) {
+      tally.add(*target);
+    }
+  }
+  const Resources after = survivor.resources(&before);
+  EXPECT_TRUE(back_at(before, after)) << "before: " << before << "\nafter:  " << after;
+  tally.print();
+  survivor.bystander().close();
+  EXPECT_EQ(survivor.faults(), "") << "seed " << seed;
+}
+
+}  // namespace
+
+TEST(Kill, AFewVictimsInEveryPhase) { kill_one_by_one(12, 1); }
+TEST(Kill, HalfOfEightAtOnce) { kill_half(8); }
+
+TEST(SlowKill, TwoHundredVictims) {
+  kill_one_by_one(static_cast<std::uint32_t>(number_from("SPINWIRE_TEST_KILLS", 200)), 2);
+}
+TEST(SlowKill, HalfOfTwentyAtOnce) { kill_half(20); }
+
+}  // namespace kill_test

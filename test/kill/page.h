@@ -1,0 +1,246 @@
+// What the survivor and its victims share beside the engines under test: a page that tells each
+// victim what to do and shows how far it came, and the bytes that both sides can foretell.
+#pragma once
+
+#include <sys/mman.h>
+#include <time.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/random.h"
+#include "spinwire/spinwire.h"
+
+namespace kill_test {
+
+/// In what a victim dies. `bystander` is not to die: it echoes messages and lends memory.
+enum class Phase : std::uint32_t {
+  handshake,
+  idle,
+  sending,    ///< the survivor sends a stream, with a window outstanding
+  receiving,  ///< the survivor receives one
+  one_sided,  ///< both read and write each other's memory
+  closing,
+  bystander,
+};
+inline constexpr std::size_t kPhases = 6;  // that victims die in
+inline constexpr std::array<const char*, kPhases + 1> kPhaseNames = {
+    "handshake", "idle", "sending", "receiving", "one-sided", "closing", "bystander"};
+
+enum class Role : std::uint32_t { connects, listens };  // the victim's
+
+/// Who strikes, once the phase is under way.
+enum class Strike : std::uint32_t {
+  at_step,      ///< the victim itself, between two of its polls
+  by_timer,     ///< the kernel, at whatever instruction the victim is then
+  by_survivor,  ///< the survivor, between two of its own polls
+  never,
+};
+
+/// How far a victim came. The order counts.
+enum class Stage : std::uint32_t { starting, handshake, warm, in_phase, closed };
+
+inline constexpr std::uint64_t kAreaBytes = 1u << 20;
+inline constexpr std::size_t kGuardBytes = 4096;
+inline constexpr std::uint32_t kLongestMessage = 4096;
+
+/// One victim's part of the shared page.
+struct alignas(4096) Slot {
+  // What the survivor asks, written before the victim starts.
+  Phase phase;
+  Role role;
+  Strike strike;
+  std::uint32_t threshold;  ///< progress in the phase before anybody strikes
+  std::uint32_t steps;      ///< at_step: that many polls later
+  std::uint32_t delay_ns;   ///< by_timer: that much later
+  bool private_memory;      ///< one-sided work on memory that cannot be mapped
+  bool survivor_closes;     ///< closing: the survivor begins
+  std::uint64_t seed;
+  std::uint32_t survivor_port;
+  spinwire::RemoteRegion survivor_into;  ///< to be written by the victim
+  spinwire::RemoteRegion survivor_from;  ///< to be read by the victim
+  // What the victim shows.
+  std::atomic<Stage> stage;
+  std::atomic<std::uint64_t> counter;    ///< progress in the phase
+  std::atomic<std::uint64_t> struck_at;  ///< ns of CLOCK_MONOTONIC; the survivor's too
+  std::atomic<std::uint32_t> step;       ///< control verbs of the handshake that were taken
+  std::atomic<std::uint32_t> port;       ///< it listens there
+  std::atomic<std::uint32_t> armed;      ///< by_survivor: the phase is under way
+  std::atomic<std::uint32_t> lent;       ///< its regions below are valid
+  std::atomic<std::uint32_t> faults;
+  spinwire::RemoteRegion into;
+  spinwire::RemoteRegion from;
+  char fault[256];
+  // What the survivor shows.
+  std::atomic<std::uint32_t> connecting;  ///< it has begun to
+  std::atomic<std::uint32_t> closing;
+};
+static_assert(std::is_trivially_destructible_v<Slot>);
+
+inline constexpr std::uint32_t kSlots = 32;
+inline constexpr std::uint32_t kBystanderSlot = kSlots - 1;
+inline constexpr const char* kVictimVariable = "SPINWIRE_KILL_TEST_VICTIM";  // "descriptor:slot"
+
+inline std::uint64_t now_ns() noexcept {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<std::uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(t.tv_nsec);
+}
+
+/// A number that looks random and is the same for everybody.
+inline std::uint64_t mixed(std::uint64_t x) noexcept { return spinwire::base::Random(x).next(); }
+
+// The bytes of messages: all follow from a key, so a lost, doubled, torn or swapped message shows.
+
+inline void fill_bytes(std::span<std::byte> bytes, std::uint64_t key) noexcept {
+  for (std::size_t at = 0; at < bytes.size(); at += 8) {
+    const std::uint64_t word = key + at * 0x0101010101010101;
+    std::memcpy(bytes.data() + at, &word, std::min<std::size_t>(8, bytes.size() - at));
+  }
+}
+
+inline bool same_bytes(std::span<const std::byte> bytes, std::uint64_t key) noexcept {
+  for (std::size_t at = 0; at < bytes.size(); at += 8) {
+    const std::uint64_t word = key + at * 0x0101010101010101;
+    if (std::memcmp(bytes.data() + at, &word, std::min<std::size_t>(8, bytes.size() - at)) != 0)
+      return false;
+  }
+  return true;
+}
+
+inline std::uint64_t message_key(std::uint64_t seed, std::uint64_t number) noexcept {
+  return mixed(seed ^ mixed(number));
+}
+
+/// Mostly one line of a lane or a few, now and then so long that the receiver fetches it.
+inline std::size_t message_size(std::uint64_t key) noexcept {
+  const std::uint64_t shape = key >> 32;
+  return shape % 8 == 0 ? (shape >> 3) % (kLongestMessage + 1) : (shape >> 3) % 200;
+}
+
+// The bytes of memory that is lent: each follows from its offset, so that any part can be checked.
+
+inline const std::vector<std::byte>& area_pattern() {
+  static const std::vector<std::byte> pattern = [] {
+    std::vector<std::byte> bytes(kAreaBytes);
+    fill_bytes(bytes, mixed(0x61726561));
+    for (std::byte& b : bytes) b |= std::byte{1};  // never kUntouched
+    return bytes;
+  }();
+  return pattern;
+}
+inline constexpr std::byte kUntouched{0x5a};
+inline constexpr std::byte kGuard{0xc4};
+
+/// A range of memory lent to a peer, between two guards that are not.
+struct Area {
+  Area() = default;
+  Area(const Area&) = delete;
+  Area& operator=(const Area&) = delete;
+  ~Area() { close(); }
+
+  spinwire::Buffer block;
+  std::vector<std::byte> own;
+  spinwire::MemoryRegion region;
+  std::byte* base = nullptr;
+  spinwire::RemoteRegion remote;
+
+  [[nodiscard]] std::span<std::byte> bytes() const { return {base + kGuardBytes, kAreaBytes}; }
+
+  /// False and the reason in `why`.
+  bool open(spinwire::Engine& engine, bool as_private, spinwire::Access access, std::string& why) {
+    constexpr std::size_t kWhole = kAreaBytes + 2 * kGuardBytes;
+    if (as_private) {
+      own.resize(kWhole);
+      base = own.data();
+    } else {
+      block = engine.allocate(kWhole, spinwire::Pool::lease);
+      if (!block) {
+        why = "the lease pool is dry";
+        return false;
+      }
+      base = block.data();
+    }
+    std::memset(base, static_cast<int>(kGuard), kWhole);
+    if (access == spinwire::Access::remote_write) {
+      std::memset(bytes().data(), static_cast<int>(kUntouched), kAreaBytes);
+    } else {
+      std::memcpy(bytes().data(), area_pattern().data(), kAreaBytes);
+    }
+    return lend(engine, as_private, access, why);
+  }
+
+  /// Drops the memory, its registration first. An exposure must have been revoked.
+  void close() {
+    region = {};
+    block.reset();
+    own = {};
+    base = nullptr;
+    remote = {};
+  }
+
+  /// Every byte is what it was, or, if written to, what peers write there.
+  [[nodiscard]] bool intact(bool written) const {
+    for (std::size_t i = 0; i < kGuardBytes; ++i) {
+      if (base[i] != kGuard || base[kGuardBytes + kAreaBytes + i] != kGuard) return false;
+    }
+    const std::byte* pattern = area_pattern().data();
+    if (!written) return std::memcmp(bytes().data(), pattern, kAreaBytes) == 0;
+    for (std::size_t i = 0; i < kAreaBytes; ++i) {
+      if (bytes()[i] != kUntouched && bytes()[i] != pattern[i]) return false;
+    }
+    return true;
+  }
+
+ private:
+  bool lend(spinwire::Engine& engine, bool as_private, spinwire::Access access, std::string& why) {
+    if (as_private) {
+      auto registered = engine.register_memory(bytes(), access);
+      if (!registered) {
+        why = registered.error().message();
+        return false;
+      }
+      region = std::move(*registered);
+      remote = region.remote();
+      return true;
+    }
+    auto exposed = engine.expose(block.slice(kGuardBytes, kAreaBytes), access);
+    if (!exposed) {
+      why = exposed.error().message();
+      return false;
+    }
+    remote = *exposed;
+    return true;
+  }
+};
+
+/// The engine settings of everybody in these tests: a dead peer is noticed soon.
+inline spinwire::Config settings() {
+  using std::chrono::milliseconds;
+  spinwire::Config config;
+  config.memory.hugepages = spinwire::HugepagePolicy::prefer;
+  config.memory.send_bytes = 16u << 20;
+  config.memory.receive_bytes = 8u << 20;
+  config.memory.lease_bytes = 16u << 20;
+  config.queues.receive_depth = 512;
+  config.connections.maximum = 64;
+  config.connections.eager_bytes = kLongestMessage;
+  config.connections.keepalive = milliseconds(100);
+  config.connections.peer_timeout = milliseconds(500);
+  config.connections.credit_idle = milliseconds(100);
+  config.connections.connect_timeout = milliseconds(1500);
+  config.connections.handshake_timeout = milliseconds(1500);
+  config.connections.close_timeout = milliseconds(500);
+  return config;
+}
+
+}  // namespace kill_test

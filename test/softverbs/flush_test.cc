@@ -1,0 +1,138 @@
+// ERR: everything outstanding is flushed, in order, once.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "softverbs/link.h"
+
+namespace softverbs_test::flush {
+
+TEST(SoftverbsFlush, BothQueuesInOrder) {
+  NodeOptions options;
+  options.srq_depth = 0;
+  Link link(options);
+  for (std::uint64_t i = 0; i < 5; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 64, link.qb), 0);
+  // The first two were taken and acknowledged, two more lie in the lane, a WRITE waits.
+  for (std::uint64_t i = 0; i < 2; ++i) ASSERT_EQ(Send(i, link.b.sge(0, 8)).post(link.qb), 0);
+  ASSERT_EQ(link.a.post_recv(1, 0, 64, link.qa), 0);
+  ASSERT_EQ(link.a.post_recv(2, 0, 64, link.qa), 0);
+  ASSERT_TRUE(link.run(2, 2));
+  for (std::uint64_t i = 2; i < 4; ++i)
+    ASSERT_EQ(Send(i, link.b.sge(0, 8), IBV_WR_SEND, 0).post(link.qb), 0);
+  ASSERT_EQ(Send(4, link.b.sge(0, 8), IBV_WR_RDMA_WRITE).to(link.a.address(64), link.a.mr->rkey)
+                .post(link.qb), 0);
+  ASSERT_EQ(Send(5, link.b.sge(0, 8), IBV_WR_RDMA_READ).to(link.a.address(64), link.a.mr->rkey)
+                .post(link.qb), 0);
+  link.at_b.clear();
+  link.b.fail(link.qb);
+  link.b.fail(link.qb);
+  link.steps(5);
+  ASSERT_EQ(link.at_b.size(), 9u);
+  constexpr ibv_wc_opcode kOpcodes[] = {IBV_WC_SEND, IBV_WC_SEND, IBV_WC_RDMA_WRITE,
+                                        IBV_WC_RDMA_READ};
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(link.at_b[i].wr_id, i + 2);
+    EXPECT_EQ(link.at_b[i].status, IBV_WC_WR_FLUSH_ERR);
+    EXPECT_EQ(link.at_b[i].opcode, kOpcodes[i]);
+  }
+  for (std::uint64_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(link.at_b[4 + i].wr_id, i);
+    EXPECT_EQ(link.at_b[4 + i].status, IBV_WC_WR_FLUSH_ERR);
+    EXPECT_EQ(link.at_b[4 + i].opcode, IBV_WC_RECV);
+  }
+  EXPECT_EQ(next_event(link.b).type, -1) << "its own queue: no event";
+  // a has no receive left: were the packets taken all the same, they would be seen.
+  EXPECT_EQ(link.at_a.size(), 2u);
+}
+
+TEST(SoftverbsFlush, PacketsOfAFailedQueuePairAreNotTaken) {
+  // By reference: the memory is the user's again once the flush is reported.
+  for (const std::uint32_t size : {100'000u, 1u << 20}) {
+    Link link;
+    ASSERT_EQ(link.b.post_recv(1, 0, size), 0);
+    ASSERT_EQ(Send(1, link.a.sge(0, size)).post(link.qa), 0);
+    link.a.fail(link.qa);
+    link.steps(4);
+    ASSERT_EQ(link.at_a.size(), 1u);
+    EXPECT_EQ(link.at_a[0].status, IBV_WC_WR_FLUSH_ERR);
+    EXPECT_TRUE(link.at_b.empty());
+  }
+}
+
+TEST(SoftverbsFlush, SharedQueueKeepsItsReceives) {
+  Link link;
+  ibv_qp* other_a = link.a.make_qp();
+  ibv_qp* other_b = link.b.make_qp();
+  connect(link.a, other_a, link.b, other_b);
+  for (std::uint64_t i = 0; i < 2; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 64), 0);
+  link.b.fail(link.qb);
+  link.b.fail(link.qb);
+  const Event event = next_event(link.b);
+  EXPECT_EQ(event.type, IBV_EVENT_QP_LAST_WQE_REACHED);
+  EXPECT_EQ(event.element, link.qb);
+  EXPECT_EQ(next_event(link.b).type, -1);
+  EXPECT_TRUE(link.at_b.empty());
+  ASSERT_EQ(Send(1, link.a.sge(0, 8)).post(other_a), 0);
+  ASSERT_TRUE(link.run(1, 1));
+  EXPECT_EQ(link.at_b[0].wr_id, 0u);
+}
+
+TEST(SoftverbsFlush, EventsGoWithTheirQueuePair) {
+  Link link;
+  link.b.fail(link.qb);
+  link.b.destroy(link.qb);
+  EXPECT_EQ(next_event(link.b).type, -1);
+}
+
+TEST(SoftverbsFlush, MoreThanTheCallersArrayHolds) {
+  Link link;
+  link.batch = 3;
+  for (std::uint64_t i = 0; i < 20; ++i) ASSERT_EQ(Send(i, link.a.sge(0, 8)).post(link.qa), 0);
+  link.a.fail(link.qa);
+  link.steps(10);
+  ASSERT_EQ(link.at_a.size(), 20u);
+  for (std::uint64_t i = 0; i < 20; ++i) EXPECT_EQ(link.at_a[i].wr_id, i);
+}
+
+TEST(SoftverbsFlush, RefusalInMidstOfAPoll) {
+  // An error completes within ibv_poll_cq itself and overflows the caller's array: order is kept.
+  NodeOptions options;
+  options.srq_depth = 0;
+  Link link(options);
+  link.batch = 1;
+  ASSERT_EQ(link.b.post_recv(0, 0, 64, link.qb), 0);
+  ASSERT_EQ(link.b.post_recv(1, 0, 4, link.qb), 0);
+  for (std::uint64_t i = 2; i < 6; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 64, link.qb), 0);
+  for (std::uint64_t i = 0; i < 3; ++i) ASSERT_EQ(Send(i, link.a.sge(0, 8)).post(link.qa), 0);
+  link.steps(20);
+  ASSERT_EQ(link.at_b.size(), 6u);
+  for (std::uint64_t i = 0; i < 6; ++i) EXPECT_EQ(link.at_b[i].wr_id, i);
+  EXPECT_EQ(link.at_b[0].status, IBV_WC_SUCCESS);
+  EXPECT_EQ(link.at_b[1].status, IBV_WC_LOC_LEN_ERR);
+  EXPECT_EQ(link.at_b[2].status, IBV_WC_WR_FLUSH_ERR);
+  ASSERT_EQ(link.at_a.size(), 3u);
+  EXPECT_EQ(link.at_a[0].status, IBV_WC_SUCCESS);
+  EXPECT_EQ(link.at_a[1].status, IBV_WC_REM_INV_REQ_ERR);
+  EXPECT_EQ(link.at_a[2].status, IBV_WC_WR_FLUSH_ERR);
+}
+
+TEST(SoftverbsFlush, DestroyedInMidAir) {
+  // Packets of a queue pair that is no more, and packets to one: both are forgotten, others live.
+  Link link;
+  ibv_qp* other_a = link.a.make_qp();
+  ibv_qp* other_b = link.b.make_qp();
+  connect(link.a, other_a, link.b, other_b);
+  for (std::uint64_t i = 0; i < 8; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 2048), 0);
+  ASSERT_EQ(Send(1, link.a.sge(0, 8)).post(link.qa), 0);
+  ASSERT_EQ(Send(2, link.a.sge(0, 8)).post(other_a), 0);
+  ASSERT_EQ(Send(3, link.a.sge(0, 1000)).post(link.qa), 0);
+  link.a.destroy(link.qa);
+  link.steps(4);
+  ASSERT_EQ(link.at_a.size(), 1u);
+  EXPECT_EQ(link.at_a[0].wr_id, 2u);
+  ASSERT_EQ(link.at_b.size(), 2u) << "one line each; the reference is void";
+}
+
+}  // namespace softverbs_test::flush

@@ -1,0 +1,65 @@
+#include "common/output_file.h"
+
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace spinwire::tools {
+
+OutputFile::OutputFile(std::string path, std::string partial, int fd)
+    : path_(std::move(path)), partial_(std::move(partial)), fd_(fd) {}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      partial_(std::move(other.partial_)),
+      fd_(std::exchange(other.fd_, -1)) {}
+
+OutputFile::~OutputFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(partial_.c_str());
+}
+
+tl::unexpected<Error> OutputFile::error(const char* call, int code) const {
+  return tl::unexpected(Error{
+      Status::system, fmt::format("write {}", path_),
+      fmt::format("{}: {}", call, std::strerror(code)),
+      code == ENOSPC ? "make room, or give another place" : "give a place that can be written to"});
+}
+
+Result<OutputFile> OutputFile::create(const std::string& path) {
+  OutputFile file(path, fmt::format("{}.partial-{}", path, ::getpid()), -1);
+  file.fd_ = ::open(file.partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file.fd_ < 0) return file.error("open", errno);
+  return file;
+}
+
+Result<void> OutputFile::append(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t done = ::write(fd_, bytes.data(), bytes.size());
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) return error("write", done < 0 ? errno : ENOSPC);
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+  }
+  return {};
+}
+
+Result<void> OutputFile::commit() {
+  // Network and quota file systems tell of lost writes only here.
+  if (::close(std::exchange(fd_, -1)) != 0) {
+    const int code = errno;
+    ::unlink(partial_.c_str());
+    return error("close", code);
+  }
+  if (std::rename(partial_.c_str(), path_.c_str()) == 0) return {};
+  const int code = errno;
+  ::unlink(partial_.c_str());
+  return error("rename", code);
+}
+
+}  // namespace spinwire::tools

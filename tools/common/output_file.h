@@ -1,0 +1,37 @@
+// A file that appears under its name only when it is complete.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "spinwire/status.h"
+
+namespace spinwire::tools {
+
+/// Written beside its place as NAME.partial-PID and renamed by commit(); what is not committed is
+/// removed. All errors are `system` and name the file.
+class OutputFile {
+ public:
+  static Result<OutputFile> create(const std::string& path);
+
+  OutputFile(OutputFile&& other) noexcept;
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  ~OutputFile();
+
+  /// Appends all of `bytes`. May block.
+  Result<void> append(std::span<const std::byte> bytes);
+  Result<void> commit();
+
+ private:
+  OutputFile(std::string path, std::string partial, int fd);
+  [[nodiscard]] tl::unexpected<Error> error(const char* call, int code) const;
+
+  std::string path_;
+  std::string partial_;
+  int fd_;
+};
+
+}  // namespace spinwire::tools

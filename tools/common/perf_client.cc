@@ -1,0 +1,307 @@
+#include "common/perf_client.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+namespace spinwire::tools {
+namespace {
+
+/// For the server's next step in the dialogue.
+constexpr Nanoseconds kPatience = std::chrono::seconds(10);
+
+std::uint64_t random_seed() {
+  std::random_device device;
+  return (std::uint64_t{device()} << 32 | device());
+}
+
+}  // namespace
+
+PerfClient::PerfClient(Engine engine, const PerfOptions& options, std::string address)
+    : engine_(std::move(engine)),
+      op_(options.op),
+      exact_(options.test == PerfTest::lat),
+      echoed_(options.test == PerfTest::lat && options.op == PerfOp::send),
+      clock_(engine_.clock()),
+      size_(options.size),
+      seed_(random_seed()),
+      total_(options.warmup + options.count),
+      warmup_(options.warmup),
+      window_(options.window),
+      post_(options.window == 1 ? Post::now : Post::defer),
+      options_(options),
+      patience_(clock_, kPatience) {
+  ConnectionHandlers handlers;
+  handlers.on_message = [this](Connection, Message& m) { on_message(m); };
+  handlers.on_closed = [this](Connection, const Error& e) { on_closed(e); };
+  dialer_.emplace(engine_, std::move(address), handlers, options.wait);
+}
+
+double PerfClient::seconds() const noexcept {
+  return static_cast<double>(end_ - begin_) / clock_.ticks_per_ns() / 1e9;
+}
+
+int PerfClient::turn() {
+  if (state_ == State::running && said_.empty()) [[likely]] {
+    const int events = engine_.poll();
+    run_turn(events);
+    return events;
+  }
+  const int events = drive(engine_);
+  if (!said_.empty()) say({});
+  switch (state_) {
+    case State::dialing:
+      if (dialer_->turn() == Dialer::State::failed) {
+        fault_ = dialer_->error().message();
+        enter(State::over);
+      } else if (dialer_->turn() == Dialer::State::ready) {
+        server_ = dialer_->connection();
+        const PerfRequest request{.size = size_,
+                                  .total = total_,
+                                  .warmup = warmup_,
+                                  .seed = seed_,
+                                  .window = window_,
+                                  .test = options_.test,
+                                  .op = op_};
+        enter(State::asking);
+        say(perf_encode(request));
+      }
+      break;
+    case State::asking:
+    case State::ending:
+      if (patience_.passed()) break_off("the server does not answer");
+      break;
+    case State::closing:
+      if (patience_.passed()) enter(State::over);
+      break;
+    default:
+      break;
+  }
+  return events;
+}
+
+// ---- measuring: hot ---------------------------------------------------------------------------
+
+void PerfClient::run_turn(int events) {
+  if (state_ != State::running) [[unlikely]]
+    return;
+  if (events == 0) {
+    if ((++idle_turns_ & 0xfff) == 0) [[unlikely]]
+      check_progress();
+    idle_control_.turn(engine_, events);
+  }
+  if (!exact_) {
+    if (finished_ != completed_) finish_up_to(completed_, clock_.now());
+  }
+  if (posted_ != total_) {
+    post_more();
+  } else if (finished_ == total_ && completed_ == total_) {
+    if (op_ == PerfOp::read) fault_ = find_read_fault();
+    enter(State::ending);
+    say(perf_encode(PerfFinish{}));
+  }
+}
+
+void PerfClient::post_more() {
+  std::uint64_t now = 0;
+  while (posted_ != total_ && posted_ - finished_ < window_ && posted_ - completed_ < places_) {
+    // One look at the clock for a burst; the one of a latency test is made of single operations.
+    if (now == 0 || exact_) now = clock_.now();
+    const Status status = post(post_place_);
+    if (status != Status::ok) {
+      // When it is not connected any more, on_closed will tell why.
+      const bool later = status == Status::would_block || status == Status::no_buffer ||
+                         status == Status::not_connected;
+      if (!later) refused_ = status;
+      break;
+    }
+    started_[post_place_] = now;
+    if (posted_ == warmup_) begin_ = now;
+    ++posted_;
+    post_place_ = next(post_place_, places_);
+    remote_place_ = next(remote_place_, remote_places_);
+  }
+  if (now != 0 && post_ == Post::defer) engine_.flush();
+  if (refused_ != Status::ok) [[unlikely]] {
+    break_off(fmt::format("{} {} of {} bytes was not accepted: {}", to_string(op_), posted_, size_,
+                          to_string(refused_)));
+  }
+}
+
+Status PerfClient::post(std::uint32_t slot) {
+  const BufferSlice& local = local_[slot];
+  const auto done = [this](const Completion& c) { on_complete(c); };
+  switch (op_) {
+    case PerfOp::send:
+      perf_stamp(local.data(), size_, posted_ ^ seed_);
+      return server_.send(local, done, post_);
+    case PerfOp::write:
+      perf_stamp(local.data(), size_, posted_ ^ seed_);
+      return server_.write(local, remote_[remote_place_], done, post_);
+    default:
+      // Anything but what is there: the read has to bring it.
+      perf_stamp(local.data(), size_, ~(remote_place_ ^ seed_));
+      return server_.read(local, remote_[remote_place_], done, post_);
+  }
+}
+
+void PerfClient::on_complete(const Completion& completion) {
+  if (completion.status != Status::ok) [[unlikely]] {
+    // The connection ends with the reason; this is kept in case it ends without one.
+    if (failed_ == Status::ok) failed_ = completion.status;
+    return;
+  }
+  ++completed_;
+  if (exact_ && !echoed_) finish_up_to(completed_, clock_.now());
+}
+
+void PerfClient::on_reply(const Message& reply) {
+  const std::uint64_t now = clock_.now();
+  if (replied_ == posted_) [[unlikely]]
+    return break_off("the server replied to nothing");
+  if (reply.size() != size_ || !perf_is_stamped(reply.data(), size_, replied_ ^ seed_))
+      [[unlikely]] {
+    if (wrong_++ == 0) first_wrong_ = replied_;
+  }
+  finish_up_to(++replied_, now);
+}
+
+void PerfClient::finish_up_to(std::uint64_t count, std::uint64_t now) {
+  while (finished_ != count) {
+    if (op_ == PerfOp::read) {
+      const BufferSlice& local = local_[finish_place_];
+      if (!perf_is_stamped(local.data(), size_, finish_remote_ ^ seed_)) [[unlikely]] {
+        if (wrong_++ == 0) first_wrong_ = finished_;
+      }
+      finish_remote_ = next(finish_remote_, remote_places_);
+    }
+    if (finished_ >= warmup_) histogram_.record(now - started_[finish_place_]);
+    ++finished_;
+    finish_place_ = next(finish_place_, places_);
+  }
+  end_ = now;
+}
+
+/// Reads may still be under way in the callback of an earlier one; here all are complete.
+std::string PerfClient::find_read_fault() const {
+  const std::uint64_t used = std::min<std::uint64_t>(places_, total_);
+  for (std::uint64_t i = 0; i < used; ++i) {
+    const std::size_t wrong = perf_find_wrong({local_[i].data(), size_}, seed_);
+    if (wrong != size_) return fmt::format("read bytes differ at byte {} of place {}", wrong, i);
+  }
+  return {};
+}
+
+void PerfClient::check_progress() {
+  const std::uint64_t now = clock_.now();
+  const std::uint64_t progress = completed_ + replied_;
+  if (progress != progress_seen_ || progress_at_ == 0) {
+    progress_seen_ = progress;
+    progress_at_ = now;
+  } else if (now - progress_at_ > clock_.ticks(kPerfPatience)) {
+    break_off(fmt::format("no operation completed for {} s; {} of {} are done",
+                          std::chrono::duration_cast<std::chrono::seconds>(kPerfPatience).count(),
+                          finished_, total_));
+  }
+}
+
+// ---- the dialogue -----------------------------------------------------------------------------
+
+void PerfClient::enter(State state) {
+  state_ = state;
+  patience_ = Deadline(clock_, kPatience);
+}
+
+void PerfClient::on_message(Message& message) {
+  if (state_ == State::running && echoed_) [[likely]]
+    return on_reply(message);
+  PerfOffer offer;
+  PerfVerdict verdict;
+  if (state_ == State::asking && perf_decode(message.bytes(), offer)) {
+    on_offer(offer);
+  } else if (state_ == State::ending && perf_decode(message.bytes(), verdict)) {
+    if (verdict.good == 0 && fault_.empty()) fault_ = perf_text(verdict.why);
+    if (wrong_ != 0 && fault_.empty()) {
+      fault_ = fmt::format("{} of {} {} brought other bytes than expected, the first is number {}",
+                           wrong_, total_, echoed_ ? "replies" : "reads", first_wrong_);
+    }
+    enter(State::closing);
+    server_.close();
+  } else {
+    break_off("the server says what is not part of the dialogue; is it of the same version?");
+  }
+}
+
+void PerfClient::on_offer(const PerfOffer& offer) {
+  if (offer.slots == 0) return break_off(std::string(perf_text(offer.why)));
+  const bool one_sided = op_ != PerfOp::send;
+  if (!one_sided && size_ > server_.max_message()) {
+    return break_off(
+        fmt::format("messages of {} bytes are longer than the {} that both ends take; raise "
+                    "connections.eager_bytes at both, or use --op write",
+                    size_, server_.max_message()));
+  }
+  if (offer.slots > window_ || (one_sided && offer.region.length / offer.slots < size_)) {
+    return break_off("the server offers memory that cannot be used");
+  }
+  remote_places_ = offer.slots;
+  for (std::uint32_t i = 0; one_sided && i < remote_places_; ++i) {
+    remote_.push_back(offer.region.slice(i * perf_stride(size_), size_));
+  }
+  if (take_memory()) enter(State::running);
+}
+
+/// A message may be answered before its own completion is seen, so those get twice the places.
+bool PerfClient::take_memory() {
+  places_ = op_ == PerfOp::send ? window_ * 2 : window_;
+  started_.resize(places_);
+  if (op_ == PerfOp::send) {
+    // Each in a block of its own: the protocol's header then lies right before the bytes.
+    for (std::uint32_t i = 0; i < places_; ++i) buffers_.push_back(engine_.allocate(size_));
+  } else {
+    buffers_.push_back(engine_.allocate(places_ * perf_stride(size_)));
+  }
+  const Buffer spare = engine_.allocate(sizeof(PerfFinish));  // for the dialogue's last message
+  if (!buffers_.back() || !spare) {
+    break_off(fmt::format("there is no room for {} times {} bytes; raise memory.send_bytes",
+                          places_, size_));
+    return false;
+  }
+  for (std::uint32_t i = 0; i < places_; ++i) {
+    local_.push_back(op_ == PerfOp::send ? buffers_[i].slice()
+                                         : buffers_[0].slice(i * perf_stride(size_), size_));
+    perf_fill(local_.back().bytes(), op_ == PerfOp::read ? ~seed_ : seed_);
+  }
+  return true;
+}
+
+/// Sends a message of the dialogue, or what is left of the last one; keeps it if it must wait.
+void PerfClient::say(std::span<const std::byte> message) {
+  if (!message.empty()) said_.assign(message.begin(), message.end());
+  const Status status = server_.send_copy(said_);
+  if (status == Status::would_block || status == Status::no_buffer) return;
+  said_.clear();
+  if (status == Status::message_too_long) {
+    break_off("messages of the dialogue do not fit; raise connections.eager_bytes to 256");
+  }
+}
+
+void PerfClient::break_off(std::string why) {
+  if (fault_.empty()) fault_ = fmt::format("{}: {}", dialer_->address(), why);
+  enter(State::closing);
+  server_.close();
+}
+
+void PerfClient::on_closed(const Error& error) {
+  if (fault_.empty() && state_ != State::closing) {
+    fault_ = fmt::format(
+        "lost the server {}: {}", dialer_->address(),
+        error.status != Status::ok ? error.message() : "it closed the connection before the end");
+  }
+  said_.clear();
+  enter(State::over);
+}
+
+}  // namespace spinwire::tools

@@ -1,0 +1,116 @@
+// spinwire-perf's measuring end.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/dialer.h"
+#include "common/histogram.h"
+#include "common/perf_options.h"
+#include "common/spin.h"
+#include "spinwire/engine.h"
+
+namespace spinwire::tools {
+
+class PerfClient {
+ public:
+  /// Begins to connect. The client must stay where it is.
+  PerfClient(Engine engine, const PerfOptions& options, std::string address);
+  PerfClient(const PerfClient&) = delete;
+  PerfClient& operator=(const PerfClient&) = delete;
+  /// Closing the engine runs the callbacks of what is still under way: while all is there.
+  ~PerfClient() { engine_ = Engine(); }
+
+  /// A poll and what follows from it; answers as Engine::poll(). Hot while it measures.
+  int turn();
+  [[nodiscard]] bool over() const noexcept { return state_ == State::over; }
+  [[nodiscard]] bool measuring() const noexcept { return state_ == State::running; }
+  [[nodiscard]] const Engine& engine() const noexcept { return engine_; }
+  /// What went wrong; empty if nothing did.
+  [[nodiscard]] const std::string& fault() const noexcept { return fault_; }
+
+  /// Durations of the measured operations in ticks of the engine's clock.
+  [[nodiscard]] const Histogram& durations() const noexcept { return histogram_; }
+  /// From the first measured operation's start to the last one's end.
+  [[nodiscard]] double seconds() const noexcept;
+
+ private:
+  enum class State : std::uint8_t {
+    dialing,  ///< until the connection is ready
+    asking,   ///< until the server's offer is there
+    running,  ///< until the last operation is complete
+    ending,   ///< until the verdict is there
+    closing,  ///< until the connection is closed
+    over,
+  };
+
+  void run_turn(int events);
+  void post_more();
+  Status post(std::uint32_t slot);
+  void on_complete(const Completion& completion);
+  void on_reply(const Message& reply);
+  void finish_up_to(std::uint64_t count, std::uint64_t now);
+  void check_progress();
+
+  void enter(State state);
+  void on_message(Message& message);
+  void on_offer(const PerfOffer& offer);
+  bool take_memory();
+  void on_closed(const Error& error);
+  void say(std::span<const std::byte> message);
+  [[nodiscard]] std::string find_read_fault() const;
+  void break_off(std::string why);
+  [[nodiscard]] std::uint32_t next(std::uint32_t slot, std::uint32_t slots) const noexcept {
+    return slot + 1 == slots ? 0 : slot + 1;
+  }
+
+  Engine engine_;
+  // Hot.
+  State state_ = State::dialing;
+  PerfOp op_;
+  bool exact_;   ///< the end of an operation is read from the clock in its callback
+  bool echoed_;  ///< an operation ends with the server's reply
+  Clock clock_;
+  Connection server_;
+  std::uint64_t size_;
+  std::uint64_t seed_;
+  std::uint64_t total_;
+  std::uint64_t warmup_;
+  std::uint32_t window_;
+  Post post_;
+  std::uint32_t places_ = 0;         ///< places for operations here
+  std::uint32_t remote_places_ = 0;  ///< and in the server's memory
+  std::uint64_t posted_ = 0;
+  std::uint64_t completed_ = 0;  ///< by the device
+  std::uint64_t replied_ = 0;    ///< by the server
+  std::uint64_t finished_ = 0;   ///< and recorded
+  std::uint32_t post_place_ = 0;
+  std::uint32_t remote_place_ = 0;
+  std::uint32_t finish_place_ = 0;
+  std::uint32_t finish_remote_ = 0;
+  std::vector<BufferSlice> local_;
+  std::vector<RemoteRegion> remote_;
+  std::vector<std::uint64_t> started_;  ///< ticks, by place
+  std::uint64_t begin_ = 0;
+  std::uint64_t end_ = 0;
+  IdleControl idle_control_;
+  std::uint32_t idle_turns_ = 0;
+  std::uint64_t progress_at_ = 0;  ///< when `progress_` was last seen to change
+  std::uint64_t progress_seen_ = 0;
+  std::uint64_t wrong_ = 0;  ///< replies and reads that are not as they should be
+  std::uint64_t first_wrong_ = 0;
+  Status refused_ = Status::ok;  ///< why an operation was not accepted
+  Status failed_ = Status::ok;   ///< how one ended that did not succeed
+  Histogram histogram_;
+  // Cold.
+  const PerfOptions& options_;
+  std::optional<Dialer> dialer_;
+  Deadline patience_;
+  std::vector<Buffer> buffers_;
+  std::vector<std::byte> said_;  ///< a message of the dialogue that had to wait
+  std::string fault_;
+};
+
+}  // namespace spinwire::tools

@@ -1,0 +1,35 @@
+// What spinwire-perf was asked to do, and what came out.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "common/perf_protocol.h"
+#include "spinwire/clock.h"
+#include "spinwire/config.h"
+
+namespace spinwire::tools {
+
+struct PerfOptions {
+  PerfTest test = PerfTest::lat;
+  PerfOp op = PerfOp::send;
+  std::uint64_t size = 0;    ///< bytes
+  std::uint32_t window = 0;  ///< operations in flight
+  std::uint64_t count = 0;   ///< measured operations
+  std::uint64_t warmup = 0;  ///< operations before those
+  std::string host;          ///< empty: serve
+  std::string bind;
+  int port = 0;
+  Nanoseconds wait = std::chrono::seconds(10);  ///< for the server to be up
+  int cpu = -1;                                 ///< -1: any
+  bool once = false;
+  bool one_thread = false;
+  bool json = false;
+  Config config;
+};
+
+/// Operations that make no progress for this long end the measurement.
+inline constexpr Nanoseconds kPerfPatience = std::chrono::seconds(30);
+
+}  // namespace spinwire::tools

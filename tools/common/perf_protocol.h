@@ -1,0 +1,134 @@
+// What spinwire-perf's two ends say to each other, and the bytes that they move.
+//
+//   client                     server
+//   Request (what to measure)  →
+//                              ← Offer (where to write or read; or why not)
+//   messages, writes or reads  ⇄ (echoes, if round trips of messages are measured)
+//   Finish                     →
+//                              ← Verdict (whether everything arrived as it was sent)
+//
+// All numbers are little-endian, as on every machine this runs on.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+
+#include "spinwire/buffer.h"
+
+namespace spinwire::tools {
+
+static_assert(std::endian::native == std::endian::little);
+
+enum class PerfTest : std::uint8_t { lat, rate, bw };
+enum class PerfOp : std::uint8_t { send, write, read };
+std::string_view to_string(PerfTest test) noexcept;
+std::string_view to_string(PerfOp op) noexcept;
+
+/// First bytes of every message of the dialogue.
+struct PerfHead {
+  static constexpr std::uint32_t kMagic = 0x46505753;  // "SWPF"
+  static constexpr std::uint16_t kVersion = 1;
+
+  std::uint32_t magic = kMagic;
+  std::uint16_t version = kVersion;
+  std::uint16_t kind = 0;
+};
+
+struct PerfRequest {
+  static constexpr std::uint16_t kKind = 1;
+  static constexpr std::uint64_t kLongest = std::uint64_t{1} << 30;
+  static constexpr std::uint32_t kWidest = 32768;
+
+  PerfHead head{.kind = kKind};
+  std::uint64_t size = 0;   ///< bytes per operation; 1 … kLongest
+  std::uint64_t total = 0;  ///< operations, warm-up included
+  std::uint64_t warmup = 0;
+  std::uint64_t seed = 0;    ///< of the pattern
+  std::uint32_t window = 0;  ///< operations in flight; 1 … kWidest
+  PerfTest test = PerfTest::lat;
+  PerfOp op = PerfOp::send;
+  std::uint16_t unused = 0;
+
+  [[nodiscard]] bool valid() const noexcept {
+    return size >= 1 && size <= kLongest && total >= 1 && window >= 1 && window <= kWidest &&
+           test <= PerfTest::bw && op <= PerfOp::read;
+  }
+};
+
+struct PerfOffer {
+  static constexpr std::uint16_t kKind = 2;
+
+  PerfHead head{.kind = kKind};
+  RemoteRegion region;          ///< for writes and reads
+  std::uint32_t slots = 0;      ///< places in it, each perf_stride() bytes; 0: refused
+  std::array<char, 172> why{};  ///< when refused
+};
+
+struct PerfFinish {
+  static constexpr std::uint16_t kKind = 3;
+
+  PerfHead head{.kind = kKind};
+};
+
+struct PerfVerdict {
+  static constexpr std::uint16_t kKind = 4;
+
+  PerfHead head{.kind = kKind};
+  std::uint32_t good = 0;
+  std::array<char, 172> why{};  ///< when not good
+};
+
+/// Reads one message of the dialogue; false if it is another or no valid one.
+template <typename T>
+bool perf_decode(std::span<const std::byte> bytes, T& out) noexcept {
+  if (bytes.size() != sizeof(T)) return false;
+  std::memcpy(&out, bytes.data(), sizeof(T));
+  return out.head.magic == PerfHead::kMagic && out.head.version == PerfHead::kVersion &&
+         out.head.kind == T::kKind;
+}
+template <typename T>
+std::span<const std::byte> perf_encode(const T& message) noexcept {
+  return std::as_bytes(std::span(&message, 1));
+}
+/// A text of the other end, which need not be terminated.
+inline std::string_view perf_text(const std::array<char, 172>& text) noexcept {
+  return {text.data(), ::strnlen(text.data(), text.size())};
+}
+void perf_set_text(std::array<char, 172>& out, std::string_view text) noexcept;
+
+// ---- the bytes --------------------------------------------------------------------------------
+
+/// From one place in a buffer to the next.
+constexpr std::uint64_t perf_stride(std::uint64_t size) noexcept { return (size + 63) & ~63ull; }
+
+/// Marks an operation's bytes as those of number `value`: in their first eight bytes and, from
+/// sixteen bytes on, in their last eight. Hot.
+inline void perf_stamp(std::byte* at, std::size_t size, std::uint64_t value) noexcept {
+  if (size < sizeof value) [[unlikely]] {
+    std::memcpy(at, &value, size);
+    return;
+  }
+  std::memcpy(at, &value, sizeof value);
+  if (size >= 2 * sizeof value) std::memcpy(at + size - sizeof value, &value, sizeof value);
+}
+/// Whether they are so marked. Hot.
+inline bool perf_is_stamped(const std::byte* at, std::size_t size, std::uint64_t value) noexcept {
+  if (size < sizeof value) [[unlikely]]
+    return std::memcmp(at, &value, size) == 0;
+  if (std::memcmp(at, &value, sizeof value) != 0) return false;
+  return size < 2 * sizeof value ||
+         std::memcmp(at + size - sizeof value, &value, sizeof value) == 0;
+}
+
+/// Fills what lies between the stamps with bytes that follow from the seed and their place.
+void perf_fill(std::span<std::byte> bytes, std::uint64_t seed) noexcept;
+/// Where the first byte that perf_fill() did not write is; bytes.size() if there is none.
+std::size_t perf_find_wrong(std::span<const std::byte> bytes, std::uint64_t seed) noexcept;
+
+}  // namespace spinwire::tools

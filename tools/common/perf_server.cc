@@ -1,0 +1,248 @@
+#include "common/perf_server.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/spin.h"
+
+namespace spinwire::tools {
+namespace {
+
+/// For a client's next step in the dialogue.
+constexpr Nanoseconds kPatience = std::chrono::seconds(5);
+
+}  // namespace
+
+Result<void> PerfServer::listen(const std::string& address) {
+  ListenOptions options;
+  options.on_accept = [this](Connection c) { on_accept(c); };
+  auto listener = engine_.listen(address, options);
+  if (!listener) return tl::unexpected(listener.error());
+  listener_ = std::move(*listener);
+  return {};
+}
+
+int PerfServer::turn() {
+  const bool hot = state_ == State::running;
+  const int events = hot ? engine_.poll() : drive(engine_);
+  if (pending_count_ != 0) [[unlikely]]
+    send_pending();
+  if (hot && said_.empty()) [[likely]] {
+    idle_control_.turn(engine_, events);
+    return events;
+  }
+  if (!said_.empty()) say({});
+  if (state_ == State::tidying) {
+    tidy();
+  } else if ((state_ == State::waiting || state_ == State::leaving) && patience_.passed()) {
+    break_off("it neither went on nor left");
+    patience_ = Deadline(clock_, kPatience);
+  }
+  return events;
+}
+
+// ---- arrivals: hot ----------------------------------------------------------------------------
+
+void PerfServer::on_message(Message& message) {
+  if (state_ == State::running && received_ < expected_) [[likely]]
+    return on_data(message);
+  PerfRequest request;
+  PerfFinish finish;
+  if (state_ == State::waiting && perf_decode(message.bytes(), request)) {
+    on_request(request);
+  } else if (state_ == State::running && perf_decode(message.bytes(), finish)) {
+    on_finish();
+  } else {
+    break_off(
+        fmt::format("a message of {} bytes that is not part of the dialogue", message.size()));
+  }
+}
+
+void PerfServer::on_data(Message& message) {
+  const std::uint64_t number = received_++;
+  bool good = message.size() == request_.size &&
+              perf_is_stamped(message.data(), message.size(), number ^ request_.seed);
+  // All of it while nobody measures, the stamps always.
+  if (number < request_.warmup && good) {
+    good = perf_find_wrong(message.bytes(), request_.seed) == message.size();
+  }
+  if (!good) [[unlikely]] {
+    if (wrong_++ == 0) first_wrong_ = number;
+  }
+  if (echo_) reply(message.take());
+}
+
+void PerfServer::reply(Buffer message) {
+  Status status = Status::would_block;
+  if (pending_count_ == 0) [[likely]]
+    status = client_.send(message);
+  if (status == Status::ok) [[likely]]
+    return;
+  if (status != Status::would_block || pending_count_ == pending_.size()) {
+    return break_off("the client sent more than its window, or left");
+  }
+  pending_[(pending_first_ + pending_count_++) % pending_.size()] = std::move(message);
+}
+
+void PerfServer::send_pending() {
+  while (pending_count_ != 0 && client_.send(pending_[pending_first_]) == Status::ok) {
+    pending_[pending_first_].reset();
+    pending_first_ = (pending_first_ + 1) % pending_.size();
+    --pending_count_;
+  }
+}
+
+// ---- the dialogue -----------------------------------------------------------------------------
+
+void PerfServer::enter(State state) {
+  state_ = state;
+  patience_ = Deadline(clock_, kPatience);
+}
+
+void PerfServer::on_accept(Connection client) {
+  if (state_ != State::idle) {
+    client.close();
+    return;
+  }
+  enter(State::waiting);
+  client_ = client;
+  peer_ = client.peer();
+  fault_.clear();
+  ConnectionHandlers handlers;
+  handlers.on_message = [this](Connection, Message& m) { on_message(m); };
+  handlers.on_closed = [this](Connection, const Error& e) { on_closed(e); };
+  client_.set_handlers(handlers);
+}
+
+void PerfServer::on_request(const PerfRequest& request) {
+  PerfOffer offer;
+  request_ = request;
+  if (!request.valid()) {
+    perf_set_text(offer.why, "the request asks for what no spinwire-perf of this version does");
+  } else if (request.op == PerfOp::send) {
+    offer.slots = request.window;
+  } else if (!offer_memory(offer)) {
+    offer.slots = 0;
+  }
+  received_ = wrong_ = 0;
+  expected_ = request.op == PerfOp::send ? request.total : 0;
+  echo_ = request.op == PerfOp::send && request.test == PerfTest::lat;
+  pending_.clear();
+  if (echo_) pending_.resize(request.window);
+  pending_first_ = pending_count_ = 0;
+  enter(offer.slots != 0 ? State::running : State::leaving);
+  if (offer.slots == 0) fault_ = perf_text(offer.why);
+  say(perf_encode(offer));
+}
+
+bool PerfServer::offer_memory(PerfOffer& offer) {
+  // As many places as the window is wide; if there is no room for so many, some are used again.
+  for (std::uint32_t slots = request_.window; slots != 0; slots /= 2) {
+    memory_ = engine_.allocate(slots * perf_stride(request_.size), Pool::lease);
+    if (!memory_) continue;
+    offer_slots(slots, offer);
+    return offer.slots != 0;
+  }
+  perf_set_text(offer.why,
+                fmt::format("the server has no room for {} bytes; raise its memory.lease_bytes",
+                            request_.size));
+  return false;
+}
+
+void PerfServer::offer_slots(std::uint32_t slots, PerfOffer& offer) {
+  for (std::uint32_t i = 0; i < slots; ++i) {
+    std::byte* at = memory_.data() + i * perf_stride(request_.size);
+    if (request_.op == PerfOp::read) {
+      perf_stamp(at, request_.size, i ^ request_.seed);
+      perf_fill({at, request_.size}, request_.seed);
+    } else {
+      std::fill_n(at, request_.size, std::byte{0});
+    }
+  }
+  const Access access = request_.op == PerfOp::read ? Access::remote_read : Access::remote_write;
+  auto region = engine_.expose(memory_.slice(), access);
+  if (!region) return perf_set_text(offer.why, region.error().message());
+  exposed_ = *region;
+  slots_ = slots;
+  offer.region = *region;
+  offer.slots = slots;
+}
+
+/// What is wrong with the client's data; empty if nothing is.
+std::string PerfServer::find_fault() const {
+  if (wrong_ != 0) {
+    return fmt::format("{} of {} messages differ from what was sent, the first is number {}",
+                       wrong_, expected_, first_wrong_);
+  }
+  if (request_.op != PerfOp::write) return {};
+  const std::uint64_t used = std::min<std::uint64_t>(slots_, request_.total);
+  for (std::uint64_t i = 0; i < used; ++i) {
+    const std::byte* at = memory_.data() + i * perf_stride(request_.size);
+    // The last operation that went to this place.
+    const std::uint64_t last = request_.total - 1 - (request_.total - 1 - i) % slots_;
+    if (!perf_is_stamped(at, request_.size, last ^ request_.seed)) {
+      return fmt::format("place {} does not hold write {}", i, last);
+    }
+    const std::size_t wrong = perf_find_wrong({at, request_.size}, request_.seed);
+    if (wrong != request_.size) {
+      return fmt::format("write {} differs from what was sent at byte {}", last, wrong);
+    }
+  }
+  return {};
+}
+
+void PerfServer::on_finish() {
+  PerfVerdict verdict;
+  fault_ = find_fault();
+  verdict.good = fault_.empty() ? 1 : 0;
+  perf_set_text(verdict.why, fault_);
+  enter(State::leaving);
+  say(perf_encode(verdict));
+}
+
+/// Sends a message of the dialogue, or what is left of the last one; keeps it if it must wait.
+void PerfServer::say(std::span<const std::byte> message) {
+  if (!message.empty()) said_.assign(message.begin(), message.end());
+  const Status status = client_.send_copy(said_);
+  if (status == Status::would_block || status == Status::no_buffer) return;
+  said_.clear();
+  if (status == Status::message_too_long) {
+    break_off("messages of the dialogue do not fit; raise connections.eager_bytes to 256");
+  }
+}
+
+void PerfServer::break_off(std::string why) {
+  if (fault_.empty()) fault_ = std::move(why);
+  enter(State::leaving);
+  client_.close();
+}
+
+void PerfServer::on_closed(const Error& error) {
+  const bool asked = state_ == State::running || state_ == State::leaving;
+  if (fault_.empty() && error.status != Status::ok) fault_ = error.message();
+  if (fault_.empty() && state_ != State::leaving) fault_ = "it left before the end";
+  const std::string what = asked
+                               ? fmt::format("{}: {} {}, {} bytes, window {}, {} operations", peer_,
+                                             to_string(request_.test), to_string(request_.op),
+                                             request_.size, request_.window, request_.total)
+                               : peer_;
+  last_ = fmt::format("{}: {}", what, fault_.empty() ? "all data as sent" : fault_);
+  failed_ += fault_.empty() ? 0 : 1;
+  said_.clear();
+  client_ = {};
+  enter(State::tidying);
+}
+
+void PerfServer::tidy() {
+  pending_.clear();
+  pending_count_ = 0;
+  if (exposed_ && engine_.revoke(exposed_) == Status::would_block) return;
+  exposed_ = {};
+  memory_.reset();
+  ++served_;
+  enter(State::idle);
+}
+
+}  // namespace spinwire::tools

@@ -1,0 +1,98 @@
+// spinwire-perf's serving end: one client after another.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/perf_options.h"
+#include "common/spin.h"
+#include "spinwire/engine.h"
+
+namespace spinwire::tools {
+
+class PerfServer {
+ public:
+  /// The server must stay where it is from listen() on.
+  explicit PerfServer(Engine engine)
+      : engine_(std::move(engine)),
+        clock_(engine_.clock()),
+        patience_(clock_, Nanoseconds::zero()) {}
+  PerfServer(const PerfServer&) = delete;
+  PerfServer& operator=(const PerfServer&) = delete;
+  /// Closing the engine runs the callbacks of what is still under way: while all is there.
+  ~PerfServer() {
+    listener_ = {};
+    engine_ = Engine();
+  }
+
+  Result<void> listen(const std::string& address);
+  [[nodiscard]] std::string address() const { return listener_.address(); }
+
+  /// A poll and what follows from it; answers as Engine::poll(). Hot while a client measures.
+  int turn();
+  [[nodiscard]] const Clock& clock() const noexcept { return clock_; }
+  /// A client is being measured: every turn counts.
+  [[nodiscard]] bool measuring() const noexcept { return state_ == State::running; }
+  /// Clients that are gone, and how many of them ended badly.
+  [[nodiscard]] std::uint64_t served() const noexcept { return served_; }
+  [[nodiscard]] std::uint64_t failed() const noexcept { return failed_; }
+  /// One line on how the last client ended.
+  [[nodiscard]] const std::string& last() const noexcept { return last_; }
+
+ private:
+  enum class State : std::uint8_t {
+    idle,     ///< nobody is connected
+    waiting,  ///< for the request
+    running,  ///< until all messages have come, and then Finish
+    leaving,  ///< the verdict is on its way; the client closes
+    tidying,  ///< the connection is gone; the memory it used is to be taken back
+  };
+
+  void enter(State state);
+  void on_accept(Connection client);
+  void on_message(Message& message);
+  void on_data(Message& message);
+  void on_closed(const Error& error);
+  void on_request(const PerfRequest& request);
+  void on_finish();
+  bool offer_memory(PerfOffer& offer);
+  void offer_slots(std::uint32_t slots, PerfOffer& offer);
+  [[nodiscard]] std::string find_fault() const;
+  void reply(Buffer message);
+  void send_pending();
+  void say(std::span<const std::byte> message);
+  void break_off(std::string why);
+  void tidy();
+
+  Engine engine_;
+  Clock clock_;
+  Listener listener_;
+  // Hot.
+  State state_ = State::idle;
+  bool echo_ = false;
+  Connection client_;
+  std::uint64_t received_ = 0;
+  std::uint64_t expected_ = 0;  ///< messages that are data
+  std::uint64_t wrong_ = 0;     ///< of them, not what they should be
+  std::uint64_t first_wrong_ = 0;
+  PerfRequest request_;
+  std::vector<Buffer> pending_;  ///< replies that had to wait: a ring of `window` places
+  std::size_t pending_first_ = 0;
+  std::size_t pending_count_ = 0;
+  IdleControl idle_control_;
+  // Cold.
+  Deadline patience_;  ///< with a client that is to take its next step
+  Buffer memory_;      ///< what the client writes or reads
+  RemoteRegion exposed_;
+  std::uint32_t slots_ = 0;
+  std::vector<std::byte> said_;  ///< a message of the dialogue that had to wait
+  std::string peer_;
+  std::string fault_;
+  std::string last_;
+  std::uint64_t served_ = 0;
+  std::uint64_t failed_ = 0;
+};
+
+}  // namespace spinwire::tools

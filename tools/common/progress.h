@@ -1,0 +1,31 @@
+// How far a transfer is, on stderr.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/spin.h"
+
+namespace spinwire::tools {
+
+/// A bar that is drawn over and over on a terminal; elsewhere a line every other second.
+class Progress {
+ public:
+  Progress(std::string what, std::uint64_t total, const Clock& clock);
+  /// Draws if it is time to.
+  void update(std::uint64_t done);
+  /// Draws the end of the bar, if any was drawn.
+  void finish(std::uint64_t done);
+
+ private:
+  void draw(std::uint64_t done) const;
+
+  std::string what_;
+  std::uint64_t total_;
+  Clock clock_;
+  bool terminal_;
+  bool drawn_ = false;
+  Deadline next_;
+};
+
+}  // namespace spinwire::tools

@@ -1,0 +1,447 @@
+// Pushes a file to another process by one-sided writes.
+//
+//   file-push receive [ADDRESS] --out FILE    takes one file
+//   file-push send FILE ADDRESS               sends one
+//   file-push both FILE                       the two of them, in two processes
+//
+// The receiver opens a ring of blocks to its peer. The sender reads the file into blocks of its own
+// and writes each into the next free block of the ring, several at once, without the receiver's
+// doing. The immediate that comes with a write says which block is full; the receiver stores and
+// hashes it, and gives it back by a message.
+//
+//   sender                               receiver
+//   announce (size)                   →
+//                                     ←  grant (the ring)
+//   write_with_imm (number of block)  →  as long as blocks are free
+//                                     ←  returned (blocks free again)
+//   finish (size, digest)             →
+//                                     ←  verdict (size, digest)
+//
+// Either may say `abort` with the reason instead.
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/child.h"
+#include "common/cli.h"
+#include "common/dialer.h"
+#include "common/output_file.h"
+#include "common/progress.h"
+#include "common/push.h"
+#include "common/spin.h"
+#include "spinwire/spinwire.h"
+
+namespace {
+
+using namespace spinwire;  // NOLINT: a program of one file
+using tools::fail;
+using tools::push::Digest;
+using tools::push::End;
+using tools::push::Kind;
+using tools::push::Note;
+
+struct Options {
+  std::string file;
+  std::string address = fmt::format("{}:{}", tools::kDefaultBind, tools::kDefaultPort);
+  std::string out;
+  std::uint64_t block = 512 << 10;  // bytes
+  std::uint32_t window = 8;         // blocks of the ring
+};
+
+void print_result(const char* verb, std::uint64_t size, double seconds, const Digest& digest) {
+  fmt::print("{} {} bytes in {:.3f} s ({:.1f} MB/s), xxh3-128 {}\n", verb, size, seconds,
+             static_cast<double>(size) / 1e6 / std::max(seconds, 1e-9), digest.text());
+  std::fflush(stdout);
+}
+
+double seconds_since(const Clock& clock, std::uint64_t begin) {
+  return std::chrono::duration<double>(clock.duration(clock.now() - begin)).count();
+}
+
+// ---- the receiver -----------------------------------------------------------------------------
+
+class Receiver final : public End {
+ public:
+  Receiver(Engine engine, const Options& options)
+      : End(std::move(engine), "the sender"), options_(options), clock_(engine_.clock()) {}
+
+  Result<void> listen(int announce) {
+    ListenOptions options;
+    options.on_accept = [this](Connection sender) {
+      if (met_) return static_cast<void>(sender.close());  // one file, one sender
+      set_peer(sender);
+      sender.set_handlers(handlers());
+    };
+    auto listener = engine_.listen(options_.address, options);
+    if (!listener) return tl::unexpected(listener.error());
+    listener_ = std::move(*listener);
+    tools::announce_address(announce, listener_.address());
+    return {};
+  }
+
+ private:
+  void on_note(const Note& note) override {
+    if (note.kind == Kind::announce && !file_) {
+      announced_ = note.size;
+      open_ring();
+    } else if (note.kind == Kind::finish && file_ && !finish_) {
+      finish_ = note;  // blocks that came before may still have to be stored
+    } else {
+      give_up("a message that makes no sense here");
+    }
+  }
+
+  void stop_listening() override { listener_ = {}; }
+
+  void open_ring() {
+    auto file = tools::OutputFile::create(options_.out);
+    if (!file) return give_up(file.error().message());
+    file_.emplace(std::move(*file));
+    const std::uint64_t bytes = options_.block * options_.window;
+    memory_ = engine_.allocate(bytes, Pool::lease);
+    if (!memory_) {
+      return give_up(fmt::format("no {} bytes of lease memory: {}", bytes,
+                                 to_string(engine_.allocate_status())));
+    }
+    auto ring = engine_.expose(memory_.slice(), Access::remote_write);
+    if (!ring) return give_up(ring.error().message());
+    sizes_.resize(options_.window);
+    begin_ = clock_.now();
+    Note grant;
+    grant.kind = Kind::grant;
+    grant.block = options_.block;
+    grant.blocks = options_.window;
+    grant.ring = *ring;
+    say(grant);
+  }
+
+  /// A block of the ring is full. Storing it takes long: that is done between polls.
+  void on_write(const Message& write) override {
+    const bool room = arrived_ - stored_ < sizes_.size();
+    if (!room || write.size() > options_.block || write.immediate() != arrived_ % sizes_.size()) {
+      return give_up("a block that was not free");
+    }
+    sizes_[arrived_++ % sizes_.size()] = write.size();
+  }
+
+  bool turn() override {
+    const bool any = stored_ != arrived_;
+    if (any) store_block();
+    if (unreturned_ != 0 && has_said_all()) {
+      Note note;
+      note.kind = Kind::returned;
+      note.size = std::exchange(unreturned_, 0);
+      say(note);
+    }
+    if (finish_ && stored_ == arrived_ && !judged_) judge();
+    return any;
+  }
+
+  void store_block() {
+    const std::uint64_t slot = stored_ % sizes_.size();
+    const BufferSlice block = memory_.slice(slot * options_.block, sizes_[slot]);
+    ++stored_;
+    if (auto done = file_->append(block.bytes()); !done) return give_up(done.error().message());
+    digest_.add(block.bytes());
+    received_ += block.size();
+    ++unreturned_;
+  }
+
+  void judge() {
+    judged_ = true;
+    const bool equal =
+        digest_.is(*finish_) && received_ == finish_->size && received_ == announced_;
+    if (equal) {
+      if (auto done = file_->commit(); !done) return give_up(done.error().message());
+    } else {
+      fault_ = fmt::format("what arrived differs from what was sent ({} of {} bytes)", received_,
+                           finish_->size);
+    }
+    print_result("received", received_, seconds_since(clock_, begin_), digest_);
+    Note verdict;
+    verdict.kind = Kind::verdict;
+    verdict.size = received_;
+    verdict.digest_low = digest_.value().low64;
+    verdict.digest_high = digest_.value().high64;
+    say(verdict);
+    expect_close();
+  }
+
+  const Options& options_;
+  Clock clock_;
+  Listener listener_;
+  std::optional<tools::OutputFile> file_;
+  Buffer memory_;
+  std::vector<std::size_t> sizes_;  // bytes in each block of the ring
+  Digest digest_;
+  std::uint64_t announced_ = 0;
+  std::uint64_t arrived_ = 0;     // blocks
+  std::uint64_t stored_ = 0;      // blocks
+  std::uint64_t unreturned_ = 0;  // blocks stored that the sender has not got back
+  std::uint64_t received_ = 0;    // bytes
+  std::uint64_t begin_ = 0;
+  std::optional<Note> finish_;
+  bool judged_ = false;
+};
+
+int receive(const Options& options, int announce) {
+  auto config = Config::load();
+  if (!config) return fail(config.error());
+  // Memory comes in chunks of 2 MiB; one more than the ring, for its headroom.
+  config->memory.lease_bytes =
+      std::max(config->memory.lease_bytes, options.block * options.window + (4u << 20));
+  auto engine = Engine::open(*config);
+  if (!engine) return fail(engine.error());
+  Receiver receiver(std::move(*engine), options);
+  if (auto listening = receiver.listen(announce); !listening) return fail(listening.error());
+  return receiver.run();
+}
+
+// ---- the sender -------------------------------------------------------------------------------
+
+class Sender final : public End {
+ public:
+  Sender(Engine engine, const Options& options, int fd, std::uint64_t size)
+      : End(std::move(engine), "the receiver"),
+        options_(options),
+        clock_(engine_.clock()),
+        fd_(fd),
+        size_(size),
+        progress_("sending", size, engine_.clock()),
+        dialer_(engine_, options.address, handlers(), std::chrono::seconds(10)) {}
+
+ private:
+  bool turn() override {
+    if (!met_) {
+      const auto state = dialer_.turn();
+      if (state == tools::Dialer::State::failed) give_up(dialer_.error().message());
+      if (state != tools::Dialer::State::ready) return false;
+      set_peer(dialer_.connection());
+      Note note;
+      note.kind = Kind::announce;
+      note.size = size_;
+      say(note);
+    }
+    if (!memory_ || finished_) return false;
+    progress_.update(completed_ * block_);
+    if (next_offset_ == size_ && !pending_) {
+      finish();
+      return true;
+    }
+    return push_block();
+  }
+
+  void on_note(const Note& note) override {
+    if (note.kind == Kind::grant && !memory_) {
+      take_ring(note);
+    } else if (note.kind == Kind::returned && note.size <= posted_ - returned_) {
+      returned_ += note.size;
+    } else if (note.kind == Kind::verdict && finished_) {
+      progress_.finish(size_);
+      print_result("sent", size_, seconds_since(clock_, begin_), digest_);
+      if (note.size != size_ || !digest_.is(note)) fault_ = "the receiver has got other bytes";
+      close();
+    } else {
+      give_up("a message that makes no sense here");
+    }
+  }
+
+  void take_ring(const Note& grant) {
+    constexpr std::uint64_t kMost = std::uint64_t{1} << 30;
+    if (grant.block == 0 || grant.block > kMost || grant.blocks == 0 || grant.blocks > kMost ||
+        grant.ring.length != grant.block * grant.blocks) {
+      return give_up("the receiver grants a ring that makes no sense");
+    }
+    ring_ = grant.ring;
+    block_ = grant.block;
+    blocks_ = grant.blocks;
+    // As many blocks here as there; fewer, if there is no room for so many.
+    places_ = blocks_;
+    while (places_ != 0 && !(memory_ = engine_.allocate(places_ * block_))) places_ /= 2;
+    if (!memory_) {
+      return give_up(
+          fmt::format("no {} bytes of send memory; set SPINWIRE_MEMORY_SEND_BYTES", block_));
+    }
+    begin_ = clock_.now();
+  }
+
+  /// Reads the next block, unless that is done, and writes it if its places here and there are
+  /// free. False: nothing could be done.
+  bool push_block() {
+    if (posted_ - completed_ == places_) return false;
+    const BufferSlice place = memory_.slice(posted_ % places_ * block_, block_);
+    if (!pending_) {
+      const std::uint64_t length = std::min(block_, size_ - next_offset_);
+      if (!read_block(place.bytes().first(length))) return true;
+      pending_ = place.slice(0, length);
+      next_offset_ += length;
+    }
+    if (posted_ - returned_ == blocks_) return false;
+    const std::uint64_t slot = posted_ % blocks_;
+    const Status status = peer_.write_with_imm(
+        pending_, ring_.slice(slot * block_, block_), static_cast<std::uint32_t>(slot),
+        [this](const Completion& c) { completed_ += c.status == Status::ok ? 1 : 0; });
+    if (status != Status::ok) {
+      // Credit or queue used up: again after the next poll. Not connected: on_closed says why.
+      if (status != Status::would_block && status != Status::not_connected) {
+        give_up(fmt::format("a block was not accepted: {}", to_string(status)));
+      }
+      return false;
+    }
+    pending_ = {};
+    ++posted_;
+    return true;
+  }
+
+  bool read_block(std::span<std::byte> bytes) {
+    std::uint64_t done = 0;
+    while (done != bytes.size()) {
+      const ssize_t got = ::pread(fd_, bytes.data() + done, bytes.size() - done,
+                                  static_cast<off_t>(next_offset_ + done));
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) {
+        give_up(fmt::format("read {}: {}", options_.file, std::strerror(errno)));
+        return false;
+      }
+      if (got == 0) {
+        give_up(fmt::format("{} shrank from {} to {} bytes while it was read", options_.file, size_,
+                            next_offset_ + done));
+        return false;
+      }
+      done += static_cast<std::uint64_t>(got);
+    }
+    digest_.add(bytes);
+    return true;
+  }
+
+  /// Messages and writes with immediate arrive in order, so this comes after the last block.
+  void finish() {
+    finished_ = true;
+    Note note;
+    note.kind = Kind::finish;
+    note.size = size_;
+    note.digest_low = digest_.value().low64;
+    note.digest_high = digest_.value().high64;
+    say(note);
+  }
+
+  const Options& options_;
+  Clock clock_;
+  int fd_;
+  std::uint64_t size_;
+  tools::Progress progress_;
+  tools::Dialer dialer_;
+  RemoteRegion ring_;
+  std::uint64_t block_ = 0;   // bytes
+  std::uint64_t blocks_ = 0;  // of the ring
+  std::uint64_t places_ = 0;  // blocks of our own memory
+  Buffer memory_;
+  BufferSlice pending_;            // read, not posted
+  std::uint64_t next_offset_ = 0;  // in the file
+  std::uint64_t posted_ = 0;       // blocks
+  std::uint64_t completed_ = 0;    // of them, their place here is free again
+  std::uint64_t returned_ = 0;     // of them, their place in the ring is free again
+  Digest digest_;
+  bool finished_ = false;
+  std::uint64_t begin_ = 0;
+};
+
+/// A regular file open for reading, and its size.
+struct InputFile {
+  explicit InputFile(const std::string& path) : fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    struct stat info {};
+    if (fd < 0 || ::fstat(fd, &info) != 0) {
+      fault = fmt::format("open {}: {}", path, std::strerror(errno));
+    } else if (!S_ISREG(info.st_mode)) {
+      fault = fmt::format("{} is not a regular file", path);
+    }
+    size = static_cast<std::uint64_t>(info.st_size);
+  }
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
+  ~InputFile() {
+    if (fd >= 0) ::close(fd);
+  }
+  int fd;
+  std::uint64_t size = 0;
+  std::string fault;
+};
+
+int send(const Options& options) {
+  const InputFile file(options.file);
+  if (!file.fault.empty()) return fail(file.fault);
+  auto config = Config::load();
+  if (!config) return fail(config.error());
+  auto engine = Engine::open(*config);
+  if (!engine) return fail(engine.error());
+  Sender sender(std::move(*engine), options, file.fd, file.size);
+  return sender.run();
+}
+
+// ---- both -------------------------------------------------------------------------------------
+
+int run_both(Options options) {
+  // Without --out the copy is only made to be checked. A file of that name is ours: it has our pid.
+  const bool keep = !options.out.empty();
+  if (!keep) {
+    const char* folder = std::getenv("TMPDIR");
+    options.out = fmt::format("{}/file_push-{}", folder != nullptr ? folder : "/tmp", ::getpid());
+  }
+  options.address = fmt::format("{}:0", tools::kDefaultBind);
+  const Options* for_child = &options;
+  auto child = tools::ServerChild::start(
+      [for_child](int announce) { return receive(*for_child, announce); });
+  if (!child) return fail(child.error());
+  options.address = child->address();
+  int code = send(options);
+  if (child->wait(std::chrono::seconds(10)) != tools::kDone) code = tools::kFailed;
+  if (!keep) ::unlink(options.out.c_str());
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  tools::set_program("file-push");
+  tools::log_to_stderr();
+  tools::catch_stop_signals();
+
+  Options options;
+  CLI::App app("Pushes a file to another process by one-sided writes.", "file-push");
+  app.require_subcommand(1);
+  CLI::App* receiver = app.add_subcommand("receive", "take one file");
+  receiver->add_option("address", options.address, "a.b.c.d:port or [v6]:port to listen on")
+      ->capture_default_str();
+  receiver->add_option("-o,--out", options.out, "where to write it")->required();
+  CLI::App* sender = app.add_subcommand("send", "send one file");
+  sender->add_option("file", options.file, "file to send")->required();
+  sender->add_option("address", options.address, "where the receiver listens")->required();
+  CLI::App* both = app.add_subcommand("both", "a sender and a receiver in two processes");
+  both->add_option("file", options.file, "file to send")->required();
+  both->add_option("-o,--out", options.out, "keep what was received here");
+  for (CLI::App* granting : {receiver, both}) {
+    granting->add_option("--block", options.block, "bytes of a block, e.g. 512KiB")
+        ->transform(CLI::AsSizeValue(false))
+        ->check(CLI::Range(std::uint64_t{4096}, std::uint64_t{64} << 20));
+    granting->add_option("--window", options.window, "blocks in flight")
+        ->check(CLI::Range(1u, 256u))
+        ->capture_default_str();
+  }
+  int code = 0;
+  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  if (*receiver) return receive(options, -1);
+  if (*sender) return send(options);
+  return run_both(options);
+}
