@@ -172,9 +172,10 @@ asan:
 tsan:
 	+$(Q)$(MAKE) --no-print-directory VARIANT=tsan check FILTER='$(or $(FILTER),$(THREADED))'
 
-## bench: the micro-benchmarks (BENCH_ARGS=--benchmark_filter=...)
-bench: $(BENCH)
-	$(if $(BENCH),@$(BENCH) $(BENCH_ARGS),@echo 'there are no benchmarks')
+## bench: micro-benchmarks, then the comparison with other libraries (BENCH_ARGS=, PEER_ARGS=)
+bench: $(BENCH) $(PEERS)
+	@$(BENCH) --benchmark_min_time=0.2 $(BENCH_ARGS)
+	@for peer in $(PEERS); do echo; $$peer --limit 10 $(PEER_ARGS); done
 
 ## count: instructions per operation, against bench/instructions.txt
 count: $(COUNTS)
@@ -268,9 +269,9 @@ endef
 $(eval $(foreach s,$(TOOL_SRC) $(EXAMPLE_SRC),\
   $(call program,$(call dashed,$(s)),$(s),$(TOOL_COMMON))))
 $(eval $(foreach s,$(COUNT_SRC),$(call program,count-$(call dashed,$(s)),$(s),$(BENCH_COMMON))))
-# A comparator named after UCX is the only kind of program that links it.
+# Comparators are the only programs that link what they compare with.
 $(eval $(foreach s,$(PEER_SRC),$(call program,peer-$(call dashed,$(s)),$(s),$(BENCH_COMMON),\
-  $(if $(findstring ucx,$(s)),-lucp -lucs))))
+  -lucp -lucs)))
 $(eval $(call program,spinwire-bench,$(BENCH_SRC),$(BENCH_COMMON),-lbenchmark -lbenchmark_main))
 $(eval $(call program,spinwire-tests,test/all_tests.cc))
 

@@ -12,11 +12,9 @@ int main(int argc, char** argv) {
     bench::give_up("arguments: WINDOW (1 to 64) OPERATIONS (a multiple of it)");
   bench::EchoPair pair(bench::hot_path_config());
   pair.warm_up(static_cast<std::uint32_t>(window));
-  const std::uint64_t begun = pair.client.done();
+  std::uint64_t end = pair.client.done();
   const auto work = [&] {
-    for (const std::uint64_t end = pair.client.done() + window; pair.client.done() < end;)
-      pair.poll();
+    for (end += window; pair.client.done() < end;) pair.poll();
   };
   bench::measured(operations / window, work);
-  if (pair.client.done() - begun != operations) bench::give_up("round trips are not in step");
 }

@@ -20,8 +20,8 @@ class Callback<R(Args...)> {
  public:
   static constexpr std::size_t kCapacity = 32;
 
-  constexpr Callback() noexcept = default;
-  constexpr Callback(std::nullptr_t) noexcept {}
+  Callback() noexcept {}  // the storage needs no value until there is something in it
+  Callback(std::nullptr_t) noexcept {}
 
   template <typename F, typename D = std::decay_t<F>,
             typename = std::enable_if_t<!std::is_same_v<D, Callback> &&
@@ -45,7 +45,7 @@ class Callback<R(Args...)> {
   }
 
   R (*invoke_)(void*, Args...) = nullptr;
-  alignas(void*) mutable std::byte storage_[kCapacity]{};
+  alignas(void*) mutable std::byte storage_[kCapacity];
 };
 
 }  // namespace spinwire

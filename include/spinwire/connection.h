@@ -129,9 +129,7 @@ class SPINWIRE_API Connection {
   /// nothing; `done` runs when the peer's device has taken it. Errors: would_block (credit, send
   /// queue or operations used up), message_too_long, not_connected, wrong_thread, forked_child.
   Status send(const BufferSlice& data, CompletionCallback done = {}, Post post = Post::automatic);
-  Status send(const Buffer& data, CompletionCallback done = {}, Post post = Post::automatic) {
-    return send(data.slice(), done, post);
-  }
+  Status send(const Buffer& data, CompletionCallback done = {}, Post post = Post::automatic);
   /// The same, with a 32-bit immediate beside the bytes.
   Status send_with_imm(const BufferSlice& data, std::uint32_t immediate,
                        CompletionCallback done = {}, Post post = Post::automatic);

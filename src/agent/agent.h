@@ -27,10 +27,8 @@ void flush_all(Shared& s) noexcept;
 
 // Hot: arrivals.
 
-inline void prefetch_receive(const Shared& s, const ibv_wc& wc) noexcept {
-  __builtin_prefetch(s.receive_blocks[wc.wr_id >> 1]->header);
-}
-void on_receive(Shared& s, const ibv_wc& wc) noexcept;
+/// Handles completions in order; answers the number of events.
+std::uint32_t take_completions(Shared& s, const ibv_wc* wcs, int count) noexcept;
 /// A message that arrives while the connection is draining.
 void take_while_draining(Shared& s, Agent& a, const Block* block, std::uint32_t bytes) noexcept;
 /// A receive that ended with an error at the device. Cold.
@@ -47,8 +45,18 @@ Result<void> post_first_receives(Shared& s);
 
 // Credit.
 
+/// Takes the credit that messages told of. False: all that is known of is used.
+inline bool learn_credit(Agent& a) noexcept {
+  const auto news =
+      static_cast<std::uint16_t>(a.told_granted - static_cast<std::uint16_t>(a.granted_to_us));
+  if (news < 0x8000) {  // else it is older than what the cell told
+    a.granted_to_us += news;
+    a.send_limit = a.granted_to_us - a.returned_by_us;
+  }
+  return a.sent != a.send_limit;
+}
 [[nodiscard]] inline std::uint32_t send_credits(const Agent& a) noexcept {
-  return a.granted_to_us - a.returned_by_us - a.sent;
+  return a.send_limit - a.sent;
 }
 [[nodiscard]] inline std::uint64_t messages_sent(const Agent& a) noexcept {
   return a.done[static_cast<std::size_t>(OperationKind::send)] +
@@ -57,7 +65,7 @@ Result<void> post_first_receives(Shared& s);
 [[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
   return a.granted - a.returned - a.received;
 }
-/// Looks for credit where the peer writes it; false if there is none.
+/// Looks for credit where the peer tells of it; false if there is none.
 bool find_credit(Shared& s, Agent& a) noexcept;
 /// Takes what the peer wrote into the credit cell. False: nonsense was in it.
 bool read_credit_cell(Agent& a) noexcept;

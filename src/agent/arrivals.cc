@@ -19,21 +19,11 @@ void post_receives(Shared& s) noexcept {
   s.stats.receives_posted += posted;
 }
 
-/// Puts a slot's block into the list of receives to be posted.
+/// Puts a slot into the chain of receives to be posted.
 inline void repost(Shared& s, std::uint32_t slot) noexcept {
-  Block* block = s.receive_blocks[slot];
-  s.receives.add(receive_id(slot), block->payload - wire::kMessageHeaderBytes,
-                 static_cast<std::uint32_t>(s.config.connections.eager_bytes +
-                                            wire::kMessageHeaderBytes),
-                 block->lkey);
+  s.receives.add(slot);
   // At once when the list is full, not at the poll's end only: credit may be told before that.
   if (s.receives.count() >= s.config.queues.receive_postlist) [[unlikely]] post_receives(s);
-}
-
-/// Takes a credit count that the peer told in 16 bits.
-inline void take_granted(Agent& a, std::uint16_t low) noexcept {
-  const auto news = static_cast<std::uint16_t>(low - static_cast<std::uint16_t>(a.granted_to_us));
-  if (news < 0x8000) a.granted_to_us += news;  // else older than what the cell told
 }
 
 /// Credit has to wait until receives are posted for it.
@@ -54,15 +44,16 @@ inline void grant(Shared& s, Agent& a) noexcept {
   if (a.grant_urgent || (target - a.published) * 2 > a.allotment) list_grant(s, a);
 }
 
-/// A message's credit is used: its receive will be posted again for whoever has credit next.
+/// A message's credit is used: its receive will be posted again for whoever has credit next, which
+/// settle() tells the peer, once for all messages of a batch.
 inline void count_credit(Shared& s, Agent& a, bool wants_more) noexcept {
   ++a.received;
-  if (s.scarce) [[unlikely]] yield_credit(s, a);
+  if (s.scarce) [[unlikely]]
+    yield_credit(s, a);
   if (wants_more) [[unlikely]] {
     grow_allotment(s, a, a.allotment * 2 + 14);
     a.grant_urgent = true;
   }
-  grant(s, a);
 }
 
 void deliver(Shared& s, Agent& a, Message& message) noexcept {
@@ -100,7 +91,7 @@ bool take_message(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept 
     malformed(s, a, wc.byte_len);
     return false;
   }
-  take_granted(a, header.granted);
+  a.told_granted = header.granted;
   if (header.kind != wire::MessageKind::data) [[unlikely]] {
     if (header.kind == wire::MessageKind::goodbye) {
       on_goodbye(s, a);
@@ -137,6 +128,9 @@ bool fill_slot(Shared& s, std::uint32_t slot) noexcept {
   Block* block = s.arena->allocate(memory::PoolId::receive, s.config.connections.eager_bytes);
   s.receive_blocks[slot] = block;
   if (block == nullptr) return false;
+  const auto bytes = static_cast<std::uint32_t>(s.config.connections.eager_bytes +
+                                                wire::kMessageHeaderBytes);
+  s.receives.aim(slot, block->payload - wire::kMessageHeaderBytes, bytes, block->lkey);
   repost(s, slot);
   return true;
 }
@@ -186,6 +180,7 @@ bool read_credit_cell(Agent& a) noexcept {
   if (news >= 0x80000000u) return true;  // a message told of more already
   if (news > 0x8000) return false;
   a.granted_to_us = granted;
+  a.send_limit = granted - a.returned_by_us;
   return true;
 }
 
@@ -220,38 +215,76 @@ void yield_credit(Shared& s, Agent& a) noexcept {
   --s.allotted;
 }
 
-void on_receive(Shared& s, const ibv_wc& wc) noexcept {
-  const auto slot = static_cast<std::uint32_t>(wc.wr_id >> 1);
-  Block* block = s.receive_blocks[slot];
-  --s.posted_receives;
-  Agent* a = s.by_qpn.find(wc.qp_num);
-  bool kept = false;
-  if (a != nullptr && wc.status == IBV_WC_SUCCESS) [[likely]] {
-    a->last_heard = s.now;
-    if (a->state == ConnectionState::ready ||
-        (a->state == ConnectionState::exchanging && !a->outbound)) [[likely]] {
-      // A first message may overtake the last frame of the handshake: it vouches for that.
-      if (a->state != ConnectionState::ready) become_ready(s, *a);
-      if (a->state != ConnectionState::ready) [[unlikely]] {
-        // on_ready closed it: the message is dropped like any that crosses a close.
-      } else if (wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM) [[unlikely]] {
-        take_write(s, *a, wc);
-      } else {
-        kept = take_message(s, *a, block, wc);
-      }
-    } else if (a->state == ConnectionState::draining && wc.opcode == IBV_WC_RECV) {
-      take_while_draining(s, *a, block, wc.byte_len);
-    }
-  } else if (a == nullptr) {
+namespace {
+
+/// A receive that is not a message on a connection in order. Answers whether the block was kept.
+bool take_other(Shared& s, Agent* a, Block* block, const ibv_wc& wc) noexcept {
+  if (a == nullptr) {
     ++s.stats.stale_completions;
-  } else {
-    on_receive_failed(s, *a, wc);
+    return false;
   }
+  if (wc.status != IBV_WC_SUCCESS) {
+    on_receive_failed(s, *a, wc);
+    return false;
+  }
+  a->last_heard = s.now;
+  // A first message may overtake the last frame of the handshake: it vouches for that.
+  if (a->state == ConnectionState::exchanging && !a->outbound) become_ready(s, *a);
+  if (a->state != ConnectionState::ready) {
+    if (a->state == ConnectionState::draining && wc.opcode == IBV_WC_RECV)
+      take_while_draining(s, *a, block, wc.byte_len);
+    return false;
+  }
+  if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return take_message(s, *a, block, wc);
+  take_write(s, *a, wc);
+  return false;
+}
+
+/// One receive completion of an agent, if it has one.
+inline void take_receive(Shared& s, Agent* a, const ibv_wc& wc) noexcept {
+  const auto slot = static_cast<std::uint32_t>(wc.wr_id >> 1);
+  Block* const block = s.receive_blocks[slot];
+  --s.posted_receives;
+  const bool message = a != nullptr && a->state == ConnectionState::ready &&
+                       wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV;
+  const bool kept = message ? take_message(s, *a, block, wc) : take_other(s, a, block, wc);
   if (kept) [[unlikely]] {
     replace_kept(s, slot);
   } else {
     repost(s, slot);
   }
+}
+
+/// What the messages of a run leave to do, once for all of them.
+inline void settle(Shared& s, Agent* a) noexcept {
+  if (a == nullptr) return;
+  a->last_heard = s.now;
+  if (a->state == ConnectionState::ready) grant(s, *a);
+}
+
+}  // namespace
+
+std::uint32_t take_completions(Shared& s, const ibv_wc* wcs, int count) noexcept {
+  for (int i = 0; i < count; ++i) {
+    if (is_receive(wcs[i].wr_id))
+      __builtin_prefetch(s.receive_blocks[wcs[i].wr_id >> 1]->header);
+  }
+  std::uint32_t events = 0;
+  for (int i = 0; i < count;) {
+    if (!is_receive(wcs[i].wr_id)) {
+      events += on_send_completion(s, wcs[i++]);
+      continue;
+    }
+    // A run of one queue pair's: looked up and settled once.
+    const std::uint32_t qpn = wcs[i].qp_num;
+    Agent* const a = s.by_qpn.find(qpn);
+    for (; i < count && wcs[i].qp_num == qpn && is_receive(wcs[i].wr_id); ++i) {
+      take_receive(s, a, wcs[i]);
+      ++events;
+    }
+    settle(s, a);
+  }
+  return events;
 }
 
 void take_while_draining(Shared& s, Agent& a, const Block* block, std::uint32_t bytes) noexcept {
@@ -279,6 +312,7 @@ Result<void> post_first_receives(Shared& s) {
   const std::uint32_t depth = s.config.queues.receive_depth;
   s.receive_blocks = std::make_unique<Block*[]>(depth);
   s.missing = std::make_unique<std::uint32_t[]>(depth);
+  s.receives.make(depth, receive_id);
   s.receive_capacity = depth - s.config.queues.receive_postlist - kSpareReceives;
   for (std::uint32_t i = 0; i < depth; ++i) {
     if (!fill_slot(s, i)) {

@@ -140,7 +140,8 @@ Shared::Shared(const Config& settings, const Clock& time)
     : config(settings),
       clock(time),
       agents(settings.connections.maximum),
-      operations(settings.queues.operations + kControlRequests * settings.connections.maximum),
+      operations(settings.queues.operations,
+                 kControlRequests * settings.connections.maximum),
       dirty(settings.connections.maximum),
       grants(settings.connections.maximum),
       timers(time.ticks(std::chrono::microseconds(100)), time.now()),
@@ -225,7 +226,7 @@ bool advance(Shared& s, Agent& a) noexcept {
       return true;
     case Stage::drain:
       flush_unposted(s, a);
-      if (a.first == kNone) a.stage = Stage::destroy;
+      if (a.first == nullptr) a.stage = Stage::destroy;
       return false;
     case Stage::destroy:
       return step_destroy(s, a);
@@ -260,7 +261,7 @@ void close(Shared& s, Agent& a) noexcept {
     return;
   }
   enter(s, a, ConnectionState::draining);
-  if (a.first == kNone) on_drained(s, a);
+  if (a.first == nullptr) on_drained(s, a);
 }
 
 void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& wc) noexcept {
@@ -308,6 +309,7 @@ void look_at_idle(Shared& s, Agent& a) noexcept {
   if (silent > s.clock.ticks(c.keepalive) && !a.keepalive_pending)
     (void)submit_control(s, a, OperationKind::keepalive);
   const bool unused = now - std::min(a.last_sent, now) > s.clock.ticks(c.credit_idle);
+  if (unused) (void)learn_credit(a);
   if (unused && read_credit_cell(a) && send_credits(a) >= 2) {
     // The return takes a credit itself and leaves one.
     (void)submit_control(s, a, OperationKind::credit_return,
@@ -355,7 +357,7 @@ void on_timer(Shared& s, Agent& a, TimerKind kind) noexcept {
   }
   if (a.state != ConnectionState::ready) return;
   s.timers.schedule(a.idle_timer, after(s, idle_period(c)));
-  if (a.first == kNone) {
+  if (a.first == nullptr) {
     look_at_idle(s, a);
   } else if (silent_too_long(s, a)) {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(c.peer_timeout);
@@ -410,7 +412,8 @@ Result<void> take_endpoint(Shared& s, Agent& a, const wire::EndpointInfo& peer) 
       {peer.mtu, s.config.connections.mtu, s.device->mtu()});  // the smaller end's counts
   a.remote.rd_atomic = peer.max_rd_atomic;
   a.max_message = std::min(peer.max_message, s.config.connections.eager_bytes);
-  a.granted_to_us = peer.credits;
+  a.granted_to_us = a.send_limit = peer.credits;
+  a.told_granted = static_cast<std::uint16_t>(peer.credits);
   a.peer_incarnation = peer.incarnation;
   a.peer_cell = peer.control_address;
   a.peer_cell_key = peer.control_rkey;

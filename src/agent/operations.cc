@@ -31,7 +31,7 @@ inline void write_header(Agent& a, wire::MessageKind kind, bool wants_credit, st
 /// The common case: a message whose header lies beside its payload.
 inline void build_message(Shared& s, Agent& a, const Operation& op, ibv_send_wr& wr,
                           ibv_sge& sge) noexcept {
-  const auto length = static_cast<std::uint32_t>(op.length);
+  const std::uint32_t length = op.length;
   std::byte* header = op.data - wire::kMessageHeaderBytes;
   write_header(a, wire::MessageKind::data, op.wants_credit, length, header);
   const auto bytes = static_cast<std::uint32_t>(length + wire::kMessageHeaderBytes);
@@ -44,13 +44,14 @@ inline void build_message(Shared& s, Agent& a, const Operation& op, ibv_send_wr&
 }
 
 /// Any other operation.
-void build_other(Shared& s, Agent& a, const Operation& op, std::uint32_t index, ibv_send_wr& wr,
+void build_other(Shared& s, Agent& a, const Operation& op, ibv_send_wr& wr,
                  ibv_sge* sges) noexcept {
-  const auto length = static_cast<std::uint32_t>(op.length);
+  const std::uint32_t length = op.length;
   std::uint64_t bytes = length;
   int count = 0;
   if (has_header(op.kind)) {
-    std::byte* header = s.headers + std::size_t{index} * wire::kMessageHeaderBytes;
+    std::byte* header =
+        s.headers + std::size_t{s.operations.index_of(op)} * wire::kMessageHeaderBytes;
     const std::uint32_t told = op.kind == OperationKind::credit_return ? op.credits : length;
     write_header(a, message_kind(op.kind), op.wants_credit, told, header);
     sges[count++] = {reinterpret_cast<std::uint64_t>(header), wire::kMessageHeaderBytes,
@@ -70,17 +71,16 @@ void build_other(Shared& s, Agent& a, const Operation& op, std::uint32_t index, 
 
 /// Ends the oldest operation: its record is free before its callback runs, so that the callback
 /// may start another.
-void finish_oldest(Shared& s, Agent& a, Status status) noexcept {
-  const std::uint32_t index = a.first;
-  Operation& op = s.operations.at(index);
+inline void finish_oldest(Shared& s, Agent& a, Status status) noexcept {
+  Operation& op = *a.first;
   a.first = op.next;
-  if (a.first == kNone) a.last = kNone;
-  if (a.unposted == index) a.unposted = op.next;
+  if (a.unposted == &op) [[unlikely]]
+    a.unposted = op.next;
   --a.sq_used;
-  if (status == Status::ok) [[likely]] {
-    ++a.done[static_cast<std::size_t>(op.kind)];
-    a.bytes[static_cast<std::size_t>(op.kind)] += op.length;
-  }
+  const std::uint32_t bytes = status == Status::ok ? op.length : 0;
+  const auto kind = static_cast<std::size_t>(op.kind);
+  a.done[kind] += status == Status::ok ? 1 : 0;
+  a.bytes[kind] += bytes;
   Block* block = op.block;
   if (op.beside) --block->header_in_use;
   if (!is_users(op.kind)) [[unlikely]] {
@@ -88,14 +88,15 @@ void finish_oldest(Shared& s, Agent& a, Status status) noexcept {
     a.keepalive_pending = a.keepalive_pending && op.kind != OperationKind::keepalive;
   }
   if (op.done) {
-    const Completion completion{status, status == Status::ok ? op.length : 0};
+    const Completion completion{status, bytes};
     const CompletionCallback done = op.done;
-    s.operations.release(index);
+    s.operations.release(op);
     done(completion);
   } else {
-    s.operations.release(index);
+    s.operations.release(op);
   }
-  if (block != nullptr) [[likely]] detail::release(block);
+  if (block != nullptr) [[likely]]
+    detail::release(block);
 }
 
 Status status_of(ibv_wc_status status) noexcept {
@@ -122,6 +123,7 @@ Status status_of(ibv_wc_status status) noexcept {
 }  // namespace
 
 bool find_credit(Shared& s, Agent& a) noexcept {
+  if (learn_credit(a)) return true;
   if (!read_credit_cell(a)) {
     fail(s, a, {Status::protocol, "read the credit that the peer granted",
                 "a count that no peer of this protocol writes", "the peer is broken or hostile"});
@@ -131,9 +133,10 @@ bool find_credit(Shared& s, Agent& a) noexcept {
 }
 
 bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credits) noexcept {
-  const std::uint32_t index = s.operations.acquire();
-  if (index == kNone) [[unlikely]] return false;
-  Operation& op = s.operations.at(index);
+  Operation* const acquired = s.operations.acquire_for_agent();
+  if (acquired == nullptr) [[unlikely]]
+    return false;
+  Operation& op = *acquired;
   op.kind = kind;
   op.beside = false;
   op.block = nullptr;
@@ -160,40 +163,41 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
   } else if (kind == OperationKind::credit_return) {
     ++a.sent;
     a.returned_by_us += credits;
+    a.send_limit -= credits;
   } else if (kind == OperationKind::keepalive) {
     a.keepalive_pending = true;
   }
-  append(s, a, op, index);
+  append(a, op);
   defer(s, a);
   return true;
 }
 
 void flush(Shared& s, Agent& a) noexcept {
-  while (a.unposted != kNone) {
+  while (a.unposted != nullptr) {
+    Operation* const began = a.unposted;
+    Operation* op = began;
     std::uint32_t count = 0;
-    std::uint32_t index = a.unposted;
-    for (; index != kNone && count < verbs::SendList::kCapacity; ++count) {
-      const Operation& op = s.operations.at(index);
+    for (; op != nullptr && count < verbs::SendList::kCapacity; ++count, op = op->next) {
       ibv_send_wr& wr = s.sends.wr(count);
-      wr.wr_id = send_id(index, s.operations.generation(index));
-      if (op.beside) [[likely]] {
-        build_message(s, a, op, wr, *s.sends.sges(count));
+      wr.wr_id = op->wr_id;
+      if (op->beside) [[likely]] {
+        build_message(s, a, *op, wr, *s.sends.sges(count));
       } else {
-        build_other(s, a, op, index, wr, s.sends.sges(count));
+        build_other(s, a, *op, wr, s.sends.sges(count));
       }
-      index = op.next;
     }
     s.sends.wr(count - 1).send_flags |= IBV_SEND_SIGNALED;
-    const std::uint32_t began = a.unposted;
-    a.unposted = index;
+    a.unposted = op;
+    a.last_sent = s.now;
     std::uint32_t posted = 0;
     const int error = s.sends.post(a.qp, count, posted);
     ++s.stats.doorbells;
-    if (error == 0) [[likely]] continue;
+    if (error == 0) [[likely]]
+      continue;
     // Nothing signaled may be left to complete what was taken: the queue pair goes to ERR, which
     // completes that; the rest ends from here.
     a.unposted = began;
-    for (; posted != 0; --posted) a.unposted = s.operations.at(a.unposted).next;
+    for (; posted != 0; --posted) a.unposted = a.unposted->next;
     fail(s, a, {Status::local_error, "post a list of send work requests",
                 "ibv_post_send: errno " + std::to_string(error), "report this as a defect"});
     return;
@@ -210,26 +214,23 @@ void flush_all(Shared& s) noexcept {
 }
 
 std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept {
-  const auto index = static_cast<std::uint32_t>(wc.wr_id) >> 1;
-  const auto generation = static_cast<std::uint32_t>(wc.wr_id >> 32);
-  Operation* op = s.operations.find(index, generation);
+  Operation* const op = s.operations.find(wc.wr_id);
   if (op == nullptr) [[unlikely]] {
     ++s.stats.stale_completions;
     return 0;
   }
-  Agent& a = s.agents.at(op->agent);
+  Agent& a = *op->agent;
   std::uint32_t ended = 1;
   // A work request completes all before it.
-  for (; a.first != index; ++ended) finish_oldest(s, a, Status::ok);
+  for (; a.first != op; ++ended) finish_oldest(s, a, Status::ok);
   if (wc.status == IBV_WC_SUCCESS) [[likely]] {
     a.last_heard = s.now;
     finish_oldest(s, a, Status::ok);
   } else {
-    const OperationKind kind = op->kind;
-    on_operation_failed(s, a, kind, wc);
+    on_operation_failed(s, a, op->kind, wc);
     finish_oldest(s, a, status_of(wc.status));
   }
-  if (a.state != ConnectionState::ready && (a.first == kNone || a.first == a.unposted))
+  if (a.state != ConnectionState::ready && (a.first == nullptr || a.first == a.unposted))
       [[unlikely]] {
     on_drained(s, a);
   }
@@ -237,14 +238,14 @@ std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept {
 }
 
 void flush_everything(Shared& s, Agent& a) noexcept {
-  a.unposted = kNone;  // a flush() from a callback finds nothing to post
-  while (a.first != kNone) finish_oldest(s, a, Status::flushed);
+  a.unposted = nullptr;  // a flush() from a callback finds nothing to post
+  while (a.first != nullptr) finish_oldest(s, a, Status::flushed);
 }
 
 void flush_unposted(Shared& s, Agent& a) noexcept {
   // Deferred operations that will not be posted any more. They end behind those that the device
   // has, so only when none of those is left.
-  while (a.first != kNone && a.first == a.unposted) finish_oldest(s, a, Status::flushed);
+  while (a.first != nullptr && a.first == a.unposted) finish_oldest(s, a, Status::flushed);
 }
 
 }  // namespace spinwire::agent

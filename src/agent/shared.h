@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "agent/operation_pool.h"
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
 #include "memory/arena.h"
@@ -23,40 +24,6 @@ namespace spinwire::agent {
 using detail::Block;
 
 inline constexpr std::uint32_t kNone = ~0u;
-
-enum class OperationKind : std::uint8_t {
-  send,
-  send_imm,
-  write,
-  write_imm,
-  read,
-  // The agent's own; `user` operations come before.
-  credit_return,
-  goodbye,
-  credit_write,
-  keepalive,
-};
-constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::read; }
-inline constexpr std::size_t kOperationKinds = 9;
-
-/// An accepted operation, from acceptance to its completion callback. Two cachelines: what posting
-/// needs, and the callback.
-struct alignas(64) Operation {
-  std::uint32_t next = kNone;  ///< in its agent's order
-  std::uint32_t agent = 0;
-  OperationKind kind = OperationKind::send;
-  bool beside = false;  ///< header in the block's headroom, one element with the payload
-  bool wants_credit = false;
-  std::uint16_t credits = 0;  ///< credit_return
-  std::uint32_t lkey = 0;
-  std::uint64_t length = 0;
-  std::byte* data = nullptr;
-  std::uint64_t remote_address = 0;
-  std::uint32_t rkey = 0;
-  std::uint32_t immediate = 0;
-  Block* block = nullptr;
-  CompletionCallback done;
-};
 
 /// Why a state is left; see ConnectionState for what leaves each.
 enum class Stage : std::uint8_t {
@@ -97,14 +64,16 @@ struct alignas(64) Agent {
   std::uint32_t index = 0;
   std::uint32_t generation = 0;
   // Operations in order: [first … posted) are with the device, [unposted … last] are deferred.
-  std::uint32_t first = kNone;
-  std::uint32_t unposted = kNone;
-  std::uint32_t last = kNone;
+  Operation* first = nullptr;
+  Operation* unposted = nullptr;
+  Operation* last = nullptr;
   std::uint32_t sq_used = 0;     ///< work requests accepted, not completed
   std::uint32_t sq_room = 0;     ///< for the application's
   std::uint32_t max_message = 0;
   // Credits, all counted since the start, modulo 2^32. Ours to spend: granted - returned - sent.
   std::uint32_t sent = 0;
+  std::uint32_t send_limit = 0;     ///< granted - returned, as far as looked at
+  std::uint16_t told_granted = 0;   ///< low bits of all granted, as the last message told
   std::uint32_t granted_to_us = 0;
   std::uint32_t returned_by_us = 0;
   // The peer's: granted - returned - received.
@@ -210,14 +179,14 @@ struct Shared {
   std::unique_ptr<verbs::Device> device;
   memory::ArenaPtr arena;
   base::IndexPool<Agent> agents;
-  base::IndexPool<Operation> operations;
+  OperationPool operations;
   QpnMap by_qpn;
   verbs::SendList sends;
-  verbs::ReceiveList receives;
+  verbs::ReceiveSlots receives;
   AgentList dirty;   ///< with deferred operations
   AgentList grants;  ///< with credit to be told
   std::uint32_t posted_receives = 0;
-  std::unique_ptr<Block*[]> receive_blocks;        ///< by the slot that a receive's wr_id names
+  std::unique_ptr<Block*[]> receive_blocks;  ///< by the slot that a receive's wr_id names
   std::unique_ptr<std::uint32_t[]> missing;        ///< slots without a block: the application
   std::uint32_t deficit = 0;                       ///< keeps theirs and the pool is dry
   std::uint32_t allotted = 0;  ///< sum of the allotments
@@ -241,9 +210,6 @@ struct Shared {
 /// The timers of an agent, told apart by Timer::kind.
 enum TimerKind : std::uint16_t { kDeadlineTimer = 1, kIdleTimer = 2 };
 
-constexpr std::uint64_t send_id(std::uint32_t operation, std::uint32_t generation) noexcept {
-  return std::uint64_t{generation} << 32 | std::uint64_t{operation} << 1;
-}
 constexpr std::uint64_t receive_id(std::uint32_t slot) noexcept {
   return std::uint64_t{slot} << 1 | 1;
 }

@@ -20,16 +20,12 @@ constexpr bool has_header(OperationKind kind) noexcept {
 inline constexpr std::uint64_t kLongestTransfer = std::uint64_t{1} << 30;  // of one work request
 
 /// Appends a filled operation to its agent's order.
-inline void append(Shared& s, Agent& a, Operation& op, std::uint32_t index) noexcept {
-  op.next = kNone;
-  op.agent = a.index;
-  if (a.last == kNone) {
-    a.first = index;
-  } else {
-    s.operations.at(a.last).next = index;
-  }
-  a.last = index;
-  if (a.unposted == kNone) a.unposted = index;
+inline void append(Agent& a, Operation& op) noexcept {
+  op.next = nullptr;
+  op.agent = &a;
+  (a.first == nullptr ? a.first : a.last->next) = &op;
+  a.last = &op;
+  if (a.unposted == nullptr) a.unposted = &op;
   ++a.sq_used;
 }
 
@@ -40,7 +36,9 @@ inline void defer(Shared& s, Agent& a) noexcept {
 }
 
 struct Request {
-  const BufferSlice& data;
+  detail::Block* block;
+  std::byte* data;
+  std::size_t size;
   const RemoteRegion* remote;  ///< null for messages
   std::uint32_t immediate;
   const CompletionCallback& done;
@@ -49,8 +47,8 @@ struct Request {
 
 template <OperationKind kind>
 inline Status check_request(const Agent& a, const Request& r) noexcept {
-  const std::size_t size = r.data.size();
-  if (!r.data) [[unlikely]]
+  const std::size_t size = r.size;
+  if (r.block == nullptr) [[unlikely]]
     return Status::out_of_bounds;
   if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
     return size <= a.max_message ? Status::ok : Status::message_too_long;
@@ -70,26 +68,27 @@ template <OperationKind kind>
     return Status::not_connected;
   if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
     return status;
-  if (a.sq_used >= a.sq_room || s.operations.size() >= s.config.queues.operations) [[unlikely]]
+  if (a.sq_used >= a.sq_room) [[unlikely]]
     return Status::would_block;
-  if (uses_credit(kind) && send_credits(a) == 0 && !find_credit(s, a)) [[unlikely]]
+  if (uses_credit(kind) && a.sent == a.send_limit && !find_credit(s, a)) [[unlikely]]
     return Status::would_block;
-  const std::uint32_t index = s.operations.acquire();
-  Operation& op = s.operations.at(index);
-  Block* const block = r.data.block();
-  detail::retain(block);
+  Operation* const acquired = s.operations.acquire();
+  if (acquired == nullptr) [[unlikely]]
+    return Status::would_block;
+  Operation& op = *acquired;
+  detail::retain(r.block);
   op.kind = kind;
   op.beside = false;
   op.wants_credit = false;
-  op.data = r.data.data();
-  op.length = r.data.size();
-  op.block = block;
-  op.lkey = block->lkey;
+  op.data = r.data;
+  op.length = static_cast<std::uint32_t>(r.size);
+  op.block = r.block;
+  op.lkey = r.block->lkey;
   if constexpr (has_header(kind)) {
     // The header goes beside the payload if the slice begins there and no operation uses the room.
-    if (block->header_in_use == 0 &&
-        op.data == reinterpret_cast<std::byte*>(block) + sizeof(Block)) [[likely]] {
-      block->header_in_use = 1;
+    if (r.block->header_in_use == 0 &&
+        r.data == reinterpret_cast<std::byte*>(r.block) + sizeof(Block)) [[likely]] {
+      r.block->header_in_use = 1;
       op.beside = true;
     }
   }
@@ -101,11 +100,10 @@ template <OperationKind kind>
   }
   op.done = r.done;
   if constexpr (uses_credit(kind)) {
-    ++a.sent;
-    a.last_sent = s.now;
-    op.wants_credit = send_credits(a) == 0;
+    if (++a.sent == a.send_limit) [[unlikely]]
+      op.wants_credit = !learn_credit(a);
   }
-  append(s, a, op, index);
+  append(a, op);
   if (r.defer) {
     defer(s, a);
   } else {

@@ -42,7 +42,15 @@ Status Connection::send(const BufferSlice& data, CompletionCallback done, Post p
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   return agent::submit<OperationKind::send>(
-      core_->shared, *a, {data, nullptr, 0, done, deferred(*core_, post)});
+      core_->shared, *a, {data.block(), data.data(), data.size(), nullptr, 0, done, deferred(*core_, post)});
+}
+
+Status Connection::send(const Buffer& data, CompletionCallback done, Post post) {
+  Agent* a = nullptr;
+  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  return agent::submit<OperationKind::send>(
+      core_->shared, *a,
+      {data.block(), data.data(), data.size(), nullptr, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediate,
@@ -50,7 +58,7 @@ Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediat
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   return agent::submit<OperationKind::send_imm>(
-      core_->shared, *a, {data, nullptr, immediate, done, deferred(*core_, post)});
+      core_->shared, *a, {data.block(), data.data(), data.size(), nullptr, immediate, done, deferred(*core_, post)});
 }
 
 Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallback done,
@@ -64,9 +72,8 @@ Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallbac
   if (block == nullptr) return Status::no_buffer;
   const Buffer copy(block, bytes.size());
   std::copy(bytes.begin(), bytes.end(), copy.data());
-  const BufferSlice slice = copy.slice();
   return agent::submit<OperationKind::send>(
-      core_->shared, *a, {slice, nullptr, 0, done, deferred(*core_, post)});
+      core_->shared, *a, {block, copy.data(), bytes.size(), nullptr, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
@@ -74,7 +81,7 @@ Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   return agent::submit<OperationKind::write>(
-      core_->shared, *a, {local, &remote, 0, done, deferred(*core_, post)});
+      core_->shared, *a, {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
@@ -82,7 +89,7 @@ Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& 
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   return agent::submit<OperationKind::write_imm>(
-      core_->shared, *a, {local, &remote, immediate, done, deferred(*core_, post)});
+      core_->shared, *a, {local.block(), local.data(), local.size(), &remote, immediate, done, deferred(*core_, post)});
 }
 
 Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
@@ -90,7 +97,7 @@ Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   return agent::submit<OperationKind::read>(
-      core_->shared, *a, {local, &remote, 0, done, deferred(*core_, post)});
+      core_->shared, *a, {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::flush() {

@@ -43,6 +43,7 @@ bool EngineCore::take_setup_step() noexcept {
 
 void EngineCore::take_async_events() noexcept {
   constexpr int kEventsPerStep = 16;
+  constexpr int kDrainRounds = 8;
   ibv_async_event event{};
   for (int i = 0; i < kEventsPerStep; ++i) {
     if (shared.device->provider().get_async_event(shared.device->context(), &event) != 0) return;
@@ -51,6 +52,9 @@ void EngineCore::take_async_events() noexcept {
       case IBV_EVENT_QP_REQ_ERR:
       case IBV_EVENT_QP_ACCESS_ERR:
       case IBV_EVENT_QP_LAST_WQE_REACHED:
+        // A queue pair fails with a completion that tells why, if it had work: that goes first.
+        for (int round = 0; round < kDrainRounds && drain_completions() != 0; ++round) {
+        }
         if (Agent* a = shared.by_qpn.find(event.element.qp->qp_num); a != nullptr) {
           agent::fail(shared, *a,
                       {Status::remote_error, "serve the peer's requests",

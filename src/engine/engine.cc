@@ -242,11 +242,11 @@ EngineStats Engine::stats() const noexcept {
   stats.polls = core_->polls;
   for (std::uint32_t i = 0; i < s.agents.capacity(); ++i) {
     if (!s.agents.in_use(i)) continue;  // those that ended are counted already
+    stats.operations += s.agents.at(i).sq_used;
     stats.messages_sent += agent::messages_sent(s.agents.at(i));
     stats.messages_received += s.agents.at(i).messages_received;
   }
   stats.connections = s.agents.size();
-  stats.operations = s.operations.size();
   stats.receives = s.posted_receives;
   stats.credits_granted = s.allotted;
   return stats;

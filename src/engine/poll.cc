@@ -9,19 +9,7 @@ std::uint32_t EngineCore::drain_completions() noexcept {
   for (int round = 0; round < 4; ++round) {
     const int n = ibv_poll_cq(shared.device->cq(), batch, completions.data());
     if (n <= 0) break;
-    for (int i = 0; i < n; ++i) {
-      const ibv_wc& wc = completions[static_cast<std::size_t>(i)];
-      if (agent::is_receive(wc.wr_id)) agent::prefetch_receive(shared, wc);
-    }
-    for (int i = 0; i < n; ++i) {
-      const ibv_wc& wc = completions[static_cast<std::size_t>(i)];
-      if (agent::is_receive(wc.wr_id)) {
-        agent::on_receive(shared, wc);
-        ++events;
-      } else {
-        events += agent::on_send_completion(shared, wc);
-      }
-    }
+    events += agent::take_completions(shared, completions.data(), n);
     shared.stats.completions += static_cast<std::uint64_t>(n);
     if (n < batch) break;
   }

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -118,10 +117,10 @@ ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, i
 }
 
 /// Waits until every peer that was in the midst of an access has left it, those included whose
-/// lanes we have not opened yet. A peer of this very thread is never in one. Bounded: a stopped
-/// peer must not stop us.
+/// lanes we have not opened yet. A peer of this very thread is never in one. Bounded to
+/// microseconds: neither a stopped peer nor a long copy must stop us, the caller comes back.
 bool peers_idle(Context& c) {
-  constexpr int kYields = 2000;
+  int spins = 1000;  // for all lanes together
   const std::uint32_t used = c.segment->lanes_used.load(std::memory_order_acquire);
   for (std::uint32_t lane = 0; lane < used; ++lane) {
     const std::atomic<std::uint64_t>& word = c.segment->lanes[lane].control.busy;
@@ -129,9 +128,8 @@ bool peers_idle(Context& c) {
     const InLane* known = c.lanes[lane].get();
     if ((busy & 1) == 0 || (known != nullptr && known->peer != nullptr && known->peer->gone))
       continue;
-    for (int i = 0; word.load(std::memory_order_acquire) == busy; ++i) {
-      if (i == kYields) return false;
-      sched_yield();
+    while (word.load(std::memory_order_acquire) == busy) {
+      if (spins-- == 0) return false;
     }
   }
   return true;
@@ -160,6 +158,8 @@ ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexce
 int dereg_mr(ibv_mr* base) noexcept {
   Mr* mr = static_cast<Mr*>(base);
   Context& c = context_of(mr->context);
+  // A forked child has the segment in common with its parent, who still uses the key.
+  if (c.segment->pid != static_cast<std::uint32_t>(getpid())) return EPERM;
   RegionEntry& region = c.segment->regions[mr->index];
   region.key.store(0, std::memory_order_release);
   ++c.region_epoch;

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 
 namespace spinwire::verbs {
 
@@ -43,54 +44,65 @@ class SendList {
   std::array<std::array<ibv_sge, 2>, kCapacity> sges_{};
 };
 
-/// Receive work requests waiting to be reposted together.
-class ReceiveList {
+/// The receives of one engine, a prebuilt work request per slot, and the chain of those waiting to
+/// be posted again together.
+class ReceiveSlots {
  public:
-  static constexpr std::uint32_t kCapacity = 64;
+  ReceiveSlots() noexcept = default;
+  ReceiveSlots(const ReceiveSlots&) = delete;
+  ReceiveSlots& operator=(const ReceiveSlots&) = delete;
 
-  ReceiveList() noexcept {
-    for (std::uint32_t i = 0; i < kCapacity; ++i) {
-      wrs_[i] = {0, i + 1 < kCapacity ? &wrs_[i + 1] : nullptr, &sges_[i], 1};
-    }
+  /// Makes `count` slots, whose receives carry wr_id(slot). May throw std::bad_alloc. Set-up.
+  template <typename WrId>
+  void make(std::uint32_t count, WrId wr_id) {
+    slots_ = std::make_unique<Slot[]>(count);
+    for (std::uint32_t i = 0; i < count; ++i) slots_[i].wr = {wr_id(i), nullptr, &slots_[i].sge, 1};
   }
-  ReceiveList(const ReceiveList&) = delete;
-  ReceiveList& operator=(const ReceiveList&) = delete;
 
-  /// There is room: a list is posted when it reaches the postlist's length, at most kCapacity.
-  void add(std::uint64_t wr_id, void* address, std::uint32_t length, std::uint32_t lkey) noexcept {
-    wrs_[count_].wr_id = wr_id;
-    sges_[count_] = {reinterpret_cast<std::uint64_t>(address), length, lkey};
+  /// Where the slot's next messages go.
+  void aim(std::uint32_t slot, void* address, std::uint32_t length, std::uint32_t lkey) noexcept {
+    slots_[slot].sge = {reinterpret_cast<std::uint64_t>(address), length, lkey};
+  }
+  /// Appends the slot to the chain.
+  void add(std::uint32_t slot) noexcept {
+    ibv_recv_wr* wr = &slots_[slot].wr;
+    *link_ = wr;
+    link_ = &wr->next;
     ++count_;
   }
   [[nodiscard]] std::uint32_t count() const noexcept { return count_; }
 
-  /// Posts all; 0, or an errno value and what was not taken is kept.
+  /// Posts the chain; 0, or an errno value and what was not taken stays chained.
   int post(ibv_srq* srq) noexcept {
     if (count_ == 0) return 0;
-    ibv_recv_wr* const link = wrs_[count_ - 1].next;
-    wrs_[count_ - 1].next = nullptr;
+    *link_ = nullptr;
     ibv_recv_wr* bad = nullptr;
-    const int error = ibv_post_srq_recv(srq, wrs_.data(), &bad);
-    wrs_[count_ - 1].next = link;
-    if (error == 0) [[likely]] {
-      count_ = 0;
-      return 0;
+    const int error = ibv_post_srq_recv(srq, first_, &bad);
+    if (error != 0) [[unlikely]] {
+      keep_from(bad);
+      return error;
     }
-    keep_from(static_cast<std::uint32_t>(bad - wrs_.data()));
-    return error;
+    link_ = &first_;
+    count_ = 0;
+    return 0;
   }
 
  private:
-  void keep_from(std::uint32_t first) noexcept {
-    for (std::uint32_t i = first; i < count_; ++i) {
-      wrs_[i - first].wr_id = wrs_[i].wr_id;
-      sges_[i - first] = sges_[i];
-    }
-    count_ -= first;
+  struct alignas(64) Slot {
+    ibv_recv_wr wr;
+    ibv_sge sge;
+  };
+
+  void keep_from(ibv_recv_wr* bad) noexcept {
+    first_ = bad;
+    link_ = &first_;
+    count_ = 0;
+    for (; bad != nullptr; bad = bad->next, ++count_) link_ = &bad->next;
   }
 
-  std::array<ibv_recv_wr, kCapacity> wrs_;
-  std::array<ibv_sge, kCapacity> sges_{};
+  std::unique_ptr<Slot[]> slots_;
+  ibv_recv_wr* first_ = nullptr;
+  ibv_recv_wr** link_ = &first_;  ///< where the next one is hung up
   std::uint32_t count_ = 0;
 };
 

@@ -252,7 +252,7 @@ TEST(ConfigErrors, OutOfRangeNamesValueAndRange) {
   const Error error = bad("[queues]\nsend_depth = 99999");
   EXPECT_EQ(error.asked, "test.toml:2:14: queues.send_depth");
   EXPECT_EQ(error.found, "99999 is out of range");
-  EXPECT_EQ(error.remedy, "give a whole number in 4 .. 32768 work requests");
+  EXPECT_EQ(error.remedy, "give a whole number in 8 .. 32768 work requests");
   EXPECT_EQ(bad("[memory]\nsend_bytes = \"1MiB\"").message(),
             "test.toml:2:14: memory.send_bytes: \"1MiB\" is out of range; give a number of bytes, "
             "or a text such as \"4KiB\", in 2MiB .. 1TiB");
@@ -386,7 +386,7 @@ TEST(ConfigEnvironment, RefusesWhatItCannotRead) {
   EXPECT_EQ(error.status, Status::bad_config);
   EXPECT_EQ(error.message(),
             "SPINWIRE_QUEUES_SEND_DEPTH: \"many\" is not a whole number; give a whole number in "
-            "4 .. 32768 work requests");
+            "8 .. 32768 work requests");
   EXPECT_EQ(refused("SPINWIRE_QUEUES_SEND_DEPTH", "3").found, "\"3\" is out of range");
   EXPECT_EQ(refused("SPINWIRE_QUEUES_SEND_DEPTH", "").found, "\"\" is not a whole number");
   EXPECT_EQ(refused("SPINWIRE_DEVICE_NAME", "").found, "\"\" is empty");

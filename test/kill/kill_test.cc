@@ -109,7 +109,9 @@ class Survivor {
     for (auto& target : targets_) {
       if (!target->listen()) return false;
     }
-    return bystander_.start();
+    // Until it has mapped all that it will use.
+    return bystander_.start() &&
+           until(10'000'000'000, [this] { return bystander_.copies() > 1; });
   }
 
   /// One turn of the survivor's loop.
@@ -122,12 +124,13 @@ class Survivor {
     ++turns_;
   }
 
-  /// Turns until `done`, which is asked now and then; false after `most` ns.
+  /// Turns until `done`, which is asked now and then; false after `most` ns. Strikes at any turn.
   template <typename Done>
   bool until(std::uint64_t most, Done done) {
     const std::uint64_t deadline = now_ns() + most;
     for (std::uint32_t i = 1;; ++i) {
       turn();
+      for (auto& target : targets_) target->strike(false);
       if (i % 32 != 0) continue;
       if (done()) return true;
       if (now_ns() > deadline) return false;
@@ -139,10 +142,7 @@ class Survivor {
     constexpr std::uint64_t kLife = 20'000'000'000;
     Target& target = *targets_[0];
     if (!target.start(plan)) return;
-    const bool died = until(kLife, [&] {
-      target.strike(false);
-      return target.dead();
-    });
+    const bool died = until(kLife, [&] { return target.dead(); });
     if (!died) return target.fault("does not get to die");
     const std::uint64_t messages = bystander_.messages();
     const std::uint64_t copies = bystander_.copies();
@@ -199,7 +199,7 @@ Plan plan_of(std::uint32_t i, std::uint64_t seed) {
   Plan plan;
   plan.phase = static_cast<Phase>(i % kPhases);
   plan.role = static_cast<Role>(i / kPhases % 2);
-  plan.strike = static_cast<Strike>((i / (2 * kPhases) + i) % 3);
+  plan.strike = static_cast<Strike>((i / (2 * kPhases) + i / kPhases % 2 + i) % 3);
   plan.seed = mixed(seed + i);
   plan.reap_late = (plan.seed & 1) != 0;
   return plan;
@@ -265,6 +265,7 @@ void kill_half(std::uint32_t count) {
     plan.strike = i % 2 == 0 ? Strike::by_survivor : Strike::never;
     plan.seed = mixed(seed + i);
     ASSERT_TRUE(targets[i]->start(plan)) << survivor.faults();
+    targets[i]->hold(true);
   }
   const auto all = [&](bool doomed, auto what) {
     for (std::uint32_t i = doomed ? 0 : 1; i < count; i += 2) {
@@ -277,6 +278,7 @@ void kill_half(std::uint32_t count) {
     return all(true, under_way) && all(false, under_way);
   })) << survivor.faults();
 
+  for (std::uint32_t i = 0; i < count; i += 2) targets[i]->hold(false);
   for (std::uint32_t i = 0; i < count; i += 2) targets[i]->strike(true);
   std::vector<std::uint64_t> counters;
   for (auto& target : targets) counters.push_back(target->slot().counter.load());

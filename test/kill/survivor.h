@@ -147,6 +147,8 @@ class Target {
   void step();
   /// Kills the victim if it is its turn and the phase is under way; `now` or a few polls later.
   void strike(bool now);
+  /// Does not strike before the hold is ended.
+  void hold(bool held) { held_ = held; }
   /// The victim is dead, and the survivor has ended all that it had with it.
   [[nodiscard]] bool over();
   /// Buries the victim and looks whether all went as it should. After over().
@@ -201,6 +203,7 @@ class Target {
   bool reaped_ = false;
   bool connecting_ = false;
   bool close_asked_ = false;
+  bool held_ = false;
   std::uint32_t patience_ = 0;  ///< polls until the survivor strikes
   std::uint64_t died_at_ = 0;
   std::uint64_t completed_after_ = 0, closed_after_ = 0;

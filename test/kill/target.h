@@ -33,7 +33,7 @@ inline bool Target::start(const Plan& plan) {
   plan_ = plan;
   dice_ = spinwire::base::Random(plan.seed);
   links_.clear();
-  connecting_ = close_asked_ = reaped_ = false;
+  connecting_ = close_asked_ = held_ = reaped_ = false;
   died_at_ = completed_after_ = closed_after_ = 0;
   Slot& s = slot();
   std::memset(static_cast<void*>(&s), 0, sizeof s);
@@ -49,7 +49,8 @@ inline bool Target::start(const Plan& plan) {
       dice_.below(plan.phase == Phase::closing ? 60'000 : 300'000));
   s.private_memory = dice_.below(2) == 0;
   s.survivor_closes = dice_.below(2) == 0;
-  patience_ = static_cast<std::uint32_t>(dice_.below(plan.phase == Phase::handshake ? 100 : 300));
+  constexpr std::array<std::uint64_t, kPhases> kPatience = {100, 1000, 1000, 1000, 300, 4};
+  patience_ = static_cast<std::uint32_t>(dice_.below(kPatience[std::size_t(plan.phase) % kPhases]));
   if (plan.phase == Phase::one_sided && !lend()) return false;
   const std::string address = listener_.address();
   s.survivor_port = static_cast<std::uint32_t>(std::stoul(address.substr(address.rfind(':') + 1)));
@@ -196,7 +197,8 @@ inline void Target::step() {
 }
 
 inline void Target::strike(bool now) {
-  if (plan_.strike != Strike::by_survivor || died_at_ != 0) return;
+  if (plan_.strike != Strike::by_survivor || died_at_ != 0 || held_ || pid_ < 0) return;
+  if (plan_.phase == Phase::closing && slot().survivor_closes && !close_asked_) return;
   if (slot().armed.load(std::memory_order_acquire) == 0 || slot().struck_at.load() != 0) return;
   if (!now && patience_ != 0) {
     --patience_;

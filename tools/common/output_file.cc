@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -22,7 +23,11 @@ OutputFile::OutputFile(OutputFile&& other) noexcept
 OutputFile::~OutputFile() {
   if (fd_ < 0) return;
   ::close(fd_);
-  ::unlink(partial_.c_str());
+  remove_partial();
+}
+
+void OutputFile::remove_partial() const {
+  if (!partial_.empty()) ::unlink(partial_.c_str());
 }
 
 tl::unexpected<Error> OutputFile::error(const char* call, int code) const {
@@ -33,8 +38,13 @@ tl::unexpected<Error> OutputFile::error(const char* call, int code) const {
 }
 
 Result<OutputFile> OutputFile::create(const std::string& path) {
-  OutputFile file(path, fmt::format("{}.partial-{}", path, ::getpid()), -1);
-  file.fd_ = ::open(file.partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  struct stat there {};
+  const bool in_place = ::lstat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode);
+  const std::string partial =
+      in_place ? std::string() : fmt::format("{}.partial-{}", path, ::getpid());
+  OutputFile file(path, partial, -1);
+  const int how = in_place ? O_TRUNC : O_CREAT | O_EXCL;
+  file.fd_ = ::open(in_place ? path.c_str() : partial.c_str(), O_WRONLY | O_CLOEXEC | how, 0666);
   if (file.fd_ < 0) return file.error("open", errno);
   return file;
 }
@@ -53,12 +63,12 @@ Result<void> OutputFile::commit() {
   // Network and quota file systems tell of lost writes only here.
   if (::close(std::exchange(fd_, -1)) != 0) {
     const int code = errno;
-    ::unlink(partial_.c_str());
+    remove_partial();
     return error("close", code);
   }
-  if (std::rename(partial_.c_str(), path_.c_str()) == 0) return {};
+  if (partial_.empty() || std::rename(partial_.c_str(), path_.c_str()) == 0) return {};
   const int code = errno;
-  ::unlink(partial_.c_str());
+  remove_partial();
   return error("rename", code);
 }
 

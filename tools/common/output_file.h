@@ -11,7 +11,8 @@
 namespace spinwire::tools {
 
 /// Written beside its place as NAME.partial-PID and renamed by commit(); what is not committed is
-/// removed. All errors are `system` and name the file.
+/// removed. What is there already and is no regular file (a device, a pipe, a link to something) is
+/// never replaced but written to. All errors are `system` and name the file.
 class OutputFile {
  public:
   static Result<OutputFile> create(const std::string& path);
@@ -27,10 +28,11 @@ class OutputFile {
 
  private:
   OutputFile(std::string path, std::string partial, int fd);
+  void remove_partial() const;
   [[nodiscard]] tl::unexpected<Error> error(const char* call, int code) const;
 
   std::string path_;
-  std::string partial_;
+  std::string partial_;  ///< empty: written in place
   int fd_;
 };
 

@@ -71,7 +71,7 @@ struct Client {
   bool due = false;                // a message is to be sent
   bool wrong = false;              // an answer was not what we had sent
   bool closed = false;
-  Error reason;                 // why it was closed
+  Error reason{.status = Status::ok, .asked = {}, .found = {}, .remedy = {}};  // why it was closed
   Status refusal = Status::ok;  // why a message was not taken
   tools::Histogram round_trips;
 
@@ -143,6 +143,7 @@ int run_client(const std::string& address, std::uint64_t count, std::size_t size
     return fail(fmt::format("cannot send {} bytes: {}", size, to_string(client->refusal)));
   }
   if (client->reason.status != Status::ok) return fail(client->reason);
+  if (tools::stop_requested()) return fail("interrupted");
   if (client->number != count) {
     return fail(fmt::format("{} ended after {} of {} round trips", address, client->number, count));
   }

@@ -1,0 +1,385 @@
+// What the tests of engines share: engines with small pools, polled in turn by one thread, that
+// remember what their callbacks told; tallies of operations; and child processes.
+#pragma once
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "spinwire/spinwire.h"
+
+namespace engine_test {
+
+using spinwire::Access;
+using spinwire::Buffer;
+using spinwire::BufferSlice;
+using spinwire::Clock;
+using spinwire::Completion;
+using spinwire::CompletionCallback;
+using spinwire::Config;
+using spinwire::Connection;
+using spinwire::ConnectionState;
+using spinwire::ConnectOptions;
+using spinwire::ControlMode;
+using spinwire::Engine;
+using spinwire::Error;
+using spinwire::HugepagePolicy;
+using spinwire::Listener;
+using spinwire::ListenOptions;
+using spinwire::LockPolicy;
+using spinwire::MemoryRegion;
+using spinwire::Message;
+using spinwire::Pool;
+using spinwire::Post;
+using spinwire::RemoteRegion;
+using spinwire::Result;
+using spinwire::Status;
+using namespace std::chrono_literals;
+
+/// Pools of a few MiB, so that an engine opens in milliseconds.
+inline Config small_config() {
+  Config c;
+  c.memory.hugepages = HugepagePolicy::off;
+  c.memory.send_bytes = 2u << 20;
+  c.memory.receive_bytes = 2u << 20;
+  c.memory.lease_bytes = 2u << 20;
+  c.queues.send_depth = 64;
+  c.queues.receive_depth = 256;
+  c.queues.operations = 1024;
+  c.queues.completion_depth = 2048;
+  c.connections.maximum = 64;
+  c.connections.handshakes = 16;
+  return c;
+}
+
+/// Operations of the application: each must complete exactly once if accepted, and never else.
+class Tally {
+ public:
+  /// Runs `call`, which is to start an operation with the callback that it is given.
+  template <typename Call>
+  Status run(Call&& call) {
+    const std::size_t id = seen_.size();
+    seen_.push_back(0);
+    taken_.push_back(false);
+    const Status status = call(CompletionCallback([this, id](const Completion& c) {
+      ++seen_[id];
+      ++completed;
+      ++by_status[static_cast<std::size_t>(c.status)];
+      bytes += c.bytes;
+    }));
+    if (status == Status::ok) {
+      taken_[id] = true;
+      ++accepted;
+    }
+    return status;
+  }
+  [[nodiscard]] std::uint64_t ended(Status status) const {
+    return by_status[static_cast<std::size_t>(status)];
+  }
+  [[nodiscard]] bool idle() const { return completed == accepted; }
+  void expect_exact() const {
+    EXPECT_EQ(accepted, completed);
+    for (std::size_t i = 0; i < seen_.size(); ++i) {
+      ASSERT_EQ(seen_[i], taken_[i] ? 1 : 0) << "operation " << i;
+    }
+  }
+
+  std::uint64_t accepted = 0;
+  std::uint64_t completed = 0;
+  std::uint64_t bytes = 0;
+  std::array<std::uint64_t, spinwire::kStatusCount> by_status{};
+
+ private:
+  std::deque<std::uint8_t> seen_;
+  std::deque<bool> taken_;
+};
+
+/// An engine and what its callbacks told. The hooks may be empty.
+class Node {
+ public:
+  explicit Node(const Config& config = small_config(), const Clock& clock = Clock::real()) {
+    auto opened = Engine::open(config, clock);
+    EXPECT_TRUE(opened) << opened.error().message();
+    if (opened) engine = std::move(*opened);
+  }
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  [[nodiscard]] spinwire::ConnectionHandlers handlers() {
+    spinwire::ConnectionHandlers h;
+    h.on_ready = [this](Connection c) {
+      ready.push_back(c);
+      if (on_ready) on_ready(c);
+    };
+    h.on_message = [this](Connection c, Message& m) {
+      ++messages;
+      if (on_message) on_message(c, m);
+    };
+    h.on_closed = [this](Connection c, const Error& e) {
+      closed.push_back(e);
+      closed_connections.push_back(c);
+      if (on_closed) on_closed(c, e);
+    };
+    return h;
+  }
+  void listen(const std::string& address = "127.0.0.1:0") {
+    ListenOptions options;
+    options.handlers = handlers();
+    options.on_accept = [this](Connection c) {
+      ++accepts;
+      if (on_accept) on_accept(c);
+    };
+    auto made = engine.listen(address, options);
+    ASSERT_TRUE(made) << made.error().message();
+    listener = std::move(*made);
+  }
+  [[nodiscard]] Connection begin(const std::string& address) {
+    auto made = engine.connect(address, {handlers()});
+    EXPECT_TRUE(made) << made.error().message();
+    return made ? *made : Connection();
+  }
+  [[nodiscard]] Connection begin(const Node& to) { return begin(to.listener.address()); }
+
+  int poll() {
+    const int events = engine.poll();
+    if (engine.config().engine.control == ControlMode::manual) (void)engine.poll_control();
+    return events;
+  }
+  [[nodiscard]] Buffer buffer(std::size_t size, Pool pool = Pool::send) {
+    Buffer b = engine.allocate(size, pool);
+    EXPECT_TRUE(b) << to_string(engine.allocate_status());
+    return b;
+  }
+  [[nodiscard]] Buffer filled(std::size_t size, std::uint32_t seed) {
+    Buffer b = buffer(std::max<std::size_t>(size, 1));
+    b.resize(size);
+    for (std::size_t i = 0; i < size; ++i) b.data()[i] = pattern(seed, i);
+    return b;
+  }
+  static std::byte pattern(std::uint32_t seed, std::size_t at) {
+    return static_cast<std::byte>(seed * 31 + at * 7 + (at >> 8));
+  }
+  static bool holds(std::span<const std::byte> bytes, std::uint32_t seed) {
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      if (bytes[i] != pattern(seed, i)) return false;
+    }
+    return true;
+  }
+
+  /// Nothing of the application's is left: to be called when all connections are gone.
+  void expect_clean() {
+    const auto s = engine.stats();
+    EXPECT_EQ(s.connections, 0u);
+    EXPECT_EQ(s.operations, 0u);
+    EXPECT_EQ(s.credits_granted, 0u);
+    EXPECT_EQ(s.stale_completions, stale_allowed ? s.stale_completions : 0u);
+    EXPECT_GT(s.receives + engine.config().queues.receive_postlist,
+              engine.config().queues.receive_depth);
+    EXPECT_EQ(engine.memory_stats(Pool::send).blocks_used, 0u);
+    EXPECT_EQ(engine.memory_stats(Pool::lease).blocks_used, 0u);
+    tally.expect_exact();
+  }
+
+  std::function<void(Connection)> on_accept, on_ready;
+  std::function<void(Connection, Message&)> on_message;
+  std::function<void(Connection, const Error&)> on_closed;
+  std::vector<Connection> ready;
+  std::vector<Error> closed;
+  std::vector<Connection> closed_connections;
+  std::uint64_t messages = 0;
+  std::uint64_t accepts = 0;
+  bool stale_allowed = false;  ///< a connection was given up with completions to come
+  Tally tally;
+  Listener listener;
+  Engine engine;
+};
+
+/// Polls the nodes in turn until `done` or, after ten seconds, false.
+template <typename Done>
+bool until(std::initializer_list<Node*> nodes, Done&& done,
+           std::chrono::milliseconds patience = 10000ms) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  for (unsigned i = 0;; ++i) {
+    if (done()) return true;
+    for (Node* node : nodes) (void)node->poll();
+    if (i % 64 == 0 && std::chrono::steady_clock::now() > deadline) return done();
+  }
+}
+
+/// Both ends of one connection.
+struct Ends {
+  Connection client;
+  Connection server;
+};
+
+inline Ends connect(Node& client, Node& server) {
+  const std::size_t before = server.ready.size();
+  Ends ends;
+  ends.client = client.begin(server);
+  EXPECT_TRUE(until({&client, &server}, [&] {
+    return ends.client.ready() && server.ready.size() > before;
+  })) << "not ready: " << to_string(ends.client.state());
+  if (server.ready.size() > before) ends.server = server.ready.back();
+  return ends;
+}
+
+/// Closes from the first node's end what is left and waits until both have nothing.
+inline void finish(Node& a, Node& b) {
+  for (Connection c : a.ready) (void)c.close();
+  EXPECT_TRUE(until({&a, &b}, [&] {
+    return a.engine.stats().connections == 0 && b.engine.stats().connections == 0;
+  }));
+  // Receives that crossed the end are reposted by the polls after it.
+  for (int i = 0; i < 8; ++i) (void)(a.poll() + b.poll());
+  a.expect_clean();
+  b.expect_clean();
+}
+
+/// A listening server and a client, connected once.
+struct Pair {
+  explicit Pair(const Config& config = small_config(), const Clock& clock = Clock::real())
+      : Pair(config, config, clock) {}
+  Pair(const Config& servers, const Config& clients, const Clock& clock = Clock::real())
+      : server(servers, clock), client(clients, clock) {
+    server.listen();
+    ends = connect(client, server);
+  }
+  template <typename Done>
+  bool until(Done&& done) {
+    return engine_test::until({&client, &server}, std::forward<Done>(done));
+  }
+  /// Polls both a few times, for what must not happen.
+  void settle(int rounds = 200) {
+    for (int i = 0; i < rounds; ++i) (void)(client.poll() + server.poll());
+  }
+  void finish() { engine_test::finish(client, server); }
+
+  Node server;
+  Node client;
+  Ends ends;
+};
+
+inline std::size_t open_descriptors() {
+  std::size_t n = 0;
+  DIR* dir = opendir("/proc/self/fd");
+  while (dir != nullptr && readdir(dir) != nullptr) ++n;
+  if (dir != nullptr) closedir(dir);
+  return n;
+}
+
+inline std::size_t mappings() {
+  std::ifstream maps("/proc/self/maps");
+  std::size_t n = 0;
+  for (std::string line; std::getline(maps, line);) ++n;
+  return n;
+}
+
+/// A forked process and a pipe each way. `body` answers its exit code; it talks through
+/// descriptor `in` and `out`. Killed, if it still lives, when this goes.
+class Child {
+ public:
+  explicit Child(const std::function<int(int in, int out)>& body) {
+    int down[2], up[2];
+    EXPECT_EQ(pipe2(down, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(up, O_CLOEXEC), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      close(down[1]);
+      close(up[0]);
+      alarm(60);
+      int code = 99;
+      try {
+        code = body(down[0], up[1]);
+      } catch (...) {
+      }
+      _exit(testing::Test::HasFailure() && code == 0 ? 98 : code);
+    }
+    close(down[0]);
+    close(up[1]);
+    to_ = down[1];
+    from_ = up[0];
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() {
+    kill(SIGKILL);
+    close(to_);
+    close(from_);
+  }
+
+  /// The next line that the child wrote.
+  std::string line() {
+    std::string text;
+    for (char c = 0; read(from_, &c, 1) == 1 && c != '\n';) text += c;
+    return text;
+  }
+  void tell(char what) { EXPECT_EQ(write(to_, &what, 1), 1); }
+  void signal(int number) const { ::kill(pid_, number); }
+  void kill(int number) {
+    if (pid_ <= 0) return;
+    ::kill(pid_, number);
+    (void)wait();
+  }
+  /// Waits for its end; the exit code, or minus the signal.
+  int wait() {
+    int status = 0;
+    if (pid_ <= 0 || waitpid(pid_, &status, 0) != pid_) return -1000;
+    pid_ = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  [[nodiscard]] pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = 0;
+  int to_ = -1;
+  int from_ = -1;
+};
+
+inline void write_line(int out, const std::string& text) {
+  const std::string line = text + "\n";
+  (void)!write(out, line.data(), line.size());
+}
+
+/// A command byte from the parent, 0 if there is none now, 'q' when the parent is gone.
+inline char command(int in) {
+  char c = 0;
+  const int flags = fcntl(in, F_GETFL);
+  fcntl(in, F_SETFL, flags | O_NONBLOCK);
+  const ssize_t got = read(in, &c, 1);
+  return got == 1 ? c : got == 0 ? 'q' : '\0';
+}
+
+/// A child that listens and sends every message back until told to quit.
+inline int echo_server(int in, int out, const Config& config) {
+  Node node(config);
+  node.on_message = [](Connection c, Message& m) {
+    const Buffer b = m.take();
+    (void)c.send(b);
+  };
+  node.listen();
+  write_line(out, node.listener.address());
+  for (unsigned i = 0;; ++i) {
+    (void)node.poll();
+    if (i % 1024 == 0 && command(in) == 'q') return 0;
+  }
+}
+
+}  // namespace engine_test
