@@ -192,7 +192,7 @@ int serve(Engine engine, const PerfOptions& options) {
   fmt::print("listening on {}\n", server.address());
   std::fflush(stdout);
 
-  Idler idler(server.clock());
+  Idler idler(server.clock(), /*may_sleep=*/true);
   std::uint64_t told = 0;
   while (!stop_requested()) {
     const int events = server.turn();

@@ -1,6 +1,7 @@
 #include "memory/registration.h"
 
 #include <fmt/core.h>
+#include <sched.h>
 
 #include <bit>
 #include <cerrno>
@@ -21,7 +22,7 @@ namespace {
 
 /// Attempts that close() makes on registrations with an access under way, all of them together: a
 /// peer that was stopped in the midst of one must not stop us.
-constexpr std::uint32_t kCloseAttempts = 100;
+constexpr std::uint32_t kCloseAttempts = 2000;
 
 bool is_access(Access access) noexcept {
   return static_cast<std::uint8_t>(access) <= static_cast<std::uint8_t>(Access::remote_read_write);
@@ -210,6 +211,7 @@ void RegistrationTable::close() noexcept {
     int error = provider_.dereg_mr(entry.mr);
     while (error == EBUSY && attempts != 0) {
       --attempts;
+      sched_yield();  // a peer is in the midst of an access and may need the core to end it
       error = provider_.dereg_mr(entry.mr);
     }
     if (error != 0) ++refused;

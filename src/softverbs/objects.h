@@ -24,8 +24,16 @@ struct Pd : ibv_pd {
   std::uint32_t users = 0;
 };
 
+/// A peer's access to our memory that was under way when a key died.
+struct BusyLane {
+  std::uint32_t lane;
+  std::uint64_t word;
+};
+
 struct Mr : ibv_mr {
   std::uint32_t index = 0;
+  bool dead = false;           ///< being deregistered: the key is no more
+  std::vector<BusyLane> busy;  ///< then: who may still be at it
 };
 
 /// Completions wait in a private ring, but go straight into the array of the ibv_poll_cq that is
@@ -122,6 +130,9 @@ struct InLane {
   std::uint64_t mark = 1;    ///< mark that a new line at `head` carries
   Line* end = nullptr;       ///< of `lines`
   std::uint64_t head = 0;
+  /// While head is below it, an acknowledgement could cover a packet that was not taken: the sender
+  /// has to look at the lane's own words.
+  std::uint64_t silent_until = 0;
   Line* lines = nullptr;
   LaneControl* control = nullptr;
   Peer* peer = nullptr;      ///< null until we know the sender
@@ -143,6 +154,7 @@ struct Peer {
   Segment* segment = nullptr;  ///< mapped; null once detached
   OutLane out;
   InLane* in = nullptr;
+  std::uint32_t ack_patience = 0;  ///< polls until the acknowledgement is looked for in the lane
   bool same_process = false;
   bool gone = false;     ///< died or closed
   bool unacked = false;  ///< listed in Context::unacked

@@ -46,7 +46,11 @@ Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why
   const std::string path = fmt::format("/proc/{}/fd/{}", parts.pid, parts.fd);
   const base::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd) {
-    why = reach_error(parts, errno);
+    // Of a process that has died and was not waited for, the kernel says that it is another user's.
+    if (errno == EACCES && process_ended(parts.pid)) errno = ESRCH;
+    const int error = errno;
+    why = reach_error(parts, error);
+    errno = error;
     return nullptr;
   }
   struct stat st {};

@@ -16,8 +16,13 @@ int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) noexcept;
 
 /// Runs and transmits what is queued, as far as order, room and retry timers allow.
 void pump(Qp& qp) noexcept;
-/// Applies what the peer consumed of our lane, and its negative answers.
+/// Looks at what the peer consumed of our lane, and at its negative answers, and applies both.
 void acknowledge(Peer& peer) noexcept;
+
+/// Polls after which acknowledgements that did not come along with a packet are looked for in the
+/// lane. Looking takes the cacheline from the peer, which writes it at every step: in an exchange
+/// of messages that costs both ends more than a send completion that comes this much later.
+inline constexpr std::uint32_t kAckPatience = 48;
 
 /// Null if the queue is overrun, which is reported.
 ibv_wc* ring_slot(Cq& cq) noexcept;

@@ -65,6 +65,8 @@ void answer_nak(InLane& lane, Qp* qp, Nak reason) noexcept {
     qp->nak_given = true;
   }
   lane.control->last_nak.store(lane.head + 1, std::memory_order_release);
+  // The sender knows of all that is more than a lane behind.
+  lane.silent_until = lane.head + 1 + kLaneLines;
 }
 
 struct Arrival {
@@ -335,12 +337,9 @@ static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
   complete_oldest(qp);
 }
 
-void acknowledge(Peer& peer) noexcept {
+/// Applies that the peer has consumed our lane up to `head`.
+static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noexcept {
   OutLane& out = peer.out;
-  const std::uint64_t head = out.control->head.load(std::memory_order_acquire);
-  if (head == out.head) return;
-  // Beyond what was seen before: it may concern packets up to `head`, and be later than that.
-  const bool refused = out.control->last_nak.load(std::memory_order_acquire) > out.head;
   out.head = head;
   out.limit = head + kLaneLines;
   if (refused) [[unlikely]] take_naks(peer, head);
@@ -355,6 +354,28 @@ void acknowledge(Peer& peer) noexcept {
     complete_run(*qp, run);
     if (qp->sq_next != qp->sq_head && !qp->stalled) pump(*qp);
   }
+}
+
+void acknowledge(Peer& peer) noexcept {
+  OutLane& out = peer.out;
+  peer.ack_patience = kAckPatience;
+  const std::uint64_t head = out.control->head.load(std::memory_order_acquire);
+  if (head == out.head) return;
+  // Beyond what was seen before: it may concern packets up to `head`, and be later than that.
+  acknowledge_until(peer, head,
+                    out.control->last_nak.load(std::memory_order_acquire) > out.head);
+}
+
+/// The acknowledgement that comes along with the packet that is next in the lane. It goes first: a
+/// reply's reader may count on its request being complete.
+static inline void take_ack(Peer& peer, const Line& line, std::uint64_t word) noexcept {
+  OutLane& out = peer.out;
+  peer.ack_patience = kAckPatience;
+  if ((word_flags(word) & line_flag::kNoAck) != 0) [[unlikely]]
+    return acknowledge(peer);
+  const auto news = static_cast<std::uint16_t>(line.ack - static_cast<std::uint16_t>(out.head));
+  // Older than what was found in the lane itself, if it is more than a lane ahead.
+  if (news != 0 && news <= kLaneLines) acknowledge_until(peer, out.head + news, false);
 }
 
 int post_recv(ibv_qp* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
@@ -384,7 +405,7 @@ int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   cq.out_end = wc + entries;
   for (std::uint32_t i = 0; i < c.unacked_count; ++i) {
     Peer& peer = *c.unacked[i];
-    acknowledge(peer);
+    if (peer.ack_patience-- == 0 || peer.stalled != nullptr) acknowledge(peer);
     if (peer.out.in_flight_head == peer.out.in_flight_tail) {
       peer.unacked = false;
       c.unacked[i--] = c.unacked[--c.unacked_count];
@@ -396,7 +417,9 @@ int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   for (std::uint32_t i = awake; i != 0; --i) {
     if (turn >= awake) turn = 0;
     InLane& lane = *c.awake[turn++];
-    if (word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark) {
+    const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
+    if (word_mark(word) == lane.mark) {
+      if (lane.peer != nullptr && lane.peer->unacked) take_ack(*lane.peer, *lane.next, word);
       drain(c, lane, cq);
       if (cq.out == cq.out_end) break;
     }

@@ -116,21 +116,30 @@ ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, i
   return mr.release();
 }
 
-/// Waits until every peer that was in the midst of an access has left it, those included whose
-/// lanes we have not opened yet. A peer of this very thread is never in one. Bounded to
-/// microseconds: neither a stopped peer nor a long copy must stop us, the caller comes back.
-bool peers_idle(Context& c) {
-  int spins = 1000;  // for all lanes together
+/// Notes which peers are in the midst of an access, those included whose lanes we have not opened
+/// yet. A peer of this very thread is never in one. May throw std::bad_alloc.
+void note_busy(Context& c, Mr& mr) {
   const std::uint32_t used = c.segment->lanes_used.load(std::memory_order_acquire);
   for (std::uint32_t lane = 0; lane < used; ++lane) {
-    const std::atomic<std::uint64_t>& word = c.segment->lanes[lane].control.busy;
-    const std::uint64_t busy = word.load(std::memory_order_acquire);
-    const InLane* known = c.lanes[lane].get();
-    if ((busy & 1) == 0 || (known != nullptr && known->peer != nullptr && known->peer->gone))
-      continue;
-    while (word.load(std::memory_order_acquire) == busy) {
+    const std::uint64_t word = c.segment->lanes[lane].control.busy.load(std::memory_order_acquire);
+    if ((word & 1) != 0) mr.busy.push_back({lane, word});
+  }
+}
+
+/// Whether every peer that was noted has left that access since; it may be in another by now.
+/// Bounded to microseconds: neither a stopped peer nor a long copy must stop us, the caller comes
+/// back.
+bool busy_left(Context& c, Mr& mr) noexcept {
+  int spins = 1000;  // for all lanes together
+  while (!mr.busy.empty()) {
+    const BusyLane& noted = mr.busy.back();
+    const std::atomic<std::uint64_t>& word = c.segment->lanes[noted.lane].control.busy;
+    const InLane* known = c.lanes[noted.lane].get();
+    const bool gone = known != nullptr && known->peer != nullptr && known->peer->gone;
+    while (!gone && word.load(std::memory_order_acquire) == noted.word) {
       if (spins-- == 0) return false;
     }
+    mr.busy.pop_back();
   }
   return true;
 }
@@ -161,10 +170,19 @@ int dereg_mr(ibv_mr* base) noexcept {
   // A forked child has the segment in common with its parent, who still uses the key.
   if (c.segment->pid != static_cast<std::uint32_t>(getpid())) return EPERM;
   RegionEntry& region = c.segment->regions[mr->index];
-  region.key.store(0, std::memory_order_release);
-  ++c.region_epoch;
-  base::membarrier();  // from here on whoever was not busy sees the dead key
-  if (!peers_idle(c)) return EBUSY;
+  if (!mr->dead) {
+    region.key.store(0, std::memory_order_release);
+    ++c.region_epoch;
+    base::membarrier();  // from here on whoever was not busy sees the dead key
+    try {
+      note_busy(c, *mr);
+    } catch (const std::bad_alloc&) {
+      mr->busy.clear();
+      return EBUSY;
+    }
+    mr->dead = true;
+  }
+  if (!busy_left(c, *mr)) return EBUSY;
   if (region.object != kNoObject && --c.object_users[region.object] == 0) {
     ObjectEntry& object = c.segment->objects[region.object];
     object.fd = -1;

@@ -26,7 +26,8 @@ struct Line {
   // mark:8 | opcode:4 | flags:4 | psn:24 | queue pair:24
   std::atomic<std::uint64_t> word;
   std::uint32_t imm;     ///< network order, as the work request has it
-  std::uint32_t length;  ///< payload bytes in the lane; for a reference, of its descriptors
+  std::uint16_t length;  ///< payload bytes in the lane; for a reference, of its descriptors
+  std::uint16_t ack;     ///< low bits of what the sender has consumed of the opposite lane
   std::byte payload[48];
 };
 static_assert(sizeof(Line) == 64);
@@ -39,6 +40,7 @@ enum class Packet : std::uint8_t { none, send, send_imm, write_imm };
 namespace line_flag {
 inline constexpr std::uint64_t kReference = 1;  ///< payload is Reference descriptors
 inline constexpr std::uint64_t kSolicited = 2;
+inline constexpr std::uint64_t kNoAck = 4;  ///< `ack` may cover a packet that was not taken
 }  // namespace line_flag
 
 /// Payload of a reference packet: where the message lies in the sender's memory.

@@ -110,8 +110,17 @@ inline void note_in_flight(Qp& qp, Peer& peer, std::uint64_t end, std::uint32_t 
   peer.run_of = signaled ? nullptr : &qp;
 }
 
+/// The flag and the bits by which a packet acknowledges what came the other way.
+inline std::uint64_t ack_flag(const Peer& peer) noexcept {
+  return peer.in == nullptr || peer.in->head < peer.in->silent_until ? line_flag::kNoAck : 0;
+}
+inline std::uint16_t ack_bits(const Peer& peer) noexcept {
+  return peer.in == nullptr ? std::uint16_t{0} : static_cast<std::uint16_t>(peer.in->head);
+}
+
 /// After lines were published: has the peer's answers watched, and wakes the lane if it sleeps.
 inline void after_publishing(Peer& peer) noexcept {
+  peer.ack_patience = kAckPatience;
   if (!peer.unacked) {
     peer.unacked = true;
     Context& c = *peer.context;
@@ -130,11 +139,12 @@ void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
   const std::uint64_t position = out.tail;
   Line& first = out.lines[position & (kLaneLines - 1)];
   first.imm = wr.imm;
-  first.length = lane_bytes;
+  first.length = static_cast<std::uint16_t>(lane_bytes);
+  first.ack = ack_bits(peer);
   out.tail = position + lines;
   wr.lane_end = out.tail;
   note_in_flight(qp, peer, out.tail, qp.sq_next + 1, (wr.flags & IBV_SEND_SIGNALED) != 0);
-  first.word.store(lane_mark(position) << 56 | kind << 48 | std::uint64_t{qp.next_psn} << 24 |
+  first.word.store(lane_mark(position) << 56 | (kind | ack_flag(peer)) << 48 | std::uint64_t{qp.next_psn} << 24 |
                        qp.dest_qpn,
                    std::memory_order_release);
   qp.next_psn = psn_add(qp.next_psn, 1);
@@ -204,7 +214,8 @@ ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
   const std::uint64_t begin = out.tail;
   const std::uint64_t limit =
       std::min<std::uint64_t>(out.limit, begin + qp.sq_depth - (qp.sq_head - qp.sq_reclaimed));
-  constexpr std::uint64_t kKind = packet_kind(Packet::send, 0) << 48;
+  const std::uint64_t kind = packet_kind(Packet::send, ack_flag(peer)) << 48;
+  const std::uint16_t ack = ack_bits(peer);
   std::uint64_t position = begin;
   std::uint64_t name = std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
   std::uint32_t sq_head = qp.sq_head;
@@ -219,7 +230,8 @@ ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
     Line& line = out.lines[position & (kLaneLines - 1)];
     copy_small(line.payload, pointer(sge.addr), sge.length);
     line.imm = 0;
-    line.length = sge.length;
+    line.length = static_cast<std::uint16_t>(sge.length);
+    line.ack = ack;
     SendWr& kept = qp.sq[sq_head & qp.sq_mask];
     kept.wr_id = wr->wr_id;
     kept.imm = 0;
@@ -229,7 +241,7 @@ ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
     kept.sge_count = inline_bytes ? kInLane : std::uint16_t{1};
     kept.first = sge;
     kept.lane_end = position + 1;
-    line.word.store(lane_mark(position) << 56 | kKind | name, std::memory_order_release);
+    line.word.store(lane_mark(position) << 56 | kind | name, std::memory_order_release);
     name = (name + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps within 24 bits
     ++position;
     ++sq_head;

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <algorithm>
 
@@ -102,7 +103,12 @@ Result<void> Device::set_up(const DeviceOptions& options) {
 
 Device::~Device() {
   if (srq_ != nullptr) provider_.destroy_srq(srq_);
-  if (slab_ != nullptr) provider_.dereg_mr(slab_);
+  // A peer may be in the midst of an access to the slab; one that is stopped there costs the slab.
+  constexpr int kAttempts = 2000;
+  for (int i = 0; slab_ != nullptr && i < kAttempts; ++i) {
+    if (provider_.dereg_mr(slab_) != EBUSY) break;
+    sched_yield();
+  }
   if (cq_ != nullptr) provider_.destroy_cq(cq_);
   if (pd_ != nullptr) provider_.dealloc_pd(pd_);
   if (context_ != nullptr) provider_.close_device(context_);
@@ -165,6 +171,10 @@ Result<void> Device::to_rtr(ibv_qp* qp, const RemoteQueuePair& remote, const Ret
       qp, &attr,
       IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+  // A peer of the embedded device that died in the handshake, or has closed its device.
+  if (error == ENOENT || error == ESRCH || error == ENODEV)
+    return base::fail_errno(Status::peer_lost, "reach the peer's device (RTR)", "ibv_modify_qp",
+                            error, "see whether the peer's process still runs");
   if (error != 0)
     return tl::unexpected(refused("reach the peer's device (RTR)", "ibv_modify_qp", error,
                                   "both ends must use the same kind of device, on one network"));

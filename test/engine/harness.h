@@ -58,9 +58,9 @@ using namespace std::chrono_literals;
 inline Config small_config() {
   Config c;
   c.memory.hugepages = HugepagePolicy::off;
-  c.memory.send_bytes = 2u << 20;
+  c.memory.send_bytes = 8u << 20;  // a chunk of 2 MiB serves one size class at a time
   c.memory.receive_bytes = 2u << 20;
-  c.memory.lease_bytes = 2u << 20;
+  c.memory.lease_bytes = 4u << 20;
   c.queues.send_depth = 64;
   c.queues.receive_depth = 256;
   c.queues.operations = 1024;
@@ -115,8 +115,10 @@ class Tally {
 /// An engine and what its callbacks told. The hooks may be empty.
 class Node {
  public:
-  explicit Node(const Config& config = small_config(), const Clock& clock = Clock::real()) {
-    auto opened = Engine::open(config, clock);
+  /// With `ticks`, time stands still unless the test moves it, and each poll takes a control step.
+  explicit Node(const Config& config = small_config(), const std::uint64_t* ticks = nullptr)
+      : steps_(ticks != nullptr || config.engine.control == ControlMode::manual) {
+    auto opened = Engine::open(config, ticks != nullptr ? Clock::manual(ticks) : Clock::real());
     EXPECT_TRUE(opened) << opened.error().message();
     if (opened) engine = std::move(*opened);
   }
@@ -160,7 +162,7 @@ class Node {
 
   int poll() {
     const int events = engine.poll();
-    if (engine.config().engine.control == ControlMode::manual) (void)engine.poll_control();
+    if (steps_) (void)engine.poll_control();
     return events;
   }
   [[nodiscard]] Buffer buffer(std::size_t size, Pool pool = Pool::send) {
@@ -210,6 +212,9 @@ class Node {
   Tally tally;
   Listener listener;
   Engine engine;
+
+ private:
+  bool steps_;
 };
 
 /// Polls the nodes in turn until `done` or, after ten seconds, false.
@@ -255,10 +260,10 @@ inline void finish(Node& a, Node& b) {
 
 /// A listening server and a client, connected once.
 struct Pair {
-  explicit Pair(const Config& config = small_config(), const Clock& clock = Clock::real())
-      : Pair(config, config, clock) {}
-  Pair(const Config& servers, const Config& clients, const Clock& clock = Clock::real())
-      : server(servers, clock), client(clients, clock) {
+  explicit Pair(const Config& config = small_config(), const std::uint64_t* ticks = nullptr)
+      : Pair(config, config, ticks) {}
+  Pair(const Config& servers, const Config& clients, const std::uint64_t* ticks = nullptr)
+      : server(servers, ticks), client(clients, ticks) {
     server.listen();
     ends = connect(client, server);
   }

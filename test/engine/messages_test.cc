@@ -115,11 +115,11 @@ TEST(EngineMessages, EverySizeAtTheEdges) {
   EXPECT_EQ(sizes, wanted);
   EXPECT_TRUE(good);
   // A zero-length part of a longer buffer, not at its beginning.
-  const Buffer b = p.client.filled(100, 5);
+  Buffer b = p.client.filled(100, 5);
   ASSERT_EQ(p.ends.client.send(b.slice(50, 0)), Status::ok);
   ASSERT_TRUE(p.until([&] { return sizes.size() == wanted.size() + 1; }));
   EXPECT_EQ(sizes.back(), 0u);
-  const_cast<Buffer&>(b).reset();
+  b.reset();
   p.finish();
 }
 
@@ -196,7 +196,7 @@ TEST(EngineMessages, TakenBuffersAreForwarded) {
     ++back;
   };
   for (std::uint32_t i = 0; i < 300; ++i) {
-    const Buffer b = p.client.filled(i % 2 == 0 ? 24 : 1000, i);
+    Buffer b = p.client.filled(i % 2 == 0 ? 24 : 1000, i);
     ASSERT_TRUE(p.until([&] { return p.ends.client.send(b) == Status::ok; }));
     ASSERT_TRUE(p.until([&] { return back == i + 1; }));
   }
@@ -296,7 +296,7 @@ TEST(EngineMessages, WritesWithImmediateKeepTheirPlaceAmongMessages) {
 
 /// Lets the client's credit grow to at least `wanted`.
 void warm_up(Pair& p, std::uint32_t wanted) {
-  const Buffer b = p.client.filled(16, 1);
+  Buffer b = p.client.filled(16, 1);
   ASSERT_TRUE(p.until([&] {
     (void)p.ends.client.send(b);
     return p.ends.client.stats().send_credits >= wanted;
@@ -308,7 +308,7 @@ void warm_up(Pair& p, std::uint32_t wanted) {
 TEST(EngineDoorbells, NowRingsOnceEachDeferOnceForAll) {
   Pair p;
   warm_up(p, 40);
-  const Buffer b = p.client.filled(16, 1);
+  Buffer b = p.client.filled(16, 1);
   const auto bells = [&] { return p.client.engine.stats().doorbells; };
   std::uint64_t before = bells();
   for (int i = 0; i < 4; ++i) ASSERT_EQ(p.ends.client.send(b), Status::ok);
@@ -340,7 +340,7 @@ TEST(EngineDoorbells, NowRingsOnceEachDeferOnceForAll) {
   EXPECT_EQ(bells(), before + 1);
   ASSERT_TRUE(p.until([&] { return sizes.size() == 3; }));
   EXPECT_EQ(sizes, (std::vector<std::size_t>{1, 2, 3}));
-  const_cast<Buffer&>(b).reset();
+  b.reset();
   p.finish();
 }
 
@@ -348,7 +348,7 @@ TEST(EngineDoorbells, CallbacksDeferUnlessTold) {
   Pair p;
   warm_up(p, 40);
   p.settle(2000);
-  const Buffer b = p.client.filled(16, 1);
+  Buffer b = p.client.filled(16, 1);
   std::uint64_t inside = 0;
   std::uint64_t at_callback = 0;
   Post how = Post::automatic;
@@ -362,7 +362,7 @@ TEST(EngineDoorbells, CallbacksDeferUnlessTold) {
     inside = p.client.engine.stats().doorbells - at_callback;
     ++ended;
   };
-  const Buffer ping = p.server.filled(8, 1);
+  Buffer ping = p.server.filled(8, 1);
   for (const Post post : {Post::automatic, Post::now}) {
     how = post;
     const std::uint64_t before = ended;
@@ -373,8 +373,8 @@ TEST(EngineDoorbells, CallbacksDeferUnlessTold) {
     EXPECT_GE(p.client.engine.stats().doorbells, at_callback + (post == Post::now ? 3 : 1));
     ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
   }
-  const_cast<Buffer&>(b).reset();
-  const_cast<Buffer&>(ping).reset();
+  b.reset();
+  ping.reset();
   p.finish();
 }
 
@@ -383,7 +383,7 @@ TEST(EnginePoll, AnswersTheNumberOfEventsAndZeroWhenIdle) {
   c.engine.control = ControlMode::manual;
   Pair p(c);
   warm_up(p, 40);
-  const Buffer b = p.client.filled(16, 1);
+  Buffer b = p.client.filled(16, 1);
   ASSERT_TRUE(p.until([&] { return p.ends.client.stats().outstanding == 0; }));
   p.settle(2000);
   EXPECT_EQ(p.server.engine.poll(), 0);
@@ -395,7 +395,7 @@ TEST(EnginePoll, AnswersTheNumberOfEventsAndZeroWhenIdle) {
   const std::uint64_t polls = p.client.engine.stats().polls;
   EXPECT_EQ(p.client.engine.poll(), 0);
   EXPECT_EQ(p.client.engine.stats().polls, polls + 1);
-  const_cast<Buffer&>(b).reset();
+  b.reset();
   p.finish();
 }
 
@@ -421,14 +421,14 @@ TEST(EngineHandlers, AHandlerMayReplaceItself) {
     c->seen->word = a * 100 + b;  // its captures are still there
   };
   ASSERT_EQ(p.ends.server.set_handlers(self), Status::ok);
-  const Buffer b = p.client.filled(8, 1);
+  Buffer b = p.client.filled(8, 1);
   ASSERT_EQ(p.ends.client.send(b), Status::ok);
   ASSERT_TRUE(p.until([&] { return seen.first == 1; }));
   EXPECT_EQ(seen.word, 1122u);
   ASSERT_TRUE(p.until([&] { return p.ends.client.send(b) == Status::ok; }));
   ASSERT_TRUE(p.until([&] { return seen.second == 1; }));
   EXPECT_EQ(seen.word, 1129u);
-  const_cast<Buffer&>(b).reset();
+  b.reset();
   p.finish();
   EXPECT_EQ(p.server.closed.size(), 1u);
 }

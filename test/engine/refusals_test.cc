@@ -29,7 +29,7 @@ struct Bench : Pair {
   void expect_others_work() {
     EXPECT_TRUE(other.client.ready());
     const std::uint64_t before = others;
-    const Buffer b = client.filled(100, 1);
+    Buffer b = client.filled(100, 1);
     ASSERT_TRUE(until([&] { return other.client.send(b) == Status::ok; }));
     ASSERT_TRUE(until([&] { return others == before + 1; }));
     ASSERT_TRUE(until([&] { return other.client.stats().outstanding == 0; }));
@@ -56,7 +56,7 @@ TEST(EngineRefusals, MessagesAndSlicesOutOfBounds) {
   EXPECT_EQ(c.send(buffer.slice(8193, 0)), Status::out_of_bounds);
   EXPECT_EQ(c.send(Buffer()), Status::out_of_bounds);
   EXPECT_EQ(c.send(BufferSlice()), Status::out_of_bounds);
-  const BufferSlice some = buffer.slice(0, 100);
+  BufferSlice some = buffer.slice(0, 100);
   EXPECT_EQ(c.write(some, b.region.slice(4000, 97)), Status::out_of_bounds);
   EXPECT_EQ(c.write(some, b.region.slice(3997, 99)), Status::out_of_bounds);
   EXPECT_EQ(c.read(some, b.region.slice(0, 99)), Status::out_of_bounds);
@@ -77,6 +77,7 @@ TEST(EngineRefusals, MessagesAndSlicesOutOfBounds) {
   EXPECT_TRUE(c.ready());
   b.expect_others_work();
   buffer.reset();
+  some = {};
   b.finish();
 }
 
@@ -138,7 +139,7 @@ TEST(EngineRefusals, ForgedRemoteRegionsFailOnlyTheirConnection) {
 
 TEST(EngineRefusals, HandlesThatNameNothing) {
   Bench b;
-  const Buffer buffer = b.client.filled(10, 1);
+  Buffer buffer = b.client.filled(10, 1);
   const Connection none;
   Connection stale = b.ends.client;
   ASSERT_EQ(stale.close(), Status::ok);
@@ -166,7 +167,7 @@ TEST(EngineRefusals, HandlesThatNameNothing) {
   EXPECT_NE(next.client, stale);
   EXPECT_EQ(stale.send(buffer), Status::not_connected);
   b.expect_others_work();
-  const_cast<Buffer&>(buffer).reset();
+  buffer.reset();
   b.finish();
 }
 
@@ -257,9 +258,7 @@ TEST(EngineRefusals, SendPoolDry) {
 
 /// The server keeps all it gets until its receive pool is dry, then drops it.
 TEST(EngineRefusals, ReceivePoolDryStopsNobodyForGood) {
-  Config c = small_config();
-  c.queue_pair.rnr_retry = 7;
-  Pair p(c);
+  Pair p;
   std::vector<Ends> all = {p.ends};
   for (int i = 0; i < 3; ++i) all.push_back(connect(p.client, p.server));
   std::vector<Buffer> kept;
@@ -269,7 +268,7 @@ TEST(EngineRefusals, ReceivePoolDryStopsNobodyForGood) {
     for (std::size_t i = 0; i < all.size(); ++i) arrived[i] += all[i].server == conn ? 1 : 0;
     if (keep) kept.push_back(m.take());
   };
-  const Buffer b = p.client.filled(500, 4);
+  Buffer b = p.client.filled(500, 4);
   const auto push = [&] {
     for (Ends& e : all) {
       (void)p.client.tally.run([&](CompletionCallback done) { return e.client.send(b, done); });
@@ -286,7 +285,7 @@ TEST(EngineRefusals, ReceivePoolDryStopsNobodyForGood) {
     return p.server.messages == last;
   }));
   EXPECT_GT(kept.size(), 256u);
-  EXPECT_LT(p.server.engine.stats().receives, 32u);
+  EXPECT_LT(p.server.engine.stats().receives, 256u - 8u);
   for (Buffer& k : kept) ASSERT_TRUE(Node::holds(k.bytes(), 4));
   for (Ends& e : all) EXPECT_TRUE(e.client.ready() && e.server.ready());
   keep = false;
@@ -300,14 +299,14 @@ TEST(EngineRefusals, ReceivePoolDryStopsNobodyForGood) {
     return true;
   }));
   ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
-  const_cast<Buffer&>(b).reset();
+  b.reset();
   p.finish();
 }
 
 TEST(EngineRefusals, OtherThreads) {
   Bench b;
   Buffer local = b.client.filled(8, 1);
-  const BufferSlice slice = local.slice();
+  BufferSlice slice = local.slice();
   std::vector<Status> got;
   Connection c = b.ends.client;
   std::thread([&] {
@@ -335,7 +334,7 @@ TEST(EngineRefusals, OtherThreads) {
   EXPECT_TRUE(c.ready());
   b.expect_others_work();
   local.reset();
-  const_cast<BufferSlice&>(slice) = {};
+  slice = {};
   b.finish();
 }
 
@@ -347,11 +346,11 @@ TEST(EngineRefusals, PollInsideACallback) {
     EXPECT_EQ(p.server.engine.flush(), Status::ok);
     EXPECT_GE(p.client.engine.poll(), 0);  // another engine is free to be polled
   };
-  const Buffer b = p.client.filled(8, 1);
+  Buffer b = p.client.filled(8, 1);
   ASSERT_EQ(p.ends.client.send(b), Status::ok);
   ASSERT_TRUE(p.until([&] { return answers.size() == 2; }));
   EXPECT_EQ(answers, std::vector<int>(2, -static_cast<int>(Status::reentrant)));
-  const_cast<Buffer&>(b).reset();
+  b.reset();
   p.finish();
 }
 
@@ -495,7 +494,7 @@ TEST(EngineRefusals, LockedMemoryLimit) {
   });
   const std::string line = child.line();
   EXPECT_EQ(line.rfind("no_memory", 0), 0u) << line;
-  EXPECT_NE(line.find("1 MiB"), std::string::npos) << line;
+  EXPECT_NE(line.find("1MiB soft"), std::string::npos) << line;
   EXPECT_EQ(child.wait(), 0);
 }
 

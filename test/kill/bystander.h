@@ -52,8 +52,7 @@ class Bystander {
     constexpr std::uint64_t kWindow = 8;
     while (sent_ - taken_ < kWindow) {
       const std::uint64_t key = message_key(kSeed, sent_);
-      spinwire::Buffer buffer =
-          common_.engine.allocate(std::max<std::size_t>(message_size(key), 1));
+      spinwire::Buffer buffer = common_.engine.allocate(kLongestMessage);
       if (!buffer) return common_.fault("the send pool is dry");
       buffer.resize(message_size(key));
       fill_bytes(buffer.bytes(), key);

@@ -211,6 +211,7 @@ void kill_one_by_one(std::uint32_t kills, std::uint32_t warm_up) {
   spinwire::Config config = settings();
   config.queues.receive_depth = 1024;
   config.memory.receive_bytes = 16u << 20;
+  config.memory.send_bytes = 16u << 20;
   Survivor survivor(1, config);
   ASSERT_TRUE(survivor.open()) << survivor.faults();
   Tally tally;
@@ -251,6 +252,7 @@ void kill_half(std::uint32_t count) {
   spinwire::Config config = settings();
   config.queues.receive_depth = 2048;
   config.memory.receive_bytes = 32u << 20;
+  config.memory.send_bytes = 16u << 20;
   config.memory.lease_bytes = 64u << 20;
   config.connections.peer_timeout = std::chrono::milliseconds(1500);
   Survivor survivor(count, config);
@@ -264,6 +266,7 @@ void kill_half(std::uint32_t count) {
     plan.role = static_cast<Role>(i / 8 % 2);
     plan.strike = i % 2 == 0 ? Strike::by_survivor : Strike::never;
     plan.seed = mixed(seed + i);
+    plan.most_progress = 100;  // so many processes get little time each
     ASSERT_TRUE(targets[i]->start(plan)) << survivor.faults();
     targets[i]->hold(true);
   }

@@ -228,9 +228,9 @@ inline spinwire::Config settings() {
   using std::chrono::milliseconds;
   spinwire::Config config;
   config.memory.hugepages = spinwire::HugepagePolicy::prefer;
-  config.memory.send_bytes = 16u << 20;
-  config.memory.receive_bytes = 8u << 20;
-  config.memory.lease_bytes = 16u << 20;
+  config.memory.send_bytes = 8u << 20;
+  config.memory.receive_bytes = 4u << 20;
+  config.memory.lease_bytes = 4u << 20;
   config.queues.receive_depth = 512;
   config.connections.maximum = 64;
   config.connections.eager_bytes = kLongestMessage;

@@ -69,6 +69,7 @@ struct Plan {
   Role role = Role::connects;
   Strike strike = Strike::by_survivor;
   std::uint64_t seed = 1;
+  std::uint32_t most_progress = 2000;  ///< of the victim in its phase before anybody strikes
   bool reap_late = false;  ///< the dead victim stays a zombie until its connection has closed
 };
 

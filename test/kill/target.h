@@ -41,15 +41,16 @@ inline bool Target::start(const Plan& plan) {
   s.role = plan.role;
   s.strike = plan.strike;
   s.seed = plan.seed;
+  const bool few = plan.phase == Phase::one_sided || plan.phase == Phase::closing;
   s.threshold = static_cast<std::uint32_t>(
-      1 + dice_.below(plan.phase == Phase::one_sided || plan.phase == Phase::closing ? 50 : 2000));
+      1 + dice_.below(few ? std::min(plan.most_progress, 50u) : plan.most_progress));
   // A connection takes five control verbs at each end; draining takes few polls.
   s.steps = static_cast<std::uint32_t>(dice_.below(plan.phase == Phase::handshake ? 6 : 8));
   s.delay_ns = static_cast<std::uint32_t>(
       dice_.below(plan.phase == Phase::closing ? 60'000 : 300'000));
   s.private_memory = dice_.below(2) == 0;
   s.survivor_closes = dice_.below(2) == 0;
-  constexpr std::array<std::uint64_t, kPhases> kPatience = {100, 1000, 1000, 1000, 300, 4};
+  constexpr std::array<std::uint64_t, kPhases> kPatience = {30, 1000, 1000, 1000, 300, 4};
   patience_ = static_cast<std::uint32_t>(dice_.below(kPatience[std::size_t(plan.phase) % kPhases]));
   if (plan.phase == Phase::one_sided && !lend()) return false;
   const std::string address = listener_.address();
@@ -130,7 +131,7 @@ inline void Target::pour(Link& link) {
   while (link.outstanding < kWindow) {
     const std::uint64_t key = message_key(plan_.seed, link.sent);
     const std::size_t size = message_size(key);
-    spinwire::Buffer buffer = common_.engine.allocate(std::max<std::size_t>(size, 1));
+    spinwire::Buffer buffer = common_.engine.allocate(kLongestMessage);
     if (!buffer) return fault("the send pool is dry");
     buffer.resize(size);
     fill_bytes(buffer.bytes(), key);

@@ -186,7 +186,7 @@ class Victim {
     for (int burst = 0; burst < 32; ++burst) {
       const std::uint64_t key = message_key(~slot_.seed, sent_);
       const std::size_t size = message_size(key);
-      spinwire::Buffer buffer = engine_.allocate(std::max<std::size_t>(size, 1));
+      spinwire::Buffer buffer = engine_.allocate(kLongestMessage);
       if (!buffer) return;
       buffer.resize(size);
       fill_bytes(buffer.bytes(), key);

@@ -90,7 +90,7 @@ void PerfClient::run_turn(int events) {
   if (events == 0) {
     if ((++idle_turns_ & 0xfff) == 0) [[unlikely]]
       check_progress();
-    idle_control_.turn(engine_, events);
+    idle_care_.turn(engine_, events);
   }
   if (!exact_) {
     if (finished_ != completed_) finish_up_to(completed_, clock_.now());

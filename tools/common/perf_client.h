@@ -95,7 +95,7 @@ class PerfClient {
   std::vector<std::uint64_t> started_;  ///< ticks, by place
   std::uint64_t begin_ = 0;
   std::uint64_t end_ = 0;
-  IdleControl idle_control_;
+  IdleCare idle_care_;
   std::uint32_t idle_turns_ = 0;
   std::uint64_t progress_at_ = 0;  ///< when `progress_` was last seen to change
   std::uint64_t progress_seen_ = 0;

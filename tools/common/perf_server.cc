@@ -30,7 +30,7 @@ int PerfServer::turn() {
   if (pending_count_ != 0) [[unlikely]]
     send_pending();
   if (hot && said_.empty()) [[likely]] {
-    idle_control_.turn(engine_, events);
+    idle_care_.turn(engine_, events);
     return events;
   }
   if (!said_.empty()) say({});

@@ -81,7 +81,7 @@ class PerfServer {
   std::vector<Buffer> pending_;  ///< replies that had to wait: a ring of `window` places
   std::size_t pending_first_ = 0;
   std::size_t pending_count_ = 0;
-  IdleControl idle_control_;
+  IdleCare idle_care_;
   // Cold.
   Deadline patience_;  ///< with a client that is to take its next step
   Buffer memory_;      ///< what the client writes or reads

@@ -86,7 +86,7 @@ class End {
   virtual void stop_listening() {}
 
   void drive_to_end() {
-    Idler idler(engine_.clock());
+    Idler idler(engine_.clock(), /*may_sleep=*/true);
     Deadline patience(engine_.clock(), kPatience);
     while (!over_) {
       const int events = drive(engine_);

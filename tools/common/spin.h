@@ -32,14 +32,19 @@ inline int drive(Engine& engine) noexcept {
   return more < 0 ? more : events + more;
 }
 
-/// For measured stretches, where drive() would be too much: takes a control step where the engine
-/// takes none itself, but only once in many idle turns. Hot.
-class IdleControl {
+/// For measured stretches, where an Idler would be too much. Looks after what is due when nothing
+/// has happened for thousands of turns, so that nothing is being measured but a peer's absence:
+/// lets others have the CPU, the peer may be waiting for it; and takes a control step where the
+/// engine takes none itself. Hot.
+class IdleCare {
  public:
   void turn(Engine& engine, int events) noexcept {
-    if (events != 0 || (++idle_ & 0xfff) != 0) [[likely]]
-      return;
-    if (engine.config().engine.control == ControlMode::manual) engine.poll_control();
+    if (events != 0) {
+      idle_ = 0;
+    } else if ((++idle_ & 0xfff) == 0) [[unlikely]] {
+      if (engine.config().engine.control == ControlMode::manual) engine.poll_control();
+      std::this_thread::yield();
+    }
   }
 
  private:
@@ -56,26 +61,41 @@ bool spin_until(Engine& engine, Nanoseconds patience, Done&& done) {
   return true;
 }
 
-/// Leaves the CPU to others while nothing happens and nobody measures: after 50 us without an event
-/// each idle turn yields, after 20 ms it sleeps.
+/// Leaves the CPU to others while nothing happens: after some microseconds of idle turns each
+/// further one yields, after 20 ms it sleeps if it may. A peer that runs answers before that; one
+/// that waits for a CPU gets it sooner. While there are events it costs a branch.
 class Idler {
  public:
-  explicit Idler(const Clock& clock) noexcept : clock_(clock), busy_(clock.now()) {}
+  Idler(const Clock& clock, bool may_sleep) noexcept
+      : clock_(clock),
+        sleep_after_(may_sleep ? clock.ticks(std::chrono::milliseconds(20)) : ~std::uint64_t{0}) {}
 
   void turn(bool idle) {
-    const std::uint64_t now = clock_.now();
-    if (!idle) {
-      busy_ = now;
-    } else if (now - busy_ > clock_.ticks(std::chrono::milliseconds(20))) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    } else if (now - busy_ > clock_.ticks(std::chrono::microseconds(50))) {
-      std::this_thread::yield();
+    if (!idle) [[likely]] {
+      turns_ = 0;
+    } else if (++turns_ > kCheap) [[unlikely]] {
+      wait();
     }
   }
 
  private:
+  static constexpr std::uint32_t kCheap = 256;  ///< idle turns before the first yield
+
+  void wait() {
+    const std::uint64_t now = clock_.now();
+    if (turns_ == kCheap + 1) since_ = now;
+    if (now - since_ > sleep_after_) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    } else {
+      std::this_thread::yield();
+    }
+    if (turns_ == ~std::uint32_t{0}) --turns_;
+  }
+
   Clock clock_;
-  std::uint64_t busy_;
+  std::uint64_t sleep_after_;
+  std::uint64_t since_ = 0;
+  std::uint32_t turns_ = 0;
 };
 
 }  // namespace spinwire::tools

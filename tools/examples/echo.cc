@@ -20,6 +20,7 @@
 #include "common/child.h"
 #include "common/cli.h"
 #include "common/histogram.h"
+#include "common/spin.h"
 #include "spinwire/spinwire.h"
 
 namespace {
@@ -52,8 +53,11 @@ int serve(const std::string& address, bool once, int announce) {
   if (!listener) return fail(listener.error());
   tools::announce_address(announce, listener->address());
 
+  tools::Idler idler(engine->clock(), /*may_sleep=*/false);
   while (!tools::stop_requested()) {
-    if (engine->poll() < 0) return fail("poll() was misused");
+    const int events = engine->poll();
+    if (events < 0) return fail("poll() was misused");
+    idler.turn(events == 0);
     if (left && once && engine->stats().accepted != 0) break;
   }
   return tools::kDone;
@@ -133,8 +137,11 @@ int run_client(const std::string& address, std::uint64_t count, std::size_t size
   if (!connection) return fail(connection.error());
 
   const std::uint64_t begin = client->clock.now();
+  tools::Idler idler(engine->clock(), /*may_sleep=*/false);
   while (!client->closed && !tools::stop_requested()) {
-    if (engine->poll() < 0) return fail("poll() was misused");
+    const int events = engine->poll();
+    if (events < 0) return fail("poll() was misused");
+    idler.turn(events == 0);
     if (client->due) client->send_next();
   }
   const auto took = client->clock.duration(client->clock.now() - begin);

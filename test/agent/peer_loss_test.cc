@@ -1,0 +1,172 @@
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "engine/harness.h"
+
+namespace peer_loss_test {
+namespace {
+
+using namespace engine_test;  // names of a test namespace of its own
+
+constexpr std::uint64_t kMillisecond = 1'000'000;
+
+Config timed_config() {
+  Config c = small_config();
+  c.connections.keepalive = 100ms;
+  c.connections.peer_timeout = 1000ms;
+  c.connections.credit_idle = 500ms;
+  return c;
+}
+
+/// Moves time on by `ms`, in steps of a millisecond with a poll of each node.
+void pass(std::uint64_t& ticks, std::uint64_t ms, std::initializer_list<Node*> nodes) {
+  for (std::uint64_t i = 0; i < ms; ++i) {
+    ticks += kMillisecond;
+    for (Node* node : nodes) (void)node->poll();
+  }
+}
+
+TEST(PeerLoss, SilentPeerThatPollsStays) {
+  std::uint64_t ticks = kMillisecond;
+  Pair p(timed_config(), &ticks);
+  const std::uint64_t bells = p.client.engine.stats().doorbells;
+  pass(ticks, 20000, {&p.client, &p.server});
+  EXPECT_TRUE(p.ends.client.ready());
+  EXPECT_TRUE(p.ends.server.ready());
+  // It was asked, though, about once in a keepalive time.
+  EXPECT_GE(p.client.engine.stats().doorbells - bells, 100u);
+  EXPECT_LE(p.client.engine.stats().doorbells - bells, 220u);
+  p.finish();
+}
+
+TEST(PeerLoss, PeerThatStopsPollingIsLostAfterTheTimeOut) {
+  std::uint64_t ticks = kMillisecond;
+  Pair p(timed_config(), &ticks);
+  Node other(timed_config(), &ticks);
+  other.listen();
+  Ends second = connect(p.client, other);
+  Buffer b = p.client.filled(200, 1);
+  ASSERT_EQ(p.client.tally.run([&](CompletionCallback done) {
+    return p.ends.client.send(b, done);
+  }), Status::ok);
+  pass(ticks, 900, {&p.client, &other});
+  EXPECT_TRUE(p.ends.client.ready());
+  EXPECT_EQ(p.client.tally.completed, 0u);
+  pass(ticks, 400, {&p.client, &other});
+  EXPECT_EQ(p.client.tally.completed, 1u);
+  EXPECT_EQ(p.client.tally.ended(Status::flushed), 1u);
+  ASSERT_EQ(p.client.closed.size(), 1u);
+  EXPECT_EQ(p.client.closed[0].status, Status::peer_lost) << p.client.closed[0].message();
+  EXPECT_EQ(p.client.engine.stats().peers_lost, 1u);
+  EXPECT_TRUE(second.client.ready());
+  ASSERT_EQ(second.client.send(b), Status::ok);
+  ASSERT_TRUE(until({&p.client, &other}, [&] { return other.messages == 1; }));
+  b.reset();
+  (void)second.client.close();
+  (void)p.ends.server.close();
+  p.server.stale_allowed = p.client.stale_allowed = true;
+  ASSERT_TRUE(until({&p.client, &other, &p.server}, [&] {
+    ticks += kMillisecond / 10;
+    return other.engine.stats().connections == 0 && p.server.engine.stats().connections == 0;
+  }));
+  p.finish();
+}
+
+TEST(PeerLoss, OurOwnPauseIsNotHeldAgainstThePeer) {
+  std::uint64_t ticks = kMillisecond;
+  Pair p(timed_config(), &ticks);
+  pass(ticks, 500, {&p.client, &p.server});
+  Buffer b = p.client.filled(200, 1);
+  // Neither polls for long; then both do, and one sends first of all.
+  ticks += 60'000 * kMillisecond;
+  ASSERT_EQ(p.client.tally.run([&](CompletionCallback done) {
+    return p.ends.client.send(b, done);
+  }), Status::ok);
+  (void)p.client.poll();
+  ticks += 60'000 * kMillisecond;
+  (void)p.client.poll();
+  pass(ticks, 50, {&p.client, &p.server});
+  EXPECT_TRUE(p.ends.client.ready());
+  EXPECT_EQ(p.client.tally.ended(Status::ok), 1u);
+  b.reset();
+  p.finish();
+}
+
+TEST(PeerLoss, KilledProcess) {
+  const Config c = small_config();
+  Child victim([&](int in, int out) { return echo_server(in, out, c); });
+  Node server;
+  server.listen();
+  Node client(c);
+  Ends alive = connect(client, server);
+  const std::string address = victim.line();
+  ASSERT_NE(address, "");
+  Connection busy = client.begin(address);
+  Connection idle = client.begin(address);
+  ASSERT_TRUE(until({&client}, [&] { return client.ready.size() == 3; }));
+  Buffer b = client.filled(3000, 1);
+  ASSERT_TRUE(until({&client}, [&] {
+    (void)client.tally.run([&](CompletionCallback done) { return busy.send(b, done); });
+    return client.messages > 1000;
+  }));
+  // Stopped, then killed, with operations under way.
+  victim.signal(SIGSTOP);
+  ASSERT_TRUE(until({&client}, [&] {
+    return client.tally.run([&](CompletionCallback done) { return busy.send(b, done); }) ==
+               Status::would_block &&
+           !client.tally.idle();
+  }));
+  for (int i = 0; i < 1000; ++i) (void)client.poll();
+  EXPECT_FALSE(client.tally.idle());
+  victim.kill(SIGKILL);
+  const auto killed = std::chrono::steady_clock::now();
+  ASSERT_TRUE(until({&client, &server}, [&] { return client.closed.size() == 2; }));
+  EXPECT_LT(std::chrono::steady_clock::now() - killed, 5s);
+  EXPECT_TRUE(client.tally.idle());
+  EXPECT_GE(client.tally.ended(Status::peer_lost), 1u);
+  EXPECT_EQ(client.tally.ended(Status::ok) + client.tally.ended(Status::peer_lost) +
+                client.tally.ended(Status::flushed),
+            client.tally.accepted);
+  for (const Error& e : client.closed) EXPECT_EQ(e.status, Status::peer_lost) << e.message();
+  EXPECT_EQ(client.engine.stats().peers_lost, 2u);
+  EXPECT_EQ(busy.state(), ConnectionState::closed);
+  EXPECT_EQ(idle.state(), ConnectionState::closed);
+  EXPECT_TRUE(alive.client.ready());
+  const std::uint64_t before = server.messages;
+  ASSERT_TRUE(until({&client, &server}, [&] { return alive.client.send(b) == Status::ok; }));
+  ASSERT_TRUE(until({&client, &server}, [&] { return server.messages == before + 1; }));
+  b.reset();
+  client.stale_allowed = true;
+  finish(client, server);
+}
+
+TEST(PeerLoss, KilledWhileShakingHands) {
+  Config c = small_config();
+  c.connections.keepalive = 50ms;
+  Node server(c);
+  server.listen();
+  const std::string address = server.listener.address();
+  for (int polls = 1; polls < 60; polls += 7) {
+    Child victim([&](int in, int out) {
+      Node node;
+      (void)node.begin(address);
+      for (int i = 0; i < polls; ++i) (void)node.poll();
+      write_line(out, "there");
+      while (command(in) != 'q') {
+      }
+      return 0;
+    });
+    EXPECT_EQ(victim.line(), "there");
+    for (int i = 0; i < polls; ++i) (void)server.poll();
+    victim.kill(SIGKILL);
+    ASSERT_TRUE(until({&server}, [&] { return server.engine.stats().connections == 0; }));
+  }
+  Node client;
+  (void)connect(client, server);
+  server.stale_allowed = true;
+  finish(client, server);
+}
+
+}  // namespace
+}  // namespace peer_loss_test

@@ -1,0 +1,286 @@
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "base/unique_fd.h"
+#include "connect/loopback.h"
+#include "engine/harness.h"
+#include "wire/handshake.h"
+
+namespace handshakes_test {
+namespace {
+
+using namespace engine_test;  // names of a test namespace of its own
+namespace wire = spinwire::wire;
+using spinwire::base::UniqueFd;
+
+Config quick_config() {
+  Config c = small_config();
+  c.connections.handshake_timeout = 500ms;
+  c.connections.handshakes = 8;
+  return c;
+}
+
+UniqueFd attack(const Node& target) {
+  return loopback::plain_client(*spinwire::connect::Address::parse(target.listener.address()));
+}
+void say(const UniqueFd& fd, std::span<const std::byte> bytes) {
+  EXPECT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
+}
+void say(const UniqueFd& fd, std::string_view text) {
+  say(fd, std::as_bytes(std::span(text)));
+}
+/// Whether the other end has closed, without waiting; bytes on the way there are dropped.
+bool ended(const UniqueFd& fd) {
+  std::array<char, 512> bytes;
+  for (;;) {
+    const ssize_t got = ::recv(fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN)) return true;
+    if (got < 0) return false;
+  }
+}
+
+wire::EndpointInfo plausible() {
+  wire::EndpointInfo e;
+  e.gid.fill(0xfe);
+  e.gid_type = wire::GidType::softverbs;
+  e.qp_num = 77;
+  e.mtu = 4096;
+  e.max_message = 4096;
+  e.credits = 1;
+  e.incarnation = 5;
+  e.control_address = 4096;
+  e.control_rkey = 9;
+  e.max_rd_atomic = 1;
+  return e;
+}
+
+/// Attacks while a client connects: the client must be ready in time, and in the end the attackers
+/// be gone, counted, and nothing be left of them.
+class HandshakeAttack : public testing::Test {
+ protected:
+  HandshakeAttack() : server_(quick_config()), client_(small_config()) {
+    server_.listen();
+    finish_one();  // what the first connection takes for good is no leak
+    descriptors_ = open_descriptors();
+  }
+  void finish_one() {
+    Ends ends = connect(client_, server_);
+    EXPECT_EQ(ends.client.close(), Status::ok);
+    EXPECT_TRUE(until({&client_, &server_}, [&] { return idle(client_) && idle(server_); }));
+  }
+  static bool idle(Node& node) { return node.engine.stats().connections == 0; }
+
+  void expect_repelled(std::vector<UniqueFd> attackers) {
+    const std::uint64_t before = server_.engine.stats().handshakes_refused;
+    finish_one();
+    ASSERT_TRUE(until({&server_, &client_}, [&] {
+      return std::all_of(attackers.begin(), attackers.end(), ended) && idle(server_);
+    }));
+    EXPECT_LE(before, attackers.size());  // some may have been refused before the client came
+    EXPECT_EQ(server_.engine.stats().handshakes_refused, attackers.size());
+    EXPECT_EQ(server_.ready.size(), 2u);
+    attackers.clear();
+    // A refusal lingers until its reader has gone.
+    EXPECT_TRUE(until({&server_, &client_}, [&] { return open_descriptors() == descriptors_; }));
+    finish_one();
+    finish(client_, server_);
+  }
+
+  Node server_;
+  Node client_;
+  std::size_t descriptors_ = 0;
+};
+
+TEST_F(HandshakeAttack, SomebodySpeaksHttp) {
+  std::vector<UniqueFd> a;
+  a.push_back(attack(server_));
+  say(a[0], "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  expect_repelled(std::move(a));
+}
+
+TEST_F(HandshakeAttack, Garbage) {
+  std::vector<UniqueFd> a;
+  for (int i = 0; i < 20; ++i) {
+    a.push_back(attack(server_));
+    std::array<std::byte, 300> bytes;
+    for (std::size_t k = 0; k < bytes.size(); ++k) bytes[k] = Node::pattern(200u + i, k);
+    say(a.back(), std::span(bytes).first(1 + static_cast<std::size_t>(i) * 15));
+  }
+  expect_repelled(std::move(a));
+}
+
+TEST_F(HandshakeAttack, ConnectsAndSaysNothing) {
+  // Many more than there is room for.
+  std::vector<UniqueFd> a;
+  for (int i = 0; i < 60; ++i) a.push_back(attack(server_));
+  expect_repelled(std::move(a));
+}
+
+TEST_F(HandshakeAttack, StopsHalfWay) {
+  std::vector<UniqueFd> a;
+  const wire::Frame hello = wire::encode(wire::Hello{plausible()});
+  for (const std::size_t bytes : {1u, 4u, 15u, 16u, 17u, 73u}) {
+    a.push_back(attack(server_));
+    say(a.back(), hello.bytes().first(bytes));
+  }
+  expect_repelled(std::move(a));
+}
+
+TEST_F(HandshakeAttack, AnotherVersion) {
+  std::vector<UniqueFd> a;
+  for (int i = 0; i < 20; ++i) {
+    a.push_back(attack(server_));
+    say(a.back(), wire::encode(wire::Hello{plausible()}, {{7, 9}, 0}).bytes());
+  }
+  expect_repelled(std::move(a));
+}
+
+TEST_F(HandshakeAttack, FramesInTheWrongPlace) {
+  std::vector<UniqueFd> a;
+  for (const wire::Frame& frame :
+       {wire::encode(wire::Ready{77}), wire::encode(wire::Accept{plausible()}),
+        wire::encode(wire::make_refuse(Status::limit, "why not"))}) {
+    a.push_back(attack(server_));
+    say(a.back(), frame.bytes());
+  }
+  // A confirmation right after the hello, of an engine that it cannot know.
+  a.push_back(attack(server_));
+  say(a.back(), wire::encode(wire::Hello{plausible()}).bytes());
+  say(a.back(), wire::encode(wire::Ready{12345}).bytes());
+  expect_repelled(std::move(a));
+}
+
+TEST_F(HandshakeAttack, AbsurdValues) {
+  std::vector<wire::EndpointInfo> each(8, plausible());
+  each[0].qp_num = 0xffffffff;
+  each[1].mtu = 333;
+  each[2].max_message = 0;
+  each[3].credits = 0;
+  each[4].gid_type = wire::GidType::roce_v2;
+  each[5].control_address = 3;
+  each[6].incarnation = 0;
+  each[7].gid.fill(0);
+  std::vector<UniqueFd> a;
+  for (const wire::EndpointInfo& e : each) {
+    a.push_back(attack(server_));
+    say(a.back(), wire::encode(wire::Hello{e}).bytes());
+  }
+  // Well-formed, but of no device at all.
+  a.push_back(attack(server_));
+  say(a.back(), wire::encode(wire::Hello{plausible()}).bytes());
+  expect_repelled(std::move(a));
+}
+
+TEST_F(HandshakeAttack, ConnectAndCloseAtOnce) {
+  for (int i = 0; i < 100; ++i) {
+    UniqueFd fd = attack(server_);
+    if (i % 2 == 0) {
+      const linger hard{1, 0};
+      setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &hard, sizeof hard);
+    }
+    fd.reset();
+    if (i % 10 == 0) (void)server_.poll();
+  }
+  finish_one();
+  ASSERT_TRUE(until({&server_, &client_}, [&] {
+    return open_descriptors() == descriptors_;
+  }));
+  // A reset connection may be gone before it is taken.
+  EXPECT_GE(server_.engine.stats().handshakes_refused, 50u);
+  EXPECT_LE(server_.engine.stats().handshakes_refused, 100u);
+  finish(client_, server_);
+}
+
+TEST(EngineHandshakes, ACrowdAtTheDoorKeepsNobodyFromGoingOut) {
+  Node other;
+  other.listen();
+  Node crowded(quick_config());
+  crowded.listen();
+  std::vector<UniqueFd> a;
+  for (int i = 0; i < 8; ++i) a.push_back(attack(crowded));
+  for (int i = 0; i < 100; ++i) (void)crowded.poll();
+  (void)connect(crowded, other);
+  a.clear();
+  finish(crowded, other);
+}
+
+TEST(EngineHandshakes, SilentListenerTimesOut) {
+  auto silent = loopback::listener();
+  Config c = small_config();
+  c.connections.connect_timeout = 100ms;
+  Node node(c);
+  const auto text = silent.local().text();
+  const Connection conn = node.begin(std::string(text.view()));
+  ASSERT_TRUE(until({&node}, [&] { return node.closed.size() == 1; }));
+  EXPECT_EQ(node.closed[0].status, Status::timed_out) << node.closed[0].message();
+  EXPECT_EQ(node.closed_connections[0], conn);
+  EXPECT_TRUE(node.ready.empty());
+  ASSERT_TRUE(until({&node}, [&] { return node.engine.stats().connections == 0; }));
+  node.expect_clean();
+}
+
+TEST(EngineHandshakes, DeadPortRefuses) {
+  const loopback::DeadPort dead;
+  const auto text = dead.address().text();
+  Node node;
+  (void)node.begin(std::string(text.view()));
+  ASSERT_TRUE(until({&node}, [&] { return node.closed.size() == 1; }));
+  EXPECT_EQ(node.closed[0].status, Status::refused) << node.closed[0].message();
+  node.expect_clean();
+}
+
+TEST(EngineHandshakes, AListenerThatSpeaksAnotherProtocol) {
+  auto other = loopback::listener();
+  const auto text = other.local().text();
+  Node node;
+  (void)node.begin(std::string(text.view()));
+  auto taken = loopback::accept_one(other);
+  ASSERT_TRUE(taken);
+  say(taken->fd, "SSH-2.0-OpenSSH_9.0\r\n");
+  ASSERT_TRUE(until({&node}, [&] { return node.closed.size() == 1; }));
+  EXPECT_EQ(node.closed[0].status, Status::protocol) << node.closed[0].message();
+  // And one that hangs up.
+  (void)node.begin(std::string(text.view()));
+  taken = loopback::accept_one(other);
+  ASSERT_TRUE(taken);
+  taken->fd.reset();
+  ASSERT_TRUE(until({&node}, [&] { return node.closed.size() == 2; }));
+  EXPECT_EQ(node.closed[1].status, Status::peer_lost) << node.closed[1].message();
+  node.expect_clean();
+}
+
+TEST(EngineHandshakes, AnEngineConnectsToItself) {
+  Node node;
+  node.listen();
+  Connection c = node.begin(node);
+  ASSERT_TRUE(until({&node}, [&] { return node.ready.size() == 2; }));
+  Buffer b = node.filled(3000, 6);
+  bool good = false;
+  node.on_message = [&](Connection, Message& m) { good = Node::holds(m.bytes(), 6); };
+  ASSERT_EQ(c.send(b), Status::ok);
+  b.reset();
+  ASSERT_TRUE(until({&node}, [&] { return node.messages == 1; }));
+  EXPECT_TRUE(good);
+  ASSERT_EQ(c.close(), Status::ok);
+  ASSERT_TRUE(until({&node}, [&] { return node.engine.stats().connections == 0; }));
+  for (int i = 0; i < 8; ++i) (void)node.poll();
+  EXPECT_EQ(node.closed.size(), 2u);
+  node.expect_clean();
+}
+
+TEST(EngineHandshakes, SixthVersionOfTheInternetProtocol) {
+  Node server;
+  server.listen("[::1]:0");
+  Node client;
+  Ends ends = connect(client, server);
+  EXPECT_EQ(ends.client.peer(), server.listener.address());
+  EXPECT_EQ(ends.server.peer().rfind("[::1]:", 0), 0u) << ends.server.peer();
+  finish(client, server);
+}
+
+}  // namespace
+}  // namespace handshakes_test

@@ -1,0 +1,205 @@
+// What the hot path must not do: allocate from the heap, or call the system.
+#include <gtest/gtest.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+
+#include "engine/harness.h"
+
+// A sanitizer brings an allocator of its own, which is not to be replaced.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define SPINWIRE_TEST_COUNTS_HEAP 1
+#else
+#define SPINWIRE_TEST_COUNTS_HEAP 0
+#endif
+
+namespace zero_cost_test {
+
+inline std::atomic<bool> armed{false};
+inline std::atomic<std::uint64_t> heap_calls{0};
+inline void count_heap_call() noexcept {
+  if (armed.load(std::memory_order_relaxed)) heap_calls.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace zero_cost_test
+
+#if SPINWIRE_TEST_COUNTS_HEAP
+// The C library's own entries, behind which every other way to the heap ends.
+extern "C" {
+void* __libc_malloc(std::size_t size) noexcept;
+void* __libc_calloc(std::size_t count, std::size_t size) noexcept;
+void* __libc_realloc(void* old, std::size_t size) noexcept;
+void* __libc_memalign(std::size_t alignment, std::size_t size) noexcept;
+void __libc_free(void* block) noexcept;
+
+__attribute__((visibility("default"))) void* malloc(std::size_t size) noexcept {
+  zero_cost_test::count_heap_call();
+  return __libc_malloc(size);
+}
+__attribute__((visibility("default"))) void* calloc(std::size_t count, std::size_t size) noexcept {
+  zero_cost_test::count_heap_call();
+  return __libc_calloc(count, size);
+}
+__attribute__((visibility("default"))) void* realloc(void* old, std::size_t size) noexcept {
+  zero_cost_test::count_heap_call();
+  return __libc_realloc(old, size);
+}
+__attribute__((visibility("default"))) void* aligned_alloc(std::size_t alignment,
+                                                           std::size_t size) noexcept {
+  zero_cost_test::count_heap_call();
+  return __libc_memalign(alignment, size);
+}
+__attribute__((visibility("default"))) void free(void* block) noexcept {
+  if (block != nullptr) zero_cost_test::count_heap_call();
+  __libc_free(block);
+}
+}
+#endif
+
+namespace zero_cost_test {
+namespace {
+
+using namespace engine_test;  // names of a test namespace of its own
+
+/// Two engines and everything the hot path offers, with handlers that need no heap of their own.
+class Load {
+ public:
+  Load() : server_(manual_config()), client_(manual_config()) {
+    ListenOptions options;
+    options.handlers.on_message = [this](Connection c, Message& m) {
+      ++received_;
+      if (m.is_write()) return;
+      if (m.size() % 3 == 0) {
+        const Buffer b = m.take();
+        (void)c.send(b);
+      } else {
+        const Buffer b = server_.engine.allocate(m.size() + 1);
+        if (b) (void)c.send_with_imm(b.slice(0, m.size()), 7);
+      }
+    };
+    server_.listener = std::move(*server_.engine.listen("127.0.0.1:0", options));
+    ConnectOptions connecting;
+    connecting.handlers.on_message = [this](Connection, Message&) { ++answered_; };
+    for (Connection& c : connections_)
+      c = *client_.engine.connect(server_.listener.address(), connecting);
+    EXPECT_TRUE(until({&server_, &client_}, [&] {
+      return connections_[0].ready() && connections_[1].ready() &&
+             server_.engine.stats().accepted == 2;
+    }));
+    memory_ = server_.buffer(8192, Pool::lease);
+    region_ = *server_.engine.expose(memory_.slice(), Access::remote_read_write);
+    into_ = client_.buffer(4096);
+  }
+  /// Polls both so many times, with work of all kinds in flight.
+  void run(int polls) {
+    for (int i = 0; i < polls; ++i) {
+      Connection& c = connections_[static_cast<std::size_t>(i) % 2];
+      const auto size = static_cast<std::size_t>(i) * 37 % 1400;
+      const auto done = [this](const Completion&) { ++completed_; };
+      const Buffer b = client_.engine.allocate(size + 1);
+      if (b && c.send(b.slice(0, size), done) == Status::ok) ++accepted_;
+      if (c.write(into_.slice(0, size), region_, done, Post::defer) == Status::ok) ++accepted_;
+      if (c.read(into_.slice(0, size), region_, done, Post::defer) == Status::ok) ++accepted_;
+      if (i % 4 == 0 &&
+          c.write_with_imm(into_.slice(0, size), region_, 5, done) == Status::ok) {
+        ++accepted_;
+      }
+      const Buffer free = server_.engine.allocate(100, i % 2 == 0 ? Pool::send : Pool::lease);
+      (void)(client_.engine.poll() + server_.engine.poll());
+    }
+  }
+  [[nodiscard]] bool worked() const {
+    return completed_ > 1000 && received_ > 1000 && answered_ > 1000 && accepted_ >= completed_;
+  }
+
+ private:
+  static Config manual_config() {
+    Config c = small_config();
+    c.engine.control = ControlMode::manual;
+    return c;
+  }
+  Node server_;
+  Node client_;
+  std::array<Connection, 2> connections_;
+  Buffer memory_;
+  Buffer into_;
+  RemoteRegion region_;
+  std::uint64_t received_ = 0;
+  std::uint64_t answered_ = 0;
+  std::uint64_t accepted_ = 0;
+  std::uint64_t completed_ = 0;
+};
+
+#if SPINWIRE_TEST_COUNTS_HEAP
+TEST(EngineZeroCost, NoHeap) {
+  Load load;
+  load.run(5000);
+  heap_calls = 0;
+  armed = true;
+  load.run(100000);
+  armed = false;
+  EXPECT_EQ(heap_calls, 0u);
+  EXPECT_TRUE(load.worked());
+  // The counter does count.
+  armed = true;
+  delete new volatile int(5);
+  std::free(std::malloc(10));
+  armed = false;
+  EXPECT_GE(heap_calls, 2u);
+}
+#endif
+
+/// From here on any system call but write and exit ends the process.
+bool forbid_system_calls() {
+  const auto allow = [](unsigned number) {
+    return std::array<sock_filter, 2>{
+        sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+        sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  };
+  const auto a = allow(SYS_write);
+  const auto b = allow(SYS_exit_group);
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      a[0], a[1], b[0], b[1],
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+  };
+  const sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+TEST(EngineZeroCost, NoSystemCalls) {
+  Child child([](int, int out) {
+    auto* load = new Load;  // its destructor may not run any more
+    load->run(5000);
+    if (!forbid_system_calls()) return 77;
+    load->run(100000);
+    write_line(out, load->worked() ? "worked" : "did not work");
+    _exit(0);
+  });
+  const std::string line = child.line();
+  const int code = child.wait();
+  if (code == 77) GTEST_SKIP() << "no system-call filter may be set here";
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(line, "worked");
+}
+
+TEST(EngineZeroCost, TheTrapForSystemCallsFires) {
+  Child child([](int, int) {
+    if (!forbid_system_calls()) return 77;
+    (void)syscall(SYS_getppid);
+    return 0;
+  });
+  const int code = child.wait();
+  if (code == 77) GTEST_SKIP() << "no system-call filter may be set here";
+  EXPECT_EQ(code, -SIGSYS);
+}
+
+}  // namespace
+}  // namespace zero_cost_test
