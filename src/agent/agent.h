@@ -37,8 +37,7 @@ void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept;
 void finish_poll(Shared& s) noexcept;
 /// Whether finish_poll() has anything to do.
 inline bool has_work(const Shared& s) noexcept {
-  return (s.dirty.count() | s.grants.count() | s.deficit) != 0 ||
-         s.receives.count() >= s.config.queues.receive_postlist;
+  return (s.dirty.count() | s.grants.count() | s.deficit) != 0;
 }
 /// Fills the shared receive queue at the start. Errors: no_memory when the receive pool is short.
 Result<void> post_first_receives(Shared& s);

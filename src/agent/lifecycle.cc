@@ -33,8 +33,9 @@ bool step_expose(Shared& s, Agent& a) noexcept {
   a.cell_block = s.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
   if (a.cell_block == nullptr) {
     a.stage = Stage::over;
-    return set_up_failed(s, a, {Status::limit, "keep a credit cell for the connection",
-                                "the control pool is used up", "lower connections.maximum"});
+    return set_up_failed(s, a,
+                         {Status::limit, "keep a credit cell for the connection",
+                          "the control pool is used up", "lower connections.maximum"});
   }
   a.cell = new (a.cell_block->payload) CreditCell{};
   a.cell_mr = s.device->provider().reg_mr(s.device->pd(), a.cell_block->payload, sizeof(CreditCell),
@@ -124,7 +125,7 @@ Error operation_error(const Agent& a, const ibv_wc& wc) {
   const char* name = ibv_wc_status_str(wc.status);
   const bool lost = wc.status == IBV_WC_RETRY_EXC_ERR || wc.status == IBV_WC_RNR_RETRY_EXC_ERR;
   return base::make_error(
-      lost ? Status::peer_lost
+      lost                                 ? Status::peer_lost
       : wc.status == IBV_WC_REM_ACCESS_ERR ? Status::remote_access
                                            : Status::remote_error,
       fmt::format("an operation on queue pair {:#x} to {} (queue pair {:#x})", wc.qp_num,
@@ -140,8 +141,7 @@ Shared::Shared(const Config& settings, const Clock& time)
     : config(settings),
       clock(time),
       agents(settings.connections.maximum),
-      operations(settings.queues.operations,
-                 kControlRequests * settings.connections.maximum),
+      operations(settings.queues.operations, kControlRequests * settings.connections.maximum),
       dirty(settings.connections.maximum),
       grants(settings.connections.maximum),
       timers(time.ticks(std::chrono::microseconds(100)), time.now()),
@@ -276,9 +276,10 @@ void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& 
 
 void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
   if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
-  fail(s, a, {Status::protocol, "receive a message",
-              std::string("completion status: ") + ibv_wc_status_str(wc.status),
-              "the peer sent more than the limit it was told"});
+  fail(s, a,
+       {Status::protocol, "receive a message",
+        std::string("completion status: ") + ibv_wc_status_str(wc.status),
+        "the peer sent more than the limit it was told"});
 }
 
 void on_goodbye(Shared& s, Agent& a) noexcept {
@@ -361,9 +362,10 @@ void on_timer(Shared& s, Agent& a, TimerKind kind) noexcept {
     look_at_idle(s, a);
   } else if (silent_too_long(s, a)) {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(c.peer_timeout);
-    fail(s, a, {Status::peer_lost, fmt::format("operations on the connection to {}", a.peer.data()),
-                fmt::format("no sign of life for {} ms", ms.count()),
-                "the peer's process hangs or its network is down"});
+    fail(s, a,
+         {Status::peer_lost, fmt::format("operations on the connection to {}", a.peer.data()),
+          fmt::format("no sign of life for {} ms", ms.count()),
+          "the peer's process hangs or its network is down"});
   }
 }
 

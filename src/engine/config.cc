@@ -259,14 +259,14 @@ Result<void> check_queues(const Config& config) {
   const std::uint64_t entries = std::uint64_t{queues.operations} + queues.receive_depth +
                                 std::uint64_t{agent::kControlRequests} * config.connections.maximum;
   if (queues.completion_depth < entries) {
-    return disagree(config, "queues", "completion_depth",
-                    fmt::format("{}, {} and {} with {} control requests each can complete {} at "
-                                "once",
-                                setting(config, "queues", "operations"),
-                                setting(config, "queues", "receive_depth"),
-                                setting(config, "connections", "maximum"), agent::kControlRequests,
-                                entries),
-                    fmt::format("give at least {}, or lower one of the others", entries));
+    return disagree(
+        config, "queues", "completion_depth",
+        fmt::format("{}, {} and {} with {} control requests each can complete {} at "
+                    "once",
+                    setting(config, "queues", "operations"),
+                    setting(config, "queues", "receive_depth"),
+                    setting(config, "connections", "maximum"), agent::kControlRequests, entries),
+        fmt::format("give at least {}, or lower one of the others", entries));
   }
   return {};
 }

@@ -42,7 +42,8 @@ Status Connection::send(const BufferSlice& data, CompletionCallback done, Post p
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   return agent::submit<OperationKind::send>(
-      core_->shared, *a, {data.block(), data.data(), data.size(), nullptr, 0, done, deferred(*core_, post)});
+      core_->shared, *a,
+      {data.block(), data.data(), data.size(), nullptr, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::send(const Buffer& data, CompletionCallback done, Post post) {
@@ -58,22 +59,23 @@ Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediat
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   return agent::submit<OperationKind::send_imm>(
-      core_->shared, *a, {data.block(), data.data(), data.size(), nullptr, immediate, done, deferred(*core_, post)});
+      core_->shared, *a,
+      {data.block(), data.data(), data.size(), nullptr, immediate, done, deferred(*core_, post)});
 }
 
-Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallback done,
-                             Post post) {
+Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallback done, Post post) {
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   if (a->state != ConnectionState::ready) return Status::not_connected;
   if (bytes.size() > a->max_message) return Status::message_too_long;
-  detail::Block* block = core_->shared.arena->allocate(memory::PoolId::send,
-                                                       std::max<std::size_t>(bytes.size(), 1));
+  detail::Block* block =
+      core_->shared.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
   if (block == nullptr) return Status::no_buffer;
   const Buffer copy(block, bytes.size());
   std::copy(bytes.begin(), bytes.end(), copy.data());
   return agent::submit<OperationKind::send>(
-      core_->shared, *a, {block, copy.data(), bytes.size(), nullptr, 0, done, deferred(*core_, post)});
+      core_->shared, *a,
+      {block, copy.data(), bytes.size(), nullptr, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
@@ -81,7 +83,8 @@ Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   return agent::submit<OperationKind::write>(
-      core_->shared, *a, {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
+      core_->shared, *a,
+      {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
@@ -89,7 +92,9 @@ Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& 
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   return agent::submit<OperationKind::write_imm>(
-      core_->shared, *a, {local.block(), local.data(), local.size(), &remote, immediate, done, deferred(*core_, post)});
+      core_->shared, *a,
+      {local.block(), local.data(), local.size(), &remote, immediate, done,
+       deferred(*core_, post)});
 }
 
 Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
@@ -97,7 +102,8 @@ Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
   Agent* a = nullptr;
   if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
   return agent::submit<OperationKind::read>(
-      core_->shared, *a, {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
+      core_->shared, *a,
+      {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::flush() {

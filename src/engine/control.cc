@@ -97,8 +97,8 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   take_async_events();
   const bool verb = take_setup_step();
   if (!verb && registrations->pending() != 0) registrations->poll_revocations();
-  const std::size_t fired = shared.timers.advance(
-      now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
+  const std::size_t fired =
+      shared.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
   // What callbacks have deferred goes out with this very poll.
   if (agent::has_work(shared)) agent::finish_poll(shared);
   // While set-up work waits, every poll takes a step.

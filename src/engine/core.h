@@ -81,6 +81,8 @@ class EngineCore {
 
   // Hot.
   base::OwnerGuard guard;
+  ibv_cq* cq = nullptr;
+  int poll_batch = 0;
   std::uint64_t next_control = 0;  ///< tick; never in manual mode
   agent::Shared shared;
   std::array<ibv_wc, 64> completions;
@@ -100,7 +102,13 @@ class EngineCore {
   std::shared_ptr<EngineCore*> self;  ///< null inside once this is gone; for listeners
 
  private:
-  std::uint32_t drain_completions() noexcept;
+  [[gnu::noinline]] int poll_busy(int count) noexcept;
+  std::uint32_t take_batches(int count) noexcept;
+  /// One poll's worth of completions; cold callers only.
+  std::uint32_t drain_completions() noexcept {
+    const int n = ibv_poll_cq(cq, poll_batch, completions.data());
+    return n > 0 ? take_batches(n) : 0;
+  }
   bool take_setup_step() noexcept;
   void take_async_events() noexcept;
   void take_timer(base::Timer& timer) noexcept;

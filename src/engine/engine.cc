@@ -14,7 +14,9 @@ namespace detail {
 using agent::Agent;
 
 EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuard owner)
-    : guard(std::move(owner)), shared(config, clock), handshakes(2 * config.connections.handshakes) {
+    : guard(std::move(owner)),
+      shared(config, clock),
+      handshakes(2 * config.connections.handshakes) {
   shared.core = this;
   self = std::make_shared<EngineCore*>(this);
   control_interval = clock.ticks(config.engine.control_interval);
@@ -33,11 +35,13 @@ Result<void> EngineCore::open() {
   auto device = verbs::Device::open(options);
   if (!device) return tl::unexpected(device.error());
   shared.device = std::move(*device);
+  cq = shared.device->cq();
+  poll_batch = static_cast<int>(c.queues.poll_batch);
 
   // Control pool: a credit cell per connection and the message headers of split mode.
   constexpr std::uint64_t kCellBlock = 256 + 64;
-  const std::uint64_t headers = std::uint64_t{shared.operations.capacity()} *
-                                wire::kMessageHeaderBytes;
+  const std::uint64_t headers =
+      std::uint64_t{shared.operations.capacity()} * wire::kMessageHeaderBytes;
   memory::ArenaOptions arena;
   arena.pool_bytes = {c.memory.send_bytes, c.memory.receive_bytes, c.memory.lease_bytes,
                       kCellBlock * c.connections.maximum + 2 * headers + memory::kChunkBytes};
@@ -199,8 +203,7 @@ Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
     core_->allocate_status = core_->guard.diagnose();
     return {};
   }
-  const memory::PoolId id =
-      pool == Pool::send ? memory::PoolId::send : memory::PoolId::lease;
+  const memory::PoolId id = pool == Pool::send ? memory::PoolId::send : memory::PoolId::lease;
   detail::Block* block = core_->shared.arena->allocate(id, size);
   if (block == nullptr) [[unlikely]] {
     core_->allocate_status =
@@ -253,8 +256,8 @@ EngineStats Engine::stats() const noexcept {
 }
 
 MemoryStats Engine::memory_stats(Pool pool) const noexcept {
-  const memory::PoolStats p = core_->shared.arena->stats(
-      pool == Pool::send ? memory::PoolId::send : memory::PoolId::lease);
+  const memory::PoolStats p =
+      core_->shared.arena->stats(pool == Pool::send ? memory::PoolId::send : memory::PoolId::lease);
   return {p.chunks * memory::kChunkBytes, p.free_chunks * memory::kChunkBytes, p.blocks_used,
           p.allocations, p.refusals};
 }

@@ -169,16 +169,16 @@ void EngineCore::refuse(Handshake& h, const Error& why) noexcept {
   }
   // Lingers until the peer has read it, but not for ever.
   shared.timers.reschedule(
-      h.timer, shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
+      h.timer,
+      shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
   watch(h);
 }
 
 /// Room for one more inbound handshake: one that has been silent while others wait gives way.
 bool EngineCore::make_room() noexcept {
   if (inbound_handshakes < shared.config.connections.handshakes) return true;
-  const std::uint64_t patience =
-      shared.clock.ticks(std::min<Nanoseconds>(shared.config.connections.handshake_timeout / 8,
-                                               std::chrono::milliseconds(100)));
+  const std::uint64_t patience = shared.clock.ticks(std::min<Nanoseconds>(
+      shared.config.connections.handshake_timeout / 8, std::chrono::milliseconds(100)));
   Handshake* oldest = nullptr;
   for (std::uint32_t i = 0; i < handshakes.capacity(); ++i) {
     if (!handshakes.in_use(i)) continue;
@@ -206,11 +206,10 @@ void EngineCore::accept_from(std::uint32_t index, std::uint32_t generation) noex
     Handshake* h = begin_handshake(true);
     h->listener = index;
     h->listener_generation = generation;
-    h->exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer,
-                      wire::kinds(FrameKind::hello));
-    shared.timers.schedule(h->timer,
-                           shared.clock.now() + shared.clock.ticks(
-                                                    shared.config.connections.handshake_timeout));
+    h->exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer, wire::kinds(FrameKind::hello));
+    shared.timers.schedule(
+        h->timer,
+        shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
     watch(*h);
     progress(*h);
   }
@@ -267,8 +266,7 @@ void EngineCore::take_answer(Handshake& h, Agent& a) noexcept {
     drop(h);
     return;
   }
-  const auto taken =
-      agent::take_endpoint(shared, a, std::get<wire::Accept>(got.body).endpoint);
+  const auto taken = agent::take_endpoint(shared, a, std::get<wire::Accept>(got.body).endpoint);
   if (!taken) {
     agent::fail(shared, a, taken.error());
     refuse(h, taken.error());

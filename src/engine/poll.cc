@@ -3,30 +3,38 @@
 
 namespace spinwire::detail {
 
-std::uint32_t EngineCore::drain_completions() noexcept {
-  const int batch = static_cast<int>(shared.config.queues.poll_batch);
+/// Handles a batch, and further ones if it was full, up to a bound.
+std::uint32_t EngineCore::take_batches(int count) noexcept {
+  constexpr int kMostBatches = 4;
   std::uint32_t events = 0;
-  for (int round = 0; round < 4; ++round) {
-    const int n = ibv_poll_cq(shared.device->cq(), batch, completions.data());
-    if (n <= 0) break;
-    events += agent::take_completions(shared, completions.data(), n);
-    shared.stats.completions += static_cast<std::uint64_t>(n);
-    if (n < batch) break;
+  for (int i = 1;; ++i) {
+    events += agent::take_completions(shared, completions.data(), count);
+    shared.stats.completions += static_cast<std::uint64_t>(count);
+    if (count < poll_batch || i == kMostBatches) return events;
+    count = ibv_poll_cq(cq, poll_batch, completions.data());
+    if (count <= 0) return events;
   }
-  return events;
+}
+
+/// The rest of a poll that has something to do. Apart, so that an idle poll saves no registers.
+int EngineCore::poll_busy(int count) noexcept {
+  std::uint32_t events = count > 0 ? take_batches(count) : 0;
+  if (agent::has_work(shared)) agent::finish_poll(shared);
+  if (shared.now >= next_control) [[unlikely]]
+    events += control_step(shared.now);
+  guard.leave();
+  return static_cast<int>(events);
 }
 
 int EngineCore::poll() noexcept {
   if (!guard.enter()) [[unlikely]]
     return -static_cast<int>(guard.diagnose());
-  shared.now = shared.clock.now();
-  std::uint32_t events = drain_completions();
-  if (agent::has_work(shared)) agent::finish_poll(shared);
-  if (shared.now >= next_control) [[unlikely]]
-    events += control_step(shared.now);
   ++polls;
+  shared.now = shared.clock.now();
+  const int n = ibv_poll_cq(cq, poll_batch, completions.data());
+  if (n > 0 || agent::has_work(shared) || shared.now >= next_control) return poll_busy(n);
   guard.leave();
-  return static_cast<int>(events);
+  return 0;
 }
 
 Status EngineCore::flush() noexcept {

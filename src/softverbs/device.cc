@@ -205,6 +205,7 @@ ibv_cq* create_cq(ibv_context* context, int entries) noexcept {
 int destroy_cq(ibv_cq* base) noexcept {
   Cq* cq = static_cast<Cq*>(base);
   if (cq->users != 0) return EBUSY;
+  context_of(cq->context).attention -= cq->tail - cq->head;
   Context& c = context_of(cq->context);
   drop_events(c, base);
   --c.objects_open;

@@ -247,7 +247,8 @@ struct Context {
   Segment* segment = nullptr;
   std::uint32_t awake_count = 0;
   std::uint32_t unacked_count = 0;
-  std::uint32_t attention = 0;  ///< reasons for poll_cq to look at timers or to call control()
+  /// Reasons for poll_cq to look further: timers, completions in rings, control() to be called.
+  std::uint32_t attention = 0;
   std::uint32_t region_epoch = 1;  ///< bumped when a registration ends
   std::uint32_t turn = 0;       ///< the awake lane that the next poll looks at first
   std::unique_ptr<InLane*[]> awake;

@@ -42,13 +42,19 @@ std::string reach_error(const GidParts& parts, int error) {
   }
 }
 
+/// Whether a process has given up its memory: killed a moment ago, or not waited for by its parent.
+/// To all but root the kernel then shows its files as another user's.
+bool is_ending(std::uint32_t pid) {
+  const base::UniqueFd fd(::open(fmt::format("/proc/{}/statm", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  char size[2] = {};  // "0 " where there is no memory
+  return !fd || (read(fd.get(), size, sizeof size) == 2 && size[0] == '0' && size[1] == ' ');
+}
+
 Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why) {
   const std::string path = fmt::format("/proc/{}/fd/{}", parts.pid, parts.fd);
   const base::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd) {
-    // Of a process that has died and was not waited for, the kernel says that it is another user's.
-    if (errno == EACCES && process_ended(parts.pid)) errno = ESRCH;
-    const int error = errno;
+    const int error = errno == EACCES && is_ending(parts.pid) ? ESRCH : errno;
     why = reach_error(parts, error);
     errno = error;
     return nullptr;

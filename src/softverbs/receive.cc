@@ -318,9 +318,10 @@ void drain(Context& c, InLane& lane, Cq& cq) noexcept {
 }
 
 /// Moves older completions from the ring into the caller's array.
-int pop(Cq& cq, int entries, ibv_wc* wc) noexcept {
+int pop(Context& c, Cq& cq, int entries, ibv_wc* wc) noexcept {
   int n = 0;
   for (; n < entries && cq.head != cq.tail; ++n) wc[n] = cq.ring[cq.head++ & cq.mask];
+  c.attention -= static_cast<std::uint32_t>(n);
   return n;
 }
 
@@ -393,12 +394,13 @@ int post_srq_recv(ibv_srq* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
   return post(static_cast<Srq*>(base)->queue, wr, bad);
 }
 
-int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
+/// A poll that may find something.
+__attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   Cq& cq = *static_cast<Cq*>(base);
   Context& c = context_of(base->context);
   int got = 0;
   if (cq.head != cq.tail) [[unlikely]] {
-    got = pop(cq, entries, wc);
+    got = pop(c, cq, entries, wc);
     if (got == entries) return got;
   }
   cq.out = wc + got;
@@ -430,6 +432,21 @@ int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   got = static_cast<int>(cq.out - wc);
   cq.out = cq.out_end = nullptr;
   return got;
+}
+
+int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
+  const Context& c = context_of(base->context);
+  // An idle poll ends here, after a look at each lane that is awake.
+  if ((c.unacked_count | c.attention) == 0 &&
+      c.segment->doorbell.load(std::memory_order_relaxed) == 0) [[likely]] {
+    const InLane* const* lane = c.awake.get();
+    const InLane* const* const end = lane + c.awake_count;
+    for (;; ++lane) {
+      if (lane == end) return 0;
+      if (word_mark((*lane)->next->word.load(std::memory_order_relaxed)) == (*lane)->mark) break;
+    }
+  }
+  return poll_busy(base, entries, wc);
 }
 
 }  // namespace spinwire::softverbs

@@ -315,6 +315,7 @@ ibv_wc* ring_slot(Cq& cq) noexcept {
     cq.overrun = true;
     return nullptr;
   }
+  ++context_of(cq.context).attention;
   return &cq.ring[cq.tail++ & cq.mask];
 }
 

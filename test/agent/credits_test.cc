@@ -194,6 +194,11 @@ TEST(Credits, NoMessageEverFindsNoReceive) {
   p.server.on_message = [&](Connection conn, Message&) {
     if (conn.send(answer, {}, answers % 2 == 0 ? Post::now : Post::automatic) == Status::ok)
       ++answers;
+    // The peer uses what it was just told of while this poll has receives yet to be reposted.
+    if (p.server.messages % 8 == 0) {
+      (void)p.client.engine.poll();
+      p.push();
+    }
   };
   ASSERT_TRUE(p.until([&] {
     p.push();

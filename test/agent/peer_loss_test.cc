@@ -47,9 +47,9 @@ TEST(PeerLoss, PeerThatStopsPollingIsLostAfterTheTimeOut) {
   other.listen();
   Ends second = connect(p.client, other);
   Buffer b = p.client.filled(200, 1);
-  ASSERT_EQ(p.client.tally.run([&](CompletionCallback done) {
-    return p.ends.client.send(b, done);
-  }), Status::ok);
+  ASSERT_EQ(
+      p.client.tally.run([&](CompletionCallback done) { return p.ends.client.send(b, done); }),
+      Status::ok);
   pass(ticks, 900, {&p.client, &other});
   EXPECT_TRUE(p.ends.client.ready());
   EXPECT_EQ(p.client.tally.completed, 0u);
@@ -80,9 +80,9 @@ TEST(PeerLoss, OurOwnPauseIsNotHeldAgainstThePeer) {
   Buffer b = p.client.filled(200, 1);
   // Neither polls for long; then both do, and one sends first of all.
   ticks += 60'000 * kMillisecond;
-  ASSERT_EQ(p.client.tally.run([&](CompletionCallback done) {
-    return p.ends.client.send(b, done);
-  }), Status::ok);
+  ASSERT_EQ(
+      p.client.tally.run([&](CompletionCallback done) { return p.ends.client.send(b, done); }),
+      Status::ok);
   (void)p.client.poll();
   ticks += 60'000 * kMillisecond;
   (void)p.client.poll();

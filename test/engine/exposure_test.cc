@@ -44,7 +44,8 @@ TEST(EngineExposure, HeapMemoryWithinOneProcess) {
   // Dropped while an operation holds it: it stays until that has ended.
   ASSERT_EQ(p.client.tally.run([&](CompletionCallback d) {
     return p.ends.client.write(here->slice(), there->remote(), d, Post::defer);
-  }), Status::ok);
+  }),
+            Status::ok);
   *here = MemoryRegion();
   ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
   EXPECT_EQ(p.client.tally.ended(Status::ok), 4u);
@@ -54,15 +55,15 @@ TEST(EngineExposure, HeapMemoryWithinOneProcess) {
 }
 
 TEST(EngineExposure, DroppedRegionCanNoLongerBeReached) {
-  Pair p;
+  Pair p(watchful_config());
   std::vector<std::byte> theirs(4096, std::byte{0x44});
   auto there = p.server.engine.register_memory(theirs, Access::remote_read_write);
   const RemoteRegion remote = there->remote();
   *there = MemoryRegion();
   Buffer b = p.client.filled(64, 1);
-  ASSERT_EQ(p.client.tally.run([&](CompletionCallback d) {
-    return p.ends.client.write(b.slice(), remote, d);
-  }), Status::ok);
+  ASSERT_EQ(p.client.tally.run(
+                [&](CompletionCallback d) { return p.ends.client.write(b.slice(), remote, d); }),
+            Status::ok);
   ASSERT_TRUE(p.until([&] { return p.client.closed.size() == 1; }));
   EXPECT_EQ(p.client.tally.ended(Status::remote_access), 1u);
   EXPECT_EQ(theirs[0], std::byte{0x44});
@@ -72,7 +73,7 @@ TEST(EngineExposure, DroppedRegionCanNoLongerBeReached) {
 }
 
 TEST(EngineExposure, RevokedMeansUnreachable) {
-  Pair p;
+  Pair p(watchful_config());
   Ends other = connect(p.client, p.server);
   Buffer memory = p.server.buffer(1024, Pool::lease);
   std::memset(memory.data(), 0x55, 1024);
@@ -81,24 +82,24 @@ TEST(EngineExposure, RevokedMeansUnreachable) {
   ASSERT_TRUE(first && second);
   EXPECT_NE(first->rkey, second->rkey);
   Buffer b = p.client.filled(512, 3);
-  ASSERT_EQ(p.client.tally.run([&](CompletionCallback d) {
-    return p.ends.client.write(b.slice(), *first, d);
-  }), Status::ok);
+  ASSERT_EQ(p.client.tally.run(
+                [&](CompletionCallback d) { return p.ends.client.write(b.slice(), *first, d); }),
+            Status::ok);
   ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
   ASSERT_EQ(p.server.engine.revoke(*first), Status::ok);
   EXPECT_EQ(p.server.engine.revoke(*first), Status::invalid_argument);
   std::memset(memory.data(), 0x66, 512);
-  ASSERT_EQ(p.client.tally.run([&](CompletionCallback d) {
-    return p.ends.client.write(b.slice(), *first, d);
-  }), Status::ok);
+  ASSERT_EQ(p.client.tally.run(
+                [&](CompletionCallback d) { return p.ends.client.write(b.slice(), *first, d); }),
+            Status::ok);
   ASSERT_TRUE(p.until([&] { return p.client.closed.size() == 1; }));
   EXPECT_EQ(p.client.tally.ended(Status::remote_access), 1u);
   EXPECT_EQ(p.client.closed[0].status, Status::remote_access) << p.client.closed[0].message();
   EXPECT_EQ(memory.data()[0], std::byte{0x66});
   // The other exposure, on the other connection, is as it was.
-  ASSERT_EQ(p.client.tally.run([&](CompletionCallback d) {
-    return other.client.read(b.slice(), *second, d);
-  }), Status::ok);
+  ASSERT_EQ(p.client.tally.run(
+                [&](CompletionCallback d) { return other.client.read(b.slice(), *second, d); }),
+            Status::ok);
   ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
   EXPECT_EQ(p.client.tally.ended(Status::ok), 2u);
   EXPECT_EQ(b.data()[0], std::byte{0x55});

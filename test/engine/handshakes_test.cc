@@ -30,9 +30,7 @@ void say(const UniqueFd& fd, std::span<const std::byte> bytes) {
   EXPECT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(bytes.size()));
 }
-void say(const UniqueFd& fd, std::string_view text) {
-  say(fd, std::as_bytes(std::span(text)));
-}
+void say(const UniqueFd& fd, std::string_view text) { say(fd, std::as_bytes(std::span(text))); }
 /// Whether the other end has closed, without waiting; bytes on the way there are dropped.
 bool ended(const UniqueFd& fd) {
   std::array<char, 512> bytes;
@@ -186,9 +184,7 @@ TEST_F(HandshakeAttack, ConnectAndCloseAtOnce) {
     if (i % 10 == 0) (void)server_.poll();
   }
   finish_one();
-  ASSERT_TRUE(until({&server_, &client_}, [&] {
-    return open_descriptors() == descriptors_;
-  }));
+  ASSERT_TRUE(until({&server_, &client_}, [&] { return open_descriptors() == descriptors_; }));
   // A reset connection may be gone before it is taken.
   EXPECT_GE(server_.engine.stats().handshakes_refused, 50u);
   EXPECT_LE(server_.engine.stats().handshakes_refused, 100u);

@@ -70,6 +70,14 @@ inline Config small_config() {
   return c;
 }
 
+/// Notices within milliseconds that the other end of an idle connection is gone.
+inline Config watchful_config() {
+  Config c = small_config();
+  c.connections.keepalive = 20ms;
+  c.queue_pair.ack_timeout = 8;
+  return c;
+}
+
 /// Operations of the application: each must complete exactly once if accepted, and never else.
 class Tally {
  public:
@@ -239,9 +247,9 @@ inline Ends connect(Node& client, Node& server) {
   const std::size_t before = server.ready.size();
   Ends ends;
   ends.client = client.begin(server);
-  EXPECT_TRUE(until({&client, &server}, [&] {
-    return ends.client.ready() && server.ready.size() > before;
-  })) << "not ready: " << to_string(ends.client.state());
+  EXPECT_TRUE(until({&client, &server},
+                    [&] { return ends.client.ready() && server.ready.size() > before; }))
+      << "not ready: " << to_string(ends.client.state());
   if (server.ready.size() > before) ends.server = server.ready.back();
   return ends;
 }

@@ -63,12 +63,14 @@ TEST_P(EngineCloseInside, Callbacks) {
   ASSERT_TRUE(until({&client, &server}, [&] { return !client.ready.empty(); }));
   if (where == Where::on_message || where == Where::on_completion) {
     Buffer b = client.filled(100, 1);
-    ASSERT_EQ(c.send(b, [handle = &c, closes = where == Where::on_completion](const Completion& e) {
-      EXPECT_EQ(e.status, Status::ok);
-      if (closes) {
-        EXPECT_EQ(handle->close(), Status::ok);
-      }
-    }), Status::ok);
+    ASSERT_EQ(c.send(b,
+                     [handle = &c, closes = where == Where::on_completion](const Completion& e) {
+                       EXPECT_EQ(e.status, Status::ok);
+                       if (closes) {
+                         EXPECT_EQ(handle->close(), Status::ok);
+                       }
+                     }),
+              Status::ok);
   }
   ASSERT_TRUE(until({&client, &server}, [&] {
     return gone(client) && gone(server) && !client.closed.empty() && !server.closed.empty();
@@ -150,7 +152,8 @@ TEST(EngineClose, OutstandingOperationsCompleteFirst) {
   for (int i = 0; i < 20; ++i) {
     ASSERT_EQ(p.client.tally.run([&](CompletionCallback done) {
       return p.ends.client.send(b, done, i % 2 == 0 ? Post::now : Post::defer);
-    }), Status::ok);
+    }),
+              Status::ok);
   }
   ASSERT_EQ(p.ends.client.close(), Status::ok);
   EXPECT_EQ(p.ends.client.state(), ConnectionState::draining);
@@ -167,9 +170,9 @@ TEST(EngineClose, PeerThatDoesNotPollIsWaitedForUpToTheDeadline) {
   c.connections.close_timeout = 50ms;
   Pair p(c);
   Buffer b = p.client.filled(3000, 1);
-  ASSERT_EQ(p.client.tally.run([&](CompletionCallback done) {
-    return p.ends.client.send(b, done);
-  }), Status::ok);
+  ASSERT_EQ(
+      p.client.tally.run([&](CompletionCallback done) { return p.ends.client.send(b, done); }),
+      Status::ok);
   const auto before = std::chrono::steady_clock::now();
   ASSERT_EQ(p.ends.client.close(), Status::ok);
   ASSERT_TRUE(until({&p.client}, [&] { return gone(p.client); }));
@@ -264,8 +267,9 @@ TEST(EngineDestruction, EndsConnectionsAndOperationsOnce) {
     const auto made = p.client.engine.connect(address, {});
     again = made ? Status::ok : made.error().status;
   };
-  auto exposed = p.server.engine.expose(p.server.buffer(64, Pool::lease).slice(),
-                                        Access::remote_read_write).value();
+  auto exposed =
+      p.server.engine.expose(p.server.buffer(64, Pool::lease).slice(), Access::remote_read_write)
+          .value();
   for (int i = 0; i < 6; ++i) {
     (void)tally.run([&](CompletionCallback done) {
       return i == 0 ? p.ends.client.send(held, done)
@@ -299,7 +303,8 @@ TEST(EngineDestruction, OfAnIdleConnectionIsAGoodbye) {
   Pair p;
   p.client.engine = Engine();
   ASSERT_EQ(p.client.closed.size(), 1u);
-  ASSERT_TRUE(until({&p.server}, [&] { return p.server.closed.size() == 1; }, 500ms));
+  ASSERT_TRUE(until(
+      {&p.server}, [&] { return p.server.closed.size() == 1; }, 500ms));
   EXPECT_EQ(p.server.closed[0].status, Status::ok) << p.server.closed[0].message();
   p.server.expect_clean();
 }
@@ -355,9 +360,8 @@ TEST(EngineListener, DroppedInsideItsOwnCallback) {
   // Two wait at once: the second finds nobody.
   (void)client.begin(address);
   (void)client.begin(address);
-  ASSERT_TRUE(until({&client, &server}, [&] {
-    return client.ready.size() + client.closed.size() == 2;
-  }));
+  ASSERT_TRUE(
+      until({&client, &server}, [&] { return client.ready.size() + client.closed.size() == 2; }));
   EXPECT_GE(client.ready.size(), 1u);
   finish(client, server);
 }

@@ -28,7 +28,7 @@ class Stream {
   static std::size_t size_of(std::uint32_t salt, std::uint32_t i) {
     constexpr std::size_t kEdges[] = {0, 1, 39, 40, 41, 47, 48, 49, 440, 441, 4095, 4096};
     const std::uint32_t r = mix(salt + i);
-    return r % 4 == 0 ? kEdges[(r >> 8) % std::size(kEdges)]
+    return r % 4 == 0    ? kEdges[(r >> 8) % std::size(kEdges)]
            : r % 64 == 1 ? r >> 20
                          : (r >> 8) % 96;
   }
@@ -77,7 +77,8 @@ TEST(EngineMessages, ArriveWholeOnceAndInOrderBothWays) {
     up.push(p.ends.client);
     down.push(p.ends.server);
     return (up.received == kTotal && down.received == kTotal) || !up.good || !down.good;
-  })) << up.sent << " " << up.received << " " << down.sent << " " << down.received;
+  })) << up.sent
+      << " " << up.received << " " << down.sent << " " << down.received;
   EXPECT_TRUE(up.good);
   EXPECT_TRUE(down.good);
   ASSERT_TRUE(p.until([&] { return p.client.tally.idle() && p.server.tally.idle(); }));
@@ -164,8 +165,9 @@ TEST(EngineMessages, OneBufferOnTwoConnectionsAndTwiceOnOne) {
     ASSERT_TRUE(p.until([&] { return send(p.ends.client, Post::now) == Status::ok; }));
   }
   ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
-  ASSERT_TRUE(p.until([&] { return p.ends.client.stats().send_credits >= 2 ||
-                                   send(p.ends.client, Post::now) != Status::ok; }));
+  ASSERT_TRUE(p.until([&] {
+    return p.ends.client.stats().send_credits >= 2 || send(p.ends.client, Post::now) != Status::ok;
+  }));
   ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
   const std::uint32_t before = from[0];
   ASSERT_EQ(send(p.ends.client, Post::defer), Status::ok);
@@ -232,7 +234,8 @@ TEST(EngineMessages, WritesAndReadsOfSlices) {
     const RemoteRegion target = p.region.slice(100, size == 0 ? 1 : size);
     ASSERT_EQ(p.client.tally.run([&](CompletionCallback done) {
       return p.ends.client.write(local.slice(0, size), target, done);
-    }), Status::ok);
+    }),
+              Status::ok);
     ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
     EXPECT_EQ(p.memory.data()[99], std::byte{0x11});
     EXPECT_EQ(p.memory.data()[100 + size], std::byte{0x11});
@@ -240,11 +243,12 @@ TEST(EngineMessages, WritesAndReadsOfSlices) {
     Buffer read = p.client.filled(2000, 200);
     ASSERT_EQ(p.client.tally.run([&](CompletionCallback done) {
       return p.ends.client.read(read.slice(0, size), target, done);
-    }), Status::ok);
+    }),
+              Status::ok);
     ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
     EXPECT_TRUE(Node::holds(read.slice(0, size).bytes(), 3));
-    EXPECT_EQ(read.data()[size == 2000 ? 0 : size], Node::pattern(size == 2000 ? 3 : 200,
-                                                                    size == 2000 ? 0 : size));
+    EXPECT_EQ(read.data()[size == 2000 ? 0 : size],
+              Node::pattern(size == 2000 ? 3 : 200, size == 2000 ? 0 : size));
   }
   EXPECT_EQ(p.client.tally.ended(Status::ok), 10u);
   EXPECT_EQ(p.ends.client.stats().writes, 5u);

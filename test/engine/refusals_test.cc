@@ -18,7 +18,7 @@ using namespace engine_test;  // names of a test namespace of its own
 
 /// A pair, a connection beside the one that is misused, and exposed memory at the server.
 struct Bench : Pair {
-  explicit Bench(const Config& c = small_config()) : Pair(c), other(connect(client, server)) {
+  explicit Bench(const Config& c = watchful_config()) : Pair(c), other(connect(client, server)) {
     server.on_message = [this](Connection conn, Message&) {
       if (conn == other.server) ++others;
     };
@@ -82,7 +82,8 @@ TEST(EngineRefusals, MessagesAndSlicesOutOfBounds) {
 }
 
 /// One forged operation fails with remote_access, its connection ends, others go on.
-void expect_violation(Bench& b, const std::function<Status(Connection, CompletionCallback)>& forge) {
+void expect_violation(Bench& b,
+                      const std::function<Status(Connection, CompletionCallback)>& forge) {
   Ends victim = connect(b.client, b.server);
   const std::size_t closed = b.client.closed.size();
   ASSERT_EQ(b.client.tally.run([&](CompletionCallback done) { return forge(victim.client, done); }),
@@ -92,7 +93,8 @@ void expect_violation(Bench& b, const std::function<Status(Connection, Completio
   ASSERT_TRUE(b.until([&] {
     return b.client.closed.size() == closed + 1 && victim.server.state() == ConnectionState::closed;
   }));
-  EXPECT_EQ(b.client.closed.back().status, Status::remote_access) << b.client.closed.back().message();
+  EXPECT_EQ(b.client.closed.back().status, Status::remote_access)
+      << b.client.closed.back().message();
   EXPECT_NE(b.server.closed.back().status, Status::ok);
   EXPECT_EQ(victim.client.send(b.memory), Status::not_connected);
   b.expect_others_work();
@@ -114,17 +116,15 @@ TEST(EngineRefusals, ForgedRemoteRegionsFailOnlyTheirConnection) {
   RemoteRegion raised = readable;
   raised.access = Access::remote_read_write;
   for (const RemoteRegion& r : {beyond, key, elsewhere, raised}) {
-    expect_violation(b, [&](Connection c, CompletionCallback done) {
-      return c.write(local.slice(), r, done);
-    });
+    expect_violation(
+        b, [&](Connection c, CompletionCallback done) { return c.write(local.slice(), r, done); });
     expect_violation(b, [&](Connection c, CompletionCallback done) {
       return c.write_with_imm(local.slice(), r, 5, done);
     });
   }
   for (const RemoteRegion& r : {beyond, key, elsewhere}) {
-    expect_violation(b, [&](Connection c, CompletionCallback done) {
-      return c.read(local.slice(), r, done);
-    });
+    expect_violation(
+        b, [&](Connection c, CompletionCallback done) { return c.read(local.slice(), r, done); });
   }
   EXPECT_EQ(b.client.tally.accepted, 11u);
   EXPECT_EQ(neighbour.data()[0], std::byte{0x33});
@@ -181,7 +181,7 @@ TEST(EngineRefusals, CreditUsedUpTakesNothing) {
     if (s != Status::ok) break;
   }
   EXPECT_EQ(s, Status::would_block);
-  EXPECT_EQ(sent, 1);  // the credit of an idle connection
+  EXPECT_EQ(sent, 1);              // the credit of an idle connection
   EXPECT_EQ(b.block()->refs, 2u);  // ours and the one operation's
   EXPECT_EQ(p.ends.client.send_copy(b.bytes()), Status::would_block);
   EXPECT_EQ(p.client.engine.memory_stats(Pool::send).blocks_used, 1u);
@@ -395,7 +395,8 @@ TEST(EngineRefusals, ForkedChildTouchesNothingOfItsParents) {
   Buffer back = b.server.filled(64, 9);
   ASSERT_EQ(b.server.tally.run([&](CompletionCallback done) {
     return b.ends.server.write(back.slice(), region.remote(), done);
-  }), Status::ok);
+  }),
+            Status::ok);
   ASSERT_TRUE(b.until([&] { return b.server.tally.idle(); }));
   EXPECT_EQ(b.server.tally.ended(Status::ok), 1u);
   EXPECT_TRUE(Node::holds({heap.data(), 64}, 9));

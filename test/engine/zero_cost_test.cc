@@ -106,8 +106,7 @@ class Load {
       if (b && c.send(b.slice(0, size), done) == Status::ok) ++accepted_;
       if (c.write(into_.slice(0, size), region_, done, Post::defer) == Status::ok) ++accepted_;
       if (c.read(into_.slice(0, size), region_, done, Post::defer) == Status::ok) ++accepted_;
-      if (i % 4 == 0 &&
-          c.write_with_imm(into_.slice(0, size), region_, 5, done) == Status::ok) {
+      if (i % 4 == 0 && c.write_with_imm(into_.slice(0, size), region_, 5, done) == Status::ok) {
         ++accepted_;
       }
       const Buffer free = server_.engine.allocate(100, i % 2 == 0 ? Pool::send : Pool::lease);
@@ -158,15 +157,17 @@ TEST(EngineZeroCost, NoHeap) {
 /// From here on any system call but write and exit ends the process.
 bool forbid_system_calls() {
   const auto allow = [](unsigned number) {
-    return std::array<sock_filter, 2>{
-        sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
-        sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    return std::array<sock_filter, 2>{sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+                                      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
   };
   const auto a = allow(SYS_write);
   const auto b = allow(SYS_exit_group);
   sock_filter program[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      a[0], a[1], b[0], b[1],
+      a[0],
+      a[1],
+      b[0],
+      b[1],
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
   };
   const sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};

@@ -21,10 +21,14 @@ TEST(SoftverbsFlush, BothQueuesInOrder) {
   ASSERT_TRUE(link.run(2, 2));
   for (std::uint64_t i = 2; i < 4; ++i)
     ASSERT_EQ(Send(i, link.b.sge(0, 8), IBV_WR_SEND, 0).post(link.qb), 0);
-  ASSERT_EQ(Send(4, link.b.sge(0, 8), IBV_WR_RDMA_WRITE).to(link.a.address(64), link.a.mr->rkey)
-                .post(link.qb), 0);
-  ASSERT_EQ(Send(5, link.b.sge(0, 8), IBV_WR_RDMA_READ).to(link.a.address(64), link.a.mr->rkey)
-                .post(link.qb), 0);
+  ASSERT_EQ(Send(4, link.b.sge(0, 8), IBV_WR_RDMA_WRITE)
+                .to(link.a.address(64), link.a.mr->rkey)
+                .post(link.qb),
+            0);
+  ASSERT_EQ(Send(5, link.b.sge(0, 8), IBV_WR_RDMA_READ)
+                .to(link.a.address(64), link.a.mr->rkey)
+                .post(link.qb),
+            0);
   link.at_b.clear();
   link.b.fail(link.qb);
   link.b.fail(link.qb);

@@ -17,11 +17,11 @@ void stream(Link& link, std::uint64_t messages, std::uint64_t window, std::uint6
   spinwire::base::Random random(seed);
   std::vector<std::uint32_t> sizes(messages);
   for (std::uint32_t& size : sizes)
-    size = static_cast<std::uint32_t>(random.below(4) == 0 ? random.below(kSlot) : random.below(100));
+    size =
+        static_cast<std::uint32_t>(random.below(4) == 0 ? random.below(kSlot) : random.below(100));
   std::uint64_t sent = 0;
   std::size_t checked = 0;
-  for (std::uint64_t i = 0; i < window; ++i)
-    ASSERT_EQ(link.b.post_recv(i, i * kSlot, kSlot), 0);
+  for (std::uint64_t i = 0; i < window; ++i) ASSERT_EQ(link.b.post_recv(i, i * kSlot, kSlot), 0);
   const auto step = [&] {
     while (sent < messages && sent < link.at_a.size() + window) {
       const std::size_t at = sent % window * kSlot;
@@ -40,7 +40,8 @@ void stream(Link& link, std::uint64_t messages, std::uint64_t window, std::uint6
     }
   };
   ASSERT_TRUE(until(step, [&] {
-    return testing::Test::HasFatalFailure() || (link.at_a.size() == messages && checked == messages);
+    return testing::Test::HasFatalFailure() ||
+           (link.at_a.size() == messages && checked == messages);
   }));
   for (std::uint64_t i = 0; i < link.at_a.size(); ++i) ASSERT_EQ(link.at_a[i].wr_id, i);
 }
@@ -97,9 +98,10 @@ TEST(SoftverbsLane, SequenceNumbersWrapWithinARetry) {
   attr.timeout = 4;
   attr.rnr_retry = 7;
   attr.sq_psn = ea.psn;
-  ASSERT_EQ(sv::modify_qp(qa, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-                                         IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                         IBV_QP_MAX_QP_RD_ATOMIC), 0);
+  ASSERT_EQ(sv::modify_qp(qa, &attr,
+                          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                              IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
+            0);
   sv::control_device(b.context);
   for (std::uint64_t i = 0; i < 6; ++i) ASSERT_EQ(Send(i, a.sge(0, 8)).post(qa), 0);
   std::vector<std::uint64_t> done;
@@ -218,7 +220,8 @@ TEST(SoftverbsLane, StalledQueuePairsMayGo) {
   Crowd crowd(5);
   Link& link = crowd.link;
   for (std::size_t q = 0; q < 5; ++q) {
-    for (std::uint64_t i = 0; i < 300; ++i) ASSERT_EQ(Send(i, link.a.sge(0, 60)).post(crowd.from[q]), 0);
+    for (std::uint64_t i = 0; i < 300; ++i)
+      ASSERT_EQ(Send(i, link.a.sge(0, 60)).post(crowd.from[q]), 0);
   }
   for (std::uint64_t i = 0; i < 4000; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 64), 0);
   ibv_qp_attr attr{};

@@ -1,6 +1,5 @@
 // Limits, orders of destruction, and numbers that are used again.
 #include <gtest/gtest.h>
-
 #include <sys/resource.h>
 
 #include <cerrno>
@@ -83,7 +82,8 @@ TEST(SoftverbsLimits, BadRequestsAreRefused) {
   EXPECT_EQ(errno, EINVAL);
   EXPECT_EQ(sv::create_cq(node.context, (1 << 22) + 1), nullptr);
   ibv_srq_init_attr attr{};
-  for (const ibv_srq_attr bad : {ibv_srq_attr{0, 1, 0}, ibv_srq_attr{32769, 1, 0}, ibv_srq_attr{4, 17, 0}}) {
+  for (const ibv_srq_attr bad :
+       {ibv_srq_attr{0, 1, 0}, ibv_srq_attr{32769, 1, 0}, ibv_srq_attr{4, 17, 0}}) {
     attr.attr = bad;
     EXPECT_EQ(sv::create_srq(node.pd, &attr), nullptr);
   }
@@ -130,7 +130,8 @@ TEST(SoftverbsLimits, NoObjectLeft) {
   std::vector<std::uint32_t>& users = node.internals().object_users;
   const std::vector<std::uint32_t> before = users;
   users.assign(sv::kMaxObjects, 1);
-  for (std::uint32_t i = 0; i < sv::kMaxObjects; ++i) node.internals().segment->objects[i].inode ^= 1;
+  for (std::uint32_t i = 0; i < sv::kMaxObjects; ++i)
+    node.internals().segment->objects[i].inode ^= 1;
   ibv_mr* mr = sv::reg_mr(node.pd, node.memory.data(), 64, Node::kAllAccess);
   ASSERT_NE(mr, nullptr);
   EXPECT_EQ(node.internals().segment->regions[sv::region_index(mr->rkey)].object, sv::kNoObject);
@@ -258,9 +259,10 @@ TEST(SlowSoftverbsLimits, ThousandContextsAttachToOne) {
       attr.qp_state = IBV_QPS_RTS;
       attr.timeout = 14;
       attr.sq_psn = 1;
-      ASSERT_EQ(sv::modify_qp(one.qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-                                                 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                                 IBV_QP_MAX_QP_RD_ATOMIC), 0);
+      ASSERT_EQ(sv::modify_qp(one.qp, &attr,
+                              IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                                  IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC),
+                0);
       ASSERT_EQ(hub.post_recv(i, 0, 64), 0);
     }
     std::uint64_t word = 0;

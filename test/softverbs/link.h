@@ -239,7 +239,8 @@ inline bool holds(std::span<const std::byte> bytes, std::uint64_t seed) {
   return true;
 }
 inline bool all_are(std::span<const std::byte> bytes, int value) {
-  return std::all_of(bytes.begin(), bytes.end(), [&](std::byte b) { return b == std::byte(value); });
+  return std::all_of(bytes.begin(), bytes.end(),
+                     [&](std::byte b) { return b == std::byte(value); });
 }
 
 /// Repeats `step` until `done`; false after a deadline that only a failure meets.
@@ -306,8 +307,7 @@ struct Link {
   }
   /// Polls both ends until so many completions were taken in all.
   bool run(std::size_t from_a, std::size_t from_b) {
-    return until([&] { step(); },
-                 [&] { return at_a.size() >= from_a && at_b.size() >= from_b; });
+    return until([&] { step(); }, [&] { return at_a.size() >= from_a && at_b.size() >= from_b; });
   }
 
  private:

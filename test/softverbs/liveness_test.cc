@@ -169,7 +169,9 @@ TEST(SoftverbsClose, WhatWasTakenBeforeIsNoError) {
   ASSERT_EQ(link->b.post_recv(1, 0, 64), 0);
   ASSERT_EQ(Send(1, link->a.sge(0, 8)).post(link->qa), 0);
   ASSERT_EQ(Send(2, link->a.sge(0, 8), IBV_WR_RDMA_WRITE)
-                .to(link->b.address(0), link->b.mr->rkey).post(link->qa), 0);
+                .to(link->b.address(0), link->b.mr->rkey)
+                .post(link->qa),
+            0);
   link->poll_b();
   // b has taken the message; a has not looked yet when b is gone.
   link->b.internals().segment->closed.store(1);

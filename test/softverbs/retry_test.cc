@@ -188,7 +188,9 @@ TEST(SoftverbsRnr, WriteWithImmediateAndReferencesToo) {
   Timed t;
   fill(t.link.a.bytes(0, 100'000), 5);
   ASSERT_EQ(Send(1, t.link.a.sge(0, 100'000), IBV_WR_RDMA_WRITE_WITH_IMM)
-                .to(t.link.b.address(200'000), t.link.b.mr->rkey).post(t.link.qa), 0);
+                .to(t.link.b.address(200'000), t.link.b.mr->rkey)
+                .post(t.link.qa),
+            0);
   ASSERT_EQ(Send(2, t.link.a.sge(0, 50'000)).post(t.link.qa), 0);
   t.settle();
   EXPECT_TRUE(all_are(t.link.b.bytes(200'000, 100'000), 0)) << "no receive: nothing is written";
@@ -207,7 +209,10 @@ struct Slow {
   Link link;  // a connected pair besides, which must never notice
   ibv_qp* qa;
   ibv_qp* qb;
-  Slow() : link(Timed::options(&now), Timed::options(&now)), qa(link.a.make_qp()), qb(link.b.make_qp()) {
+  Slow()
+      : link(Timed::options(&now), Timed::options(&now)),
+        qa(link.a.make_qp()),
+        qb(link.b.make_qp()) {
     must(link.a.init(qa) == 0 && link.b.init(qb) == 0, "INIT");
     must(link.a.rtr(qa, link.b.endpoint(qb)) == 0, "RTR");
     must(link.a.rts(qa, kTimeout, 3) == 0, "RTS");
@@ -339,7 +344,9 @@ TEST(SoftverbsNotReadyPeer, ConnectedToSomebodyElse) {
   ASSERT_EQ(s.link.b.rtr(s.qb, s.link.a.endpoint(rival)), 0);
   ASSERT_EQ(s.link.b.rts(s.qb), 0);
   ASSERT_EQ(Send(1, s.link.a.sge(0, 8), IBV_WR_RDMA_WRITE)
-                .to(s.link.b.address(64), s.link.b.mr->rkey).post(s.qa), 0);
+                .to(s.link.b.address(64), s.link.b.mr->rkey)
+                .post(s.qa),
+            0);
   for (int tries = 0; tries < 4; ++tries) {
     s.settle();
     s.now += kTimeoutNs;
@@ -355,10 +362,14 @@ TEST(SoftverbsNotReadyPeer, OneSidedWorkWaitsForTheSendsBeforeIt) {
   fill(t.link.a.bytes(0, 64), 1);
   ASSERT_EQ(Send(1, t.link.a.sge(0, 8)).post(t.link.qa), 0);
   ASSERT_EQ(Send(2, t.link.a.sge(0, 64), IBV_WR_RDMA_WRITE)
-                .to(t.link.b.address(0), t.link.b.mr->rkey).post(t.link.qa), 0);
+                .to(t.link.b.address(0), t.link.b.mr->rkey)
+                .post(t.link.qa),
+            0);
   ASSERT_EQ(Send(3, t.link.a.sge(8, 8)).post(t.link.qa), 0);
   ASSERT_EQ(Send(4, t.link.a.sge(128, 64), IBV_WR_RDMA_READ)
-                .to(t.link.b.address(0), t.link.b.mr->rkey).post(t.link.qa), 0);
+                .to(t.link.b.address(0), t.link.b.mr->rkey)
+                .post(t.link.qa),
+            0);
   t.settle();  // RNR
   EXPECT_TRUE(all_are(t.link.b.bytes(0, 64), 0));
   ASSERT_EQ(t.link.b.post_recv(10, 1024, 64), 0);
@@ -396,7 +407,9 @@ TEST(SoftverbsNotReadyPeer, OneSidedWorkGoesOnBesideARefusal) {
   ASSERT_EQ(Send(1, t.link.a.sge(0, 8)).post(other), 0);
   ASSERT_EQ(Send(2, t.link.a.sge(0, 8)).post(t.link.qa), 0);  // no receive
   ASSERT_EQ(Send(3, t.link.a.sge(0, 64), IBV_WR_RDMA_WRITE)
-                .to(t.link.b.address(512), t.link.b.mr->rkey).post(other), 0);
+                .to(t.link.b.address(512), t.link.b.mr->rkey)
+                .post(other),
+            0);
   t.settle();
   ASSERT_EQ(t.link.at_a.size(), 2u);
   EXPECT_EQ(t.link.at_a[1].wr_id, 3u);

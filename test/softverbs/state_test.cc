@@ -54,10 +54,14 @@ struct Subject {
   }
   static int mask_to(ibv_qp_state to) {
     switch (to) {
-      case IBV_QPS_INIT: return kToInit;
-      case IBV_QPS_RTR: return kToRtr;
-      case IBV_QPS_RTS: return kToRts;
-      default: return IBV_QP_STATE;
+      case IBV_QPS_INIT:
+        return kToInit;
+      case IBV_QPS_RTR:
+        return kToRtr;
+      case IBV_QPS_RTS:
+        return kToRts;
+      default:
+        return IBV_QP_STATE;
     }
   }
   /// From RESET, by the shortest way.

@@ -47,9 +47,12 @@ struct End {
   void fail(const std::string& what) {
     if (error.empty()) error = what;
   }
-  [[nodiscard]] static std::uint64_t id(Kind kind, std::uint64_t number) { return kind << 60 | number; }
+  [[nodiscard]] static std::uint64_t id(Kind kind, std::uint64_t number) {
+    return kind << 60 | number;
+  }
 
-  void post(Kind kind, std::uint64_t number, ibv_sge sge, ibv_wr_opcode opcode, std::size_t remote) {
+  void post(Kind kind, std::uint64_t number, ibv_sge sge, ibv_wr_opcode opcode,
+            std::size_t remote) {
     Send send(id(kind, number), sge, opcode);
     send.to(peer_memory + remote, peer_key);
     if (send.post(qp) != 0) fail("post_send");
@@ -75,8 +78,9 @@ struct End {
                                                                       : random.below(24));
     std::memcpy(&node.memory[kSendAt + slot], &header, sizeof header);
     fill(node.bytes(kSendAt + slot + sizeof header, size), number);
-    post(kMessage, number, node.sge(kSendAt + slot, size + static_cast<std::uint32_t>(sizeof header)),
-         IBV_WR_SEND, 0);
+    post(kMessage, number,
+         node.sge(kSendAt + slot, size + static_cast<std::uint32_t>(sizeof header)), IBV_WR_SEND,
+         0);
     ++sent;
   }
   void take_message(const ibv_wc& wc) {
@@ -120,7 +124,9 @@ struct End {
       for (int i = 0; i < n; ++i) take(wc[i]);
       if (n == 0) std::this_thread::yield();
     };
-    if (!until(step, [&] { return done(); }, std::chrono::seconds(240))) fail("not done in time");
+    if (!until(
+            step, [&] { return done(); }, std::chrono::seconds(240)))
+      fail("not done in time");
   }
 };
 
@@ -139,10 +145,18 @@ void both_ways(std::uint32_t receives, std::uint64_t messages) {
     for (std::uint32_t i = 0; i < receives; ++i)
       ASSERT_EQ(node->post_recv(i, kReceiveAt + i * kSlot, kSlot), 0);
   }
-  End a{.node = link.a, .qp = link.qa, .peer_memory = link.b.address(0), .peer_key = link.b.mr->rkey,
-        .messages = messages, .seed = 1};
-  End b{.node = link.b, .qp = link.qb, .peer_memory = link.a.address(0), .peer_key = link.a.mr->rkey,
-        .messages = messages, .seed = 2};
+  End a{.node = link.a,
+        .qp = link.qa,
+        .peer_memory = link.b.address(0),
+        .peer_key = link.b.mr->rkey,
+        .messages = messages,
+        .seed = 1};
+  End b{.node = link.b,
+        .qp = link.qb,
+        .peer_memory = link.a.address(0),
+        .peer_key = link.a.mr->rkey,
+        .messages = messages,
+        .seed = 2};
   std::thread thread([&] { a.run(); });
   b.run();
   thread.join();
@@ -182,18 +196,26 @@ TEST(ThreadsSoftverbs, SleepingLanesLoseNothing) {
       if (Send(i, node.sge(0, 8)).post(out[i % kPeers]) != 0) lost = true;
       ibv_wc wc{};
       bool done = false;
-      if (!until([&] { done = node.poll(wc); }, [&] { return done || stop.load(); })) lost = true;
+      int polls = 0;
+      const auto poll = [&] {
+        done = node.poll(wc);
+        if (!done && ++polls % 64 == 0) std::this_thread::yield();
+      };
+      if (!until(poll, [&] { return done || stop.load(); })) lost = true;
       if (lost) return;
       ++sent;
     }
   });
-  std::uint64_t received = 0;
+  std::uint64_t received = 0, idle = 0;
   for (std::uint64_t i = 0; i < 32; ++i) ASSERT_EQ(hub.post_recv(i, 0, 64), 0);
   EXPECT_TRUE(until(
       [&] {
         sv::control_device(hub.context);
         ibv_wc wc{};
-        if (!hub.poll(wc)) return;
+        if (!hub.poll(wc)) {
+          if (++idle % 64 == 0) std::this_thread::yield();
+          return;
+        }
         ++received;
         if (hub.post_recv(wc.wr_id, 0, 64) != 0) lost = true;
       },
@@ -218,7 +240,9 @@ TEST(ThreadsSoftverbs, RevokedMemoryIsNotTouchedAgain) {
     while (!stop.load()) {
       const std::uint32_t now = key.load(std::memory_order_relaxed);
       if (now == 0) continue;
-      if (Send(1, link.a.sge(0, kSize), IBV_WR_RDMA_WRITE).to(link.b.address(0), now).post(link.qa) != 0)
+      if (Send(1, link.a.sge(0, kSize), IBV_WR_RDMA_WRITE)
+              .to(link.b.address(0), now)
+              .post(link.qa) != 0)
         return;
       ibv_wc wc{};
       while (!link.a.poll(wc)) {
@@ -276,7 +300,8 @@ TEST(ThreadsSoftverbs, ContextsComeAndGo) {
       must(Send(1, node.sge(0, 8)).post(qp) == 0, "post");
       ibv_wc wc{};
       bool done = false;
-      if (until([&] { done = node.poll(wc); }, [&] { return done; }) && wc.status == IBV_WC_RETRY_EXC_ERR)
+      if (until([&] { done = node.poll(wc); }, [&] { return done; }) &&
+          wc.status == IBV_WC_RETRY_EXC_ERR)
         ++number;
     }
     stop = true;

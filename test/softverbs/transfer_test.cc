@@ -1,7 +1,6 @@
 // What arrives: every opcode in every size and form, and what the completions say.
-#include <gtest/gtest.h>
-
 #include <arpa/inet.h>
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <string>
@@ -13,8 +12,8 @@
 namespace softverbs_test::transfer {
 
 // Around each border: nothing, one line, the next line, the largest in the lane, references.
-constexpr std::uint32_t kSizes[] = {0,   1,   2,   3,   4,   7,   8,   15,   16,     31,     32,
-                                    47,  48,  49,  103, 104, 105, 423, 424,  425,    439,    440,
+constexpr std::uint32_t kSizes[] = {0,   1,   2,   3,   4,   7,    8,    15,    16,      31,  32,
+                                    47,  48,  49,  103, 104, 105,  423,  424,   425,     439, 440,
                                     441, 447, 448, 449, 450, 1023, 4096, 65537, 1u << 20};
 constexpr std::size_t kTarget = 2u << 20;  ///< where what is received goes
 constexpr std::uint32_t kGuard = 64;       ///< bytes beside it that must stay as they are
@@ -29,16 +28,26 @@ struct Form {
 std::string name_of(const testing::TestParamInfo<Form>& info) {
   const char* opcode = "?";
   switch (info.param.opcode) {
-    case IBV_WR_SEND: opcode = "Send"; break;
-    case IBV_WR_SEND_WITH_IMM: opcode = "SendImm"; break;
-    case IBV_WR_RDMA_WRITE: opcode = "Write"; break;
-    case IBV_WR_RDMA_WRITE_WITH_IMM: opcode = "WriteImm"; break;
-    case IBV_WR_RDMA_READ: opcode = "Read"; break;
-    default: break;
+    case IBV_WR_SEND:
+      opcode = "Send";
+      break;
+    case IBV_WR_SEND_WITH_IMM:
+      opcode = "SendImm";
+      break;
+    case IBV_WR_RDMA_WRITE:
+      opcode = "Write";
+      break;
+    case IBV_WR_RDMA_WRITE_WITH_IMM:
+      opcode = "WriteImm";
+      break;
+    case IBV_WR_RDMA_READ:
+      opcode = "Read";
+      break;
+    default:
+      break;
   }
   return std::string(opcode) + (info.param.inlined ? "Inline" : "") +
-         (info.param.shared_queue ? "" : "OwnQueue") +
-         (info.param.private_memory ? "Private" : "");
+         (info.param.shared_queue ? "" : "OwnQueue") + (info.param.private_memory ? "Private" : "");
 }
 
 bool takes_receive(ibv_wr_opcode opcode) {
@@ -132,8 +141,9 @@ TEST_P(SoftverbsTransfer, EverySizeArrivesAsItWas) {
 TEST_P(SoftverbsTransfer, ElementsAreGatheredAndScattered) {
   const Form& form = GetParam();
   // Two ways to cut 1000 bytes (in a lane) and 300,000 (by reference), with empty elements.
-  const std::vector<std::vector<std::uint32_t>> cuts = {
-      {0, 17, 0, 23}, {40, 0}, {100, 0, 250, 50}, {399, 1, 0, 0}, {0, 120'000, 180'000, 0}, {1, 0, 299'999}};
+  const std::vector<std::vector<std::uint32_t>> cuts = {{0, 17, 0, 23},           {40, 0},
+                                                        {100, 0, 250, 50},        {399, 1, 0, 0},
+                                                        {0, 120'000, 180'000, 0}, {1, 0, 299'999}};
   Link link(options());
   for (std::size_t at = 0; at < cuts.size(); ++at) {
     SCOPED_TRACE(at);
@@ -193,21 +203,22 @@ TEST_P(SoftverbsTransfer, ElementsAreGatheredAndScattered) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, SoftverbsTransfer,
-    testing::Values(Form{IBV_WR_SEND, false, true, false}, Form{IBV_WR_SEND, true, true, false},
-                    Form{IBV_WR_SEND, false, false, false}, Form{IBV_WR_SEND, false, true, true},
-                    Form{IBV_WR_SEND_WITH_IMM, false, true, false},
-                    Form{IBV_WR_SEND_WITH_IMM, true, false, false},
-                    Form{IBV_WR_RDMA_WRITE, false, true, false},
-                    Form{IBV_WR_RDMA_WRITE, true, true, false},
-                    Form{IBV_WR_RDMA_WRITE, false, true, true},
-                    Form{IBV_WR_RDMA_WRITE_WITH_IMM, false, true, false},
-                    Form{IBV_WR_RDMA_WRITE_WITH_IMM, true, false, false},
-                    Form{IBV_WR_RDMA_WRITE_WITH_IMM, false, false, true},
-                    Form{IBV_WR_RDMA_READ, false, true, false},
-                    Form{IBV_WR_RDMA_READ, false, true, true}),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(All, SoftverbsTransfer,
+                         testing::Values(Form{IBV_WR_SEND, false, true, false},
+                                         Form{IBV_WR_SEND, true, true, false},
+                                         Form{IBV_WR_SEND, false, false, false},
+                                         Form{IBV_WR_SEND, false, true, true},
+                                         Form{IBV_WR_SEND_WITH_IMM, false, true, false},
+                                         Form{IBV_WR_SEND_WITH_IMM, true, false, false},
+                                         Form{IBV_WR_RDMA_WRITE, false, true, false},
+                                         Form{IBV_WR_RDMA_WRITE, true, true, false},
+                                         Form{IBV_WR_RDMA_WRITE, false, true, true},
+                                         Form{IBV_WR_RDMA_WRITE_WITH_IMM, false, true, false},
+                                         Form{IBV_WR_RDMA_WRITE_WITH_IMM, true, false, false},
+                                         Form{IBV_WR_RDMA_WRITE_WITH_IMM, false, false, true},
+                                         Form{IBV_WR_RDMA_READ, false, true, false},
+                                         Form{IBV_WR_RDMA_READ, false, true, true}),
+                         name_of);
 
 TEST(SoftverbsSending, NoElementsAtAll) {
   Link link;
@@ -248,8 +259,10 @@ TEST(SoftverbsSending, UnsignaledCompleteSilently) {
   for (std::uint64_t i = 0; i < 3; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 64), 0);
   ASSERT_EQ(Send(1, link.a.sge(0, 8), IBV_WR_SEND, 0).post(link.qa), 0);
   ASSERT_EQ(Send(2, link.a.sge(0, 60), IBV_WR_SEND, 0).post(link.qa), 0);
-  ASSERT_EQ(Send(3, link.a.sge(0, 8), IBV_WR_RDMA_WRITE, 0).to(link.b.address(64), link.b.mr->rkey)
-                .post(link.qa), 0);
+  ASSERT_EQ(Send(3, link.a.sge(0, 8), IBV_WR_RDMA_WRITE, 0)
+                .to(link.b.address(64), link.b.mr->rkey)
+                .post(link.qa),
+            0);
   ASSERT_EQ(Send(4, link.a.sge(0, 8)).post(link.qa), 0);
   ASSERT_TRUE(link.run(1, 3));
   link.steps(3);
@@ -264,8 +277,10 @@ TEST(SoftverbsSending, SignalAllSignalsAll) {
   for (std::uint64_t i = 0; i < 2; ++i) ASSERT_EQ(link.b.post_recv(i, 0, 64), 0);
   ASSERT_EQ(Send(1, link.a.sge(0, 8), IBV_WR_SEND, 0).post(link.qa), 0);
   ASSERT_EQ(Send(2, link.a.sge(0, 60), IBV_WR_SEND, 0).post(link.qa), 0);
-  ASSERT_EQ(Send(3, link.a.sge(0, 8), IBV_WR_RDMA_READ, 0).to(link.b.address(64), link.b.mr->rkey)
-                .post(link.qa), 0);
+  ASSERT_EQ(Send(3, link.a.sge(0, 8), IBV_WR_RDMA_READ, 0)
+                .to(link.b.address(64), link.b.mr->rkey)
+                .post(link.qa),
+            0);
   ASSERT_TRUE(link.run(3, 2));
   for (std::uint64_t i = 0; i < 3; ++i) EXPECT_EQ(link.at_a[i].wr_id, i + 1);
 }
@@ -321,8 +336,10 @@ TEST(SoftverbsSending, ContextConnectedToItself) {
   fill(node.bytes(0, 5000), 1);
   ASSERT_EQ(node.post_recv(1, 10'000, 5000), 0);
   ASSERT_EQ(Send(2, node.sge(0, 5000)).post(left), 0);
-  ASSERT_EQ(Send(3, node.sge(0, 5000), IBV_WR_RDMA_WRITE).to(node.address(20'000), node.mr->rkey)
-                .post(right), 0);
+  ASSERT_EQ(Send(3, node.sge(0, 5000), IBV_WR_RDMA_WRITE)
+                .to(node.address(20'000), node.mr->rkey)
+                .post(right),
+            0);
   std::vector<std::uint64_t> ids;
   ASSERT_TRUE(until(
       [&] {

@@ -87,11 +87,9 @@ int PerfClient::turn() {
 void PerfClient::run_turn(int events) {
   if (state_ != State::running) [[unlikely]]
     return;
-  if (events == 0) {
-    if ((++idle_turns_ & 0xfff) == 0) [[unlikely]]
-      check_progress();
-    idle_care_.turn(engine_, events);
-  }
+  if (events == 0 && (++idle_turns_ & 0xfff) == 0) [[unlikely]]
+    check_progress();
+  idle_care_.turn(engine_, events);
   if (!exact_) {
     if (finished_ != completed_) finish_up_to(completed_, clock_.now());
   }
