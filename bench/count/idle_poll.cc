@@ -12,8 +12,13 @@ int main(int argc, char** argv) {
   config.queues.send_depth = 16;  // so that the completion queue has room for all connections
   config.queues.completion_depth = 65536;
   bench::Pair pair(config, static_cast<std::uint32_t>(std::strtoul(argv[1], nullptr, 10)));
+  // Several polls to a turn of the loop, so that the loop's own instructions count for little.
+  constexpr std::uint64_t kPolls = 16;
   const auto work = [&pair] {
-    if (pair.near.poll() != 0) bench::give_up("there was something to do");
+    int events = 0;
+#pragma GCC unroll 16
+    for (std::uint64_t i = 0; i < kPolls; ++i) events |= pair.near.poll();
+    if (events != 0) bench::give_up("there was something to do");
   };
-  bench::measured(operations, work);
+  bench::measured(operations / kPolls, work);
 }

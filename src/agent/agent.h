@@ -2,6 +2,7 @@
 // is in operations.cc and arrivals.cc, the cold in lifecycle.cc.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "agent/shared.h"
@@ -37,7 +38,7 @@ void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept;
 void finish_poll(Shared& s) noexcept;
 /// Whether finish_poll() has anything to do.
 inline bool has_work(const Shared& s) noexcept {
-  return (s.dirty.count() | s.grants.count() | s.deficit) != 0;
+  return std::bit_cast<std::uint64_t>(s.work) != 0;
 }
 /// Fills the shared receive queue at the start. Errors: no_memory when the receive pool is short.
 Result<void> post_first_receives(Shared& s);

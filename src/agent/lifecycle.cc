@@ -142,11 +142,11 @@ Shared::Shared(const Config& settings, const Clock& time)
       clock(time),
       agents(settings.connections.maximum),
       operations(settings.queues.operations, kControlRequests * settings.connections.maximum),
-      dirty(settings.connections.maximum),
-      grants(settings.connections.maximum),
+      dirty(settings.connections.maximum, work.dirty),
+      grants(settings.connections.maximum, work.grants),
       timers(time.ticks(std::chrono::microseconds(100)), time.now()),
       incarnation(base::random_seed() | 1),
-      starved(settings.connections.maximum) {}
+      starved(settings.connections.maximum, starved_count) {}
 
 Agent* acquire(Shared& s, ConnectionState state, bool outbound) noexcept {
   if (s.allotted >= s.receive_capacity) return nullptr;  // no receive to promise

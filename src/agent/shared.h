@@ -145,7 +145,9 @@ class QpnMap {
 /// A list of agents that want something at the end of the poll; each is in it at most once.
 class AgentList {
  public:
-  explicit AgentList(std::uint32_t capacity) : agents_(std::make_unique<Agent*[]>(capacity)) {}
+  /// `count` is kept where its reader wants it. May throw std::bad_alloc.
+  AgentList(std::uint32_t capacity, std::uint32_t& count)
+      : agents_(std::make_unique<Agent*[]>(capacity)), count_(count) {}
   void add(Agent& agent) noexcept { agents_[count_++] = &agent; }
   [[nodiscard]] std::uint32_t count() const noexcept { return count_; }
   [[nodiscard]] Agent& operator[](std::uint32_t i) noexcept { return *agents_[i]; }
@@ -159,7 +161,13 @@ class AgentList {
 
  private:
   std::unique_ptr<Agent*[]> agents_;
-  std::uint32_t count_ = 0;
+  std::uint32_t& count_;
+};
+
+/// Agents listed for the end of the poll; together one word, so that one compare tells of none.
+struct alignas(8) Work {
+  std::uint32_t dirty = 0;
+  std::uint32_t grants = 0;
 };
 
 /// Work requests that an agent may have posted besides the application's: a credit write, a
@@ -183,6 +191,7 @@ struct Shared {
   QpnMap by_qpn;
   verbs::SendList sends;
   verbs::ReceiveSlots receives;
+  Work work;
   AgentList dirty;   ///< with deferred operations
   AgentList grants;  ///< with credit to be told
   std::uint32_t posted_receives = 0;
@@ -200,6 +209,7 @@ struct Shared {
   std::uint32_t setup_last = kNone;
   std::uint64_t incarnation = 0;
   std::uint32_t receive_capacity = 0;  ///< receives that credit may be granted for
+  std::uint32_t starved_count = 0;
   AgentList starved;                   ///< refused credit while receives were missing
 
   [[nodiscard]] Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {

@@ -42,6 +42,10 @@ class OwnerGuard {
     word_->store(id | kPolling, std::memory_order_relaxed);
     return true;
   }
+  /// Whether enter() would succeed. Hot.
+  [[nodiscard]] bool may_enter() const noexcept {
+    return word_->load(std::memory_order_relaxed) == thread_id();
+  }
   /// Ends what enter() began. In a child that was forked meanwhile it leaves the word empty. Hot.
   void leave() noexcept {
     word_->store(word_->load(std::memory_order_relaxed) & ~kPolling, std::memory_order_relaxed);

@@ -95,6 +95,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
     shared.device->provider().control(shared.device->context());
   look_at_sockets();
   take_async_events();
+  if (shared.deficit != 0) agent::finish_poll(shared);
   const bool verb = take_setup_step();
   if (!verb && registrations->pending() != 0) registrations->poll_revocations();
   const std::size_t fired =

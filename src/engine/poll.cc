@@ -16,10 +16,11 @@ std::uint32_t EngineCore::take_batches(int count) noexcept {
   }
 }
 
-/// The rest of a poll that has something to do. Apart, so that an idle poll saves no registers.
+/// The rest of a poll that has something to do: `count` completions, to begin with.
 int EngineCore::poll_busy(int count) noexcept {
+  (void)guard.enter();  // it was seen to be ours; callbacks find the engine polling
   std::uint32_t events = count > 0 ? take_batches(count) : 0;
-  if (agent::has_work(shared)) agent::finish_poll(shared);
+  agent::finish_poll(shared);
   if (shared.now >= next_control) [[unlikely]]
     events += control_step(shared.now);
   guard.leave();
@@ -27,13 +28,12 @@ int EngineCore::poll_busy(int count) noexcept {
 }
 
 int EngineCore::poll() noexcept {
-  if (!guard.enter()) [[unlikely]]
+  if (!guard.may_enter()) [[unlikely]]
     return -static_cast<int>(guard.diagnose());
   ++polls;
   shared.now = shared.clock.now();
   const int n = ibv_poll_cq(cq, poll_batch, completions.data());
   if (n > 0 || agent::has_work(shared) || shared.now >= next_control) return poll_busy(n);
-  guard.leave();
   return 0;
 }
 

@@ -68,7 +68,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->memory = std::make_shared<base::SharedMemory>(std::move(*memory));
   c->clock = clock;
   c->driving = driving;
-  c->attention = driving == Driving::by_poll ? 1 : 0;
+  c->pending.attention = driving == Driving::by_poll ? 1 : 0;
   c->awake = std::make_unique<InLane*[]>(kMaxLanes);
   c->unacked = std::make_unique<Peer*[]>(kMaxLanes);
   c->queue_pairs = std::make_unique<Qp*[]>(kMaxQueuePairs);
@@ -205,7 +205,7 @@ ibv_cq* create_cq(ibv_context* context, int entries) noexcept {
 int destroy_cq(ibv_cq* base) noexcept {
   Cq* cq = static_cast<Cq*>(base);
   if (cq->users != 0) return EBUSY;
-  context_of(cq->context).attention -= cq->tail - cq->head;
+  context_of(cq->context).pending.attention -= cq->tail - cq->head;
   Context& c = context_of(cq->context);
   drop_events(c, base);
   --c.objects_open;

@@ -240,15 +240,19 @@ struct RegionSlots {
   std::uint32_t free = 0;
 };
 
+/// Why a poll has to look further than at the lanes; one word, so that one compare tells of nothing.
+struct alignas(8) Pending {
+  std::uint32_t unacked = 0;    ///< peers in Context::unacked
+  std::uint32_t attention = 0;  ///< timers, completions in rings, control() to be called
+};
+
 /// One opened device. One thread drives it.
 struct Context {
   ibv_context verbs{};  ///< first: users hold its address
   // Hot.
   Segment* segment = nullptr;
   std::uint32_t awake_count = 0;
-  std::uint32_t unacked_count = 0;
-  /// Reasons for poll_cq to look further: timers, completions in rings, control() to be called.
-  std::uint32_t attention = 0;
+  Pending pending;
   std::uint32_t region_epoch = 1;  ///< bumped when a registration ends
   std::uint32_t turn = 0;       ///< the awake lane that the next poll looks at first
   std::unique_ptr<InLane*[]> awake;

@@ -289,8 +289,8 @@ void forget_peer(Context& c, Peer& peer) noexcept {
     (void)epoll_ctl(c.liveness.get(), EPOLL_CTL_DEL, peer.pidfd.get(), nullptr);
   }
   if (peer.in != nullptr) peer.in->peer = nullptr;
-  for (std::uint32_t i = 0; i < c.unacked_count; ++i) {
-    if (c.unacked[i] == &peer) c.unacked[i] = c.unacked[--c.unacked_count];
+  for (std::uint32_t i = 0; i < c.pending.unacked; ++i) {
+    if (c.unacked[i] == &peer) c.unacked[i] = c.unacked[--c.pending.unacked];
   }
   for (MappedObject& object : peer.objects) {
     if (object.base != nullptr) munmap(object.base, object.size);

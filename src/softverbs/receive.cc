@@ -2,6 +2,7 @@
 #include <errno.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "softverbs/control.h"
@@ -83,8 +84,9 @@ struct Arrival {
 bool fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count, ScatterCursor& to) noexcept {
   Peer& peer = *qp.peer;
   const QueuePairEntry& sender = peer.segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
+  const std::uint64_t alive = queue_pair_ident(qp.dest_qpn, qp.qp_num);
   begin_access(peer);
-  bool ok = true;
+  bool ok = sender.ident.load(std::memory_order_acquire) == alive;
   for (; ok && count != 0; --count) {
     Reference part{};
     from.read(reinterpret_cast<std::byte*>(&part), sizeof part);
@@ -105,8 +107,7 @@ bool fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count, ScatterCurs
   }
   end_access(peer);
   // Had the sender's queue pair failed meanwhile, its memory might be in other use already.
-  return ok && sender.ident.load(std::memory_order_acquire) ==
-                   queue_pair_ident(qp.dest_qpn, qp.qp_num);
+  return ok && sender.ident.load(std::memory_order_acquire) == alive;
 }
 
 /// Length of the message that a packet announces, without its target descriptor.
@@ -321,7 +322,7 @@ void drain(Context& c, InLane& lane, Cq& cq) noexcept {
 int pop(Context& c, Cq& cq, int entries, ibv_wc* wc) noexcept {
   int n = 0;
   for (; n < entries && cq.head != cq.tail; ++n) wc[n] = cq.ring[cq.head++ & cq.mask];
-  c.attention -= static_cast<std::uint32_t>(n);
+  c.pending.attention -= static_cast<std::uint32_t>(n);
   return n;
 }
 
@@ -405,12 +406,12 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   }
   cq.out = wc + got;
   cq.out_end = wc + entries;
-  for (std::uint32_t i = 0; i < c.unacked_count; ++i) {
+  for (std::uint32_t i = 0; i < c.pending.unacked; ++i) {
     Peer& peer = *c.unacked[i];
     if (peer.ack_patience-- == 0 || peer.stalled != nullptr) acknowledge(peer);
     if (peer.out.in_flight_head == peer.out.in_flight_tail) {
       peer.unacked = false;
-      c.unacked[i--] = c.unacked[--c.unacked_count];
+      c.unacked[i--] = c.unacked[--c.pending.unacked];
     }
   }
   // Begins behind the lane that filled the caller's array last time, so that none starves.
@@ -428,7 +429,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   }
   c.turn = turn;
   if (c.segment->doorbell.load(std::memory_order_relaxed) != 0) [[unlikely]] wake_lanes(c);
-  if (c.attention != 0) [[unlikely]] attend(c);
+  if (c.pending.attention != 0) [[unlikely]] attend(c);
   got = static_cast<int>(cq.out - wc);
   cq.out = cq.out_end = nullptr;
   return got;
@@ -437,7 +438,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
 int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   const Context& c = context_of(base->context);
   // An idle poll ends here, after a look at each lane that is awake.
-  if ((c.unacked_count | c.attention) == 0 &&
+  if (std::bit_cast<std::uint64_t>(c.pending) == 0 &&
       c.segment->doorbell.load(std::memory_order_relaxed) == 0) [[likely]] {
     const InLane* const* lane = c.awake.get();
     const InLane* const* const end = lane + c.awake_count;

@@ -37,7 +37,7 @@ void wait_until(Qp& qp, Nanoseconds delay) noexcept {
   qp.waiting = true;
   qp.open = false;
   c.waiting.push_back(&qp);  // reserved for every queue pair at creation
-  ++c.attention;
+  ++c.pending.attention;
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ void stop_waiting(Qp& qp) noexcept {
   qp.waiting = false;
   qp.open = qp.state == IBV_QPS_RTS && !qp.peer->gone;
   c.waiting.erase(std::find(c.waiting.begin(), c.waiting.end(), &qp));
-  --c.attention;
+  --c.pending.attention;
 }
 
 void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,

@@ -124,7 +124,7 @@ inline void after_publishing(Peer& peer) noexcept {
   if (!peer.unacked) {
     peer.unacked = true;
     Context& c = *peer.context;
-    c.unacked[c.unacked_count++] = &peer;
+    c.unacked[c.pending.unacked++] = &peer;
   }
   std::atomic_signal_fence(std::memory_order_seq_cst);  // the sleeper's membarrier does the rest
   if (peer.out.control->asleep.load(std::memory_order_relaxed) != 0) [[unlikely]]
@@ -315,7 +315,7 @@ ibv_wc* ring_slot(Cq& cq) noexcept {
     cq.overrun = true;
     return nullptr;
   }
-  ++context_of(cq.context).attention;
+  ++context_of(cq.context).pending.attention;
   return &cq.ring[cq.tail++ & cq.mask];
 }
 

@@ -72,7 +72,8 @@ class Bystander {
   /// Closes in good order; its process then ends with success.
   void close() {
     closing_ = true;
-    if (connection_.close() != spinwire::Status::ok) common_.fault("the bystander cannot be closed");
+    if (connection_.close() != spinwire::Status::ok)
+      common_.fault("the bystander cannot be closed");
     const std::uint64_t deadline = now_ns() + 10'000'000'000;
     int status = -1;
     while (now_ns() < deadline && (!closed_ || pid_ > 0)) {

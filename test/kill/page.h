@@ -93,7 +93,8 @@ inline constexpr const char* kVictimVariable = "SPINWIRE_KILL_TEST_VICTIM";  // 
 inline std::uint64_t now_ns() noexcept {
   timespec t{};
   clock_gettime(CLOCK_MONOTONIC, &t);
-  return static_cast<std::uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(t.tv_nsec);
+  return static_cast<std::uint64_t>(t.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(t.tv_nsec);
 }
 
 /// A number that looks random and is the same for everybody.

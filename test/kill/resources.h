@@ -50,8 +50,7 @@ inline void count_segment(const spinwire::softverbs::Segment& segment, Resources
     r.lanes += lane_state(entry.state.load()) != LaneState::free ? 1 : 0;
   for (std::uint32_t i = 0; i < kQueuePairs; ++i)
     r.queue_pairs += segment.queue_pairs[i].ident.load() != 0 ? 1 : 0;
-  for (std::uint32_t i = 0; i < kRegions; ++i)
-    r.keys += segment.regions[i].key.load() != 0 ? 1 : 0;
+  for (std::uint32_t i = 0; i < kRegions; ++i) r.keys += segment.regions[i].key.load() != 0 ? 1 : 0;
 }
 
 inline void count_mappings(Resources& r) {

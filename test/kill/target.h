@@ -46,8 +46,8 @@ inline bool Target::start(const Plan& plan) {
       1 + dice_.below(few ? std::min(plan.most_progress, 50u) : plan.most_progress));
   // A connection takes five control verbs at each end; draining takes few polls.
   s.steps = static_cast<std::uint32_t>(dice_.below(plan.phase == Phase::handshake ? 6 : 8));
-  s.delay_ns = static_cast<std::uint32_t>(
-      dice_.below(plan.phase == Phase::closing ? 60'000 : 300'000));
+  s.delay_ns =
+      static_cast<std::uint32_t>(dice_.below(plan.phase == Phase::closing ? 60'000 : 300'000));
   s.private_memory = dice_.below(2) == 0;
   s.survivor_closes = dice_.below(2) == 0;
   constexpr std::array<std::uint64_t, kPhases> kPatience = {30, 1000, 1000, 1000, 300, 4};
@@ -138,9 +138,7 @@ inline void Target::pour(Link& link) {
     const auto id = static_cast<std::uint32_t>(link.ended.size());
     link.ended.push_back(0);
     Link* l = &link;
-    const auto done = [l, id](const spinwire::Completion& c) {
-      l->target->end(*l, id, c.status);
-    };
+    const auto done = [l, id](const spinwire::Completion& c) { l->target->end(*l, id, c.status); };
     // Posted at once or with the others at the poll's end, as it comes.
     const auto post = dice_.below(2) == 0 ? spinwire::Post::now : spinwire::Post::defer;
     if (!accepted(link, id, link.connection.send(buffer, done, post))) return;

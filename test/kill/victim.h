@@ -211,8 +211,8 @@ class Victim {
         --reaching_;
         if (c.status != spinwire::Status::ok) return;
         progress();
-        if (!writes && std::memcmp(sink_.data() + offset, area_pattern().data() + offset,
-                                   length) != 0) {
+        if (!writes &&
+            std::memcmp(sink_.data() + offset, area_pattern().data() + offset, length) != 0) {
           fault("a read brought wrong bytes");
         }
       };
@@ -292,7 +292,8 @@ inline int victim_main(const char* order) {
   unsigned slot = 0;
   if (std::sscanf(order, "%d:%u", &descriptor, &slot) != 2 || slot >= kSlots) return 2;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  void* at = mmap(nullptr, kSlots * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  void* at =
+      mmap(nullptr, kSlots * sizeof(Slot), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (at == MAP_FAILED) return 2;
   return Victim(static_cast<Slot*>(at)[slot]).run();
 }
