@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -48,6 +49,7 @@ struct Arguments {
   std::string op;
   std::string conf;
   std::string device;
+  double wait = 10;
 };
 
 const std::map<std::string, PerfTest> kTests{
@@ -90,6 +92,9 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
       ->default_val(kDefaultPort)
       ->check(CLI::Range(0, 65535));
   app.add_option("--bind", o.bind, "address to serve on")->default_val(std::string(kDefaultBind));
+  app.add_option("--wait", a.wait, "seconds to wait for the server to be up")
+      ->default_val(10)
+      ->check(CLI::Range(0.0, 86400.0));
   app.add_option("--cpu", o.cpu, "run on this CPU")->check(CLI::NonNegativeNumber);
   app.add_flag("--once", o.once, "serve one client, then end");
   app.add_flag("--one-thread", o.one_thread, "both ends in one thread of this process");
@@ -101,6 +106,7 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
     return false;
   }
   fill_in(a);
+  o.wait = std::chrono::milliseconds(static_cast<std::int64_t>(a.wait * 1000));
   if (warmup->count() == 0) o.warmup = o.count / 20;
   return true;
 }
@@ -193,10 +199,16 @@ int serve(Engine engine, const PerfOptions& options) {
   std::fflush(stdout);
 
   Idler idler(server.clock(), /*may_sleep=*/true);
+  std::uint64_t begun = 0;
   std::uint64_t told = 0;
   while (!stop_requested()) {
     const int events = server.turn();
     if (events < 0) return misused(events);
+    if (begun != server.begun()) {
+      begun = server.begun();
+      fmt::print("measuring for {}\n", server.peer());
+      std::fflush(stdout);
+    }
     if (server.measuring()) continue;
     if (told != server.served()) {
       told = server.served();

@@ -305,6 +305,13 @@ inline std::size_t mappings() {
   return n;
 }
 
+/// Mappings by which the C library's heap may have grown meanwhile; a sanitizer's grows in many.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr std::size_t kHeapMappings = 64;
+#else
+inline constexpr std::size_t kHeapMappings = 4;
+#endif
+
 /// A forked process and a pipe each way. `body` answers its exit code; it talks through
 /// descriptor `in` and `out`. Killed, if it still lives, when this goes.
 class Child {

@@ -398,7 +398,7 @@ TEST(EngineReconnect, ManyTimesLeavesNothingBehind) {
     }
   }
   EXPECT_EQ(open_descriptors(), descriptors);
-  EXPECT_LE(mappings(), maps + 2);  // the heap may grow by its own pace
+  EXPECT_LE(mappings(), maps + kHeapMappings);
   EXPECT_EQ(server.engine.stats().accepted, 200u);
   EXPECT_EQ(server.engine.stats().closed, 200u);
   EXPECT_EQ(client.engine.stats().connected, 200u);
@@ -476,7 +476,7 @@ void crowd(std::size_t count, int rounds) {
   }
   EXPECT_TRUE(good);
   EXPECT_EQ(open_descriptors(), descriptors);
-  EXPECT_LE(mappings(), maps + 4);
+  EXPECT_LE(mappings(), maps + kHeapMappings);
   EXPECT_EQ(server.engine.stats().peers_lost, 0u);
   EXPECT_EQ(server.closed.size(), count * static_cast<std::size_t>(rounds));
   b.reset();
@@ -512,7 +512,7 @@ TEST(SlowEngineCrowd, ManyEnginesComeAndGoAtOneServer) {
     }
   }
   EXPECT_TRUE(until({&server}, [&] { return open_descriptors() == descriptors; }));
-  EXPECT_TRUE(until({&server}, [&] { return mappings() <= maps + 4; }));
+  EXPECT_TRUE(until({&server}, [&] { return mappings() <= maps + kHeapMappings; }));
   server.stale_allowed = true;
   server.expect_clean();
 }

@@ -20,6 +20,7 @@
 #include "softverbs/device.h"
 #include "softverbs/gid.h"
 #include "softverbs/objects.h"
+#include "softverbs/queue.h"
 #include "softverbs/region.h"
 #include "spinwire/clock.h"
 
@@ -273,6 +274,9 @@ inline void connect(Node& a, ibv_qp* qa, Node& b, ibv_qp* qb, const ConnectOptio
   sv::control_device(b.context);
 }
 
+/// Polls after which a sender has looked for acknowledgements that no packet brought along.
+inline constexpr int kLook = static_cast<int>(sv::kAckPatience) + 2;
+
 /// Two nodes in one thread with one connected pair of queue pairs.
 struct Link {
   Node a;
@@ -302,8 +306,9 @@ struct Link {
     poll_a();
     poll_b();
   }
+  /// Polls both ends so often that each looks at the other's acknowledgements n times.
   void steps(int n) {
-    while (n-- > 0) step();
+    for (n *= kLook; n > 0; --n) step();
   }
   /// Polls both ends until so many completions were taken in all.
   bool run(std::size_t from_a, std::size_t from_b) {

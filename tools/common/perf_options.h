@@ -21,8 +21,8 @@ struct PerfOptions {
   std::string host;          ///< empty: serve
   std::string bind;
   int port = 0;
-  Nanoseconds wait = std::chrono::seconds(10);  ///< for the server to be up
-  int cpu = -1;                                 ///< -1: any
+  Nanoseconds wait{};  ///< for the server to be up
+  int cpu = -1;        ///< -1: any
   bool once = false;
   bool one_thread = false;
   bool json = false;

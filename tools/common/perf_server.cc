@@ -133,6 +133,7 @@ void PerfServer::on_request(const PerfRequest& request) {
   if (echo_) pending_.resize(request.window);
   pending_first_ = pending_count_ = 0;
   enter(offer.slots != 0 ? State::running : State::leaving);
+  begun_ += offer.slots != 0 ? 1 : 0;
   if (offer.slots == 0) fault_ = perf_text(offer.why);
   say(perf_encode(offer));
 }

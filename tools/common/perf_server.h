@@ -35,6 +35,9 @@ class PerfServer {
   [[nodiscard]] const Clock& clock() const noexcept { return clock_; }
   /// A client is being measured: every turn counts.
   [[nodiscard]] bool measuring() const noexcept { return state_ == State::running; }
+  /// Clients that were measured or are, and the present one's address.
+  [[nodiscard]] std::uint64_t begun() const noexcept { return begun_; }
+  [[nodiscard]] const std::string& peer() const noexcept { return peer_; }
   /// Clients that are gone, and how many of them ended badly.
   [[nodiscard]] std::uint64_t served() const noexcept { return served_; }
   [[nodiscard]] std::uint64_t failed() const noexcept { return failed_; }
@@ -91,6 +94,7 @@ class PerfServer {
   std::string peer_;
   std::string fault_;
   std::string last_;
+  std::uint64_t begun_ = 0;
   std::uint64_t served_ = 0;
   std::uint64_t failed_ = 0;
 };

@@ -249,7 +249,6 @@ class Sender final : public End {
     } else if (note.kind == Kind::returned && note.size <= posted_ - returned_) {
       returned_ += note.size;
     } else if (note.kind == Kind::verdict && finished_) {
-      progress_.finish(size_);
       print_result("sent", size_, seconds_since(clock_, begin_), digest_);
       if (note.size != size_ || !digest_.is(note)) fault_ = "the receiver has got other bytes";
       close();
@@ -329,6 +328,7 @@ class Sender final : public End {
   /// Messages and writes with immediate arrive in order, so this comes after the last block.
   void finish() {
     finished_ = true;
+    progress_.finish(size_);
     Note note;
     note.kind = Kind::finish;
     note.size = size_;

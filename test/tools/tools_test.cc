@@ -1,0 +1,494 @@
+// The command-line tools and examples as a user runs them: built programs, started by their names.
+// They are looked for in the folder that SPINWIRE_BIN names, else in build/bin.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <random>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../tools/common/histogram.h"
+
+namespace tools_test {
+
+using Clock = std::chrono::steady_clock;
+using Words = std::vector<std::string>;
+
+/// Any run that lasts longer hangs. The machine may be busy with something else.
+constexpr auto kLimit = std::chrono::seconds(60);
+
+std::string bin() {
+  const char* folder = std::getenv("SPINWIRE_BIN");
+  return folder != nullptr ? folder : "build/bin";
+}
+
+/// A started program whose stdout and stderr are read through pipes; killed when it goes away.
+class Program {
+ public:
+  explicit Program(Words words) {
+    std::array<int, 2> out{};
+    std::array<int, 2> err{};
+    if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0) std::abort();
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(out[1], STDOUT_FILENO);
+      ::dup2(err[1], STDERR_FILENO);
+      ::setenv("SPINWIRE_MEMORY_HUGEPAGES", "off", 1);  // no warnings on stderr
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+    ::close(out[1]);
+    ::close(err[1]);
+    fds_ = {out[0], err[0]};
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+    for (const int fd : fds_) ::close(fd);
+  }
+
+  /// Reads until both pipes are closed, then answers the exit code: -1 when the time is over, -2
+  /// when a signal ended it.
+  int wait() {
+    const auto end = Clock::now() + kLimit;
+    while (open_ != 0 && Clock::now() < end) read_some();
+    if (open_ != 0) return -1;
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -2;
+  }
+  /// Reads until stdout has a line that begins so; answers what follows on that line.
+  std::string wait_for(const std::string& beginning) {
+    const auto end = Clock::now() + kLimit;
+    while (open_ != 0 && Clock::now() < end) {
+      const std::size_t at = text_[0].find(beginning);
+      const std::size_t line_end = at == std::string::npos ? at : text_[0].find('\n', at);
+      if (line_end != std::string::npos) {
+        return text_[0].substr(at + beginning.size(), line_end - at - beginning.size());
+      }
+      read_some();
+    }
+    return {};
+  }
+  void signal(int number) const { ::kill(pid_, number); }
+  [[nodiscard]] const std::string& out() const { return text_[0]; }
+  [[nodiscard]] const std::string& err() const { return text_[1]; }
+
+ private:
+  void read_some() {
+    std::array<pollfd, 2> polled{};
+    for (std::size_t i = 0; i < 2; ++i) polled[i] = {closed_[i] ? -1 : fds_[i], POLLIN, 0};
+    if (::poll(polled.data(), polled.size(), 100) <= 0) return;
+    for (std::size_t i = 0; i < 2; ++i) {
+      if (polled[i].revents == 0) continue;
+      std::array<char, 4096> bytes{};
+      const ssize_t got = ::read(fds_[i], bytes.data(), bytes.size());
+      if (got > 0) {
+        text_[i].append(bytes.data(), static_cast<std::size_t>(got));
+      } else {
+        closed_[i] = true;
+        --open_;
+      }
+    }
+  }
+
+  pid_t pid_ = -1;
+  std::array<int, 2> fds_{};
+  std::array<bool, 2> closed_{};
+  int open_ = 2;
+  std::array<std::string, 2> text_;
+};
+
+struct Outcome {
+  int code;
+  std::string out;
+  std::string err;
+};
+
+Outcome run(const std::string& name, const Words& arguments) {
+  Words words{bin() + "/" + name};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  Program program(words);
+  const int code = program.wait();
+  return {code, program.out(), program.err()};
+}
+
+/// A folder that goes away with its content.
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "spinwire-XXXXXX").string();
+    path_ = ::mkdtemp(pattern.data());
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ / name; }
+  [[nodiscard]] std::size_t files() const {
+    const std::filesystem::directory_iterator begin(path_);
+    return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator()));
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string read_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+void write_random(const std::string& path, std::size_t size) {
+  std::mt19937_64 random(size);
+  std::string bytes(size, '\0');
+  for (char& c : bytes) c = static_cast<char>(random());
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+/// Members of one flat JSON object on one line; empty when it is anything else.
+std::map<std::string, std::string> parse_object(const std::string& text) {
+  std::map<std::string, std::string> members;
+  if (text.size() < 3 || text.front() != '{' || text.substr(text.size() - 2) != "}\n") return {};
+  if (text.find('\n') != text.size() - 1) return {};
+  std::istringstream in(text.substr(1, text.size() - 3));
+  std::string member;
+  while (std::getline(in, member, ',')) {
+    const std::size_t colon = member.find("\": ");
+    const std::size_t quote = member.find('"');
+    if (colon == std::string::npos || quote >= colon) return {};
+    std::string value = member.substr(colon + 3);
+    if (value.front() == '"') value = value.substr(1, value.size() - 2);
+    members[member.substr(quote + 1, colon - quote - 1)] = value;
+  }
+  return members;
+}
+
+class Tools : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : {"spinwire-perf", "echo", "file-push"}) {
+      if (!std::filesystem::exists(bin() + "/" + name)) {
+        GTEST_SKIP() << bin() << "/" << name << " is not built: run make first";
+      }
+    }
+  }
+};
+class SlowTools : public Tools {};
+
+// ---- command lines ----------------------------------------------------------------------------
+
+TEST_F(Tools, HelpGoesToStdout) {
+  for (const char* name : {"spinwire-perf", "echo", "file-push"}) {
+    const Outcome o = run(name, {"--help"});
+    EXPECT_EQ(o.code, 0) << name;
+    EXPECT_NE(o.out.find("Usage: " + std::string(name)), std::string::npos) << o.out;
+    EXPECT_EQ(o.err, "") << name;
+  }
+}
+
+TEST_F(Tools, MisuseIsExitCodeTwo) {
+  const std::vector<std::pair<const char*, Words>> cases{
+      {"spinwire-perf", {"--bogus"}},
+      {"spinwire-perf", {"speed"}},
+      {"spinwire-perf", {"lat", "--op", "push", "--one-thread"}},
+      {"spinwire-perf", {"lat", "--size", "0", "--one-thread"}},
+      {"spinwire-perf", {"lat", "127.0.0.1", "--one-thread"}},
+      {"echo", {}},
+      {"echo", {"both", "--bogus"}},
+      {"file-push", {"receive"}},
+      {"file-push", {"send", "file"}},
+  };
+  for (const auto& [name, arguments] : cases) {
+    const Outcome o = run(name, arguments);
+    EXPECT_EQ(o.code, 2) << name << ' ' << testing::PrintToString(arguments);
+    EXPECT_EQ(o.out, "");
+    EXPECT_NE(o.err, "") << name << ' ' << testing::PrintToString(arguments);
+  }
+}
+
+TEST_F(Tools, BadConfNamesFileAndLine) {
+  const Folder folder;
+  const std::string path = folder / "bad.toml";
+  std::ofstream(path) << "[queues]\nsend_depth = 64\nsend_deep = 64\n";
+  const Outcome o = run("spinwire-perf", {"lat", "--one-thread", "--conf", path});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find(path), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find(":3:"), std::string::npos) << o.err;
+  EXPECT_EQ(o.out, "");
+}
+
+TEST_F(Tools, ServerThatIsNotThereIsNamed) {
+  const Outcome o = run("spinwire-perf", {"lat", "127.0.0.1", "-p", "1", "--wait", "0.1"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("127.0.0.1:1"), std::string::npos) << o.err;
+}
+
+TEST_F(Tools, DeviceOptionWinsOverTheConfiguration) {
+  const Outcome o = run("spinwire-perf", {"lat", "--one-thread", "--device", "nosuch0"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("nosuch0"), std::string::npos) << o.err;
+}
+
+// ---- spinwire-perf in one thread --------------------------------------------------------------
+
+void expect_results(const std::string& test, const std::string& op, const Words& more) {
+  Words words{test, "--op", op, "--one-thread", "--count", "300", "--warmup", "20", "--json"};
+  words.insert(words.end(), more.begin(), more.end());
+  SCOPED_TRACE(testing::PrintToString(words));
+  const Outcome o = run("spinwire-perf", words);
+  ASSERT_EQ(o.code, 0) << o.err;
+  auto result = parse_object(o.out);
+  EXPECT_EQ(result["test"], test) << o.out;
+  EXPECT_EQ(result["op"], op);
+  EXPECT_EQ(result["count"], "300");
+  EXPECT_EQ(result["device"], "softverbs");
+  double least = 0;
+  for (const char* key : {"min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"}) {
+    ASSERT_TRUE(result.contains(key)) << key;
+    const double value = std::stod(result[key]);
+    EXPECT_GE(value, least) << key;
+    EXPECT_GT(value, 0) << key;
+    least = value;
+  }
+  for (const char* key : {"size_bytes", "window", "seconds", "rate_mops", "gbit_per_s"}) {
+    ASSERT_TRUE(result.contains(key)) << key;
+    EXPECT_GT(std::stod(result[key]), 0) << key;
+  }
+  const double rate = 300 / std::stod(result["seconds"]) / 1e6;
+  EXPECT_NEAR(std::stod(result["rate_mops"]), rate, rate / 1000);
+}
+
+TEST_F(Tools, EveryTestAndOperationReports) {
+  for (const char* test : {"lat", "rate", "bw"}) {
+    for (const char* op : {"send", "write", "read"}) expect_results(test, op, {});
+  }
+}
+
+// Below 8 bytes a number does not fit, below 16 there is only one, beyond there is a pattern.
+TEST_F(Tools, OddSizesAreChecked) {
+  for (const char* op : {"send", "write", "read"}) {
+    for (const char* size : {"1", "7", "15", "17", "1000"}) {
+      expect_results("lat", op, {"--size", size, "--window", "5"});
+    }
+  }
+}
+
+TEST_F(Tools, MessagesBeyondTheLimitAreRefusedWithAdvice) {
+  const Outcome o = run("spinwire-perf", {"lat", "--one-thread", "--size", "5000"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("connections.eager_bytes"), std::string::npos) << o.err;
+}
+
+TEST_F(Tools, LargeWritesFitBesideTheDialogue) {
+  expect_results("bw", "write", {"--size", "4MiB", "--window", "8"});
+}
+
+// ---- two processes ----------------------------------------------------------------------------
+
+TEST_F(SlowTools, PerfServesOneClientAfterAnother) {
+  Program server({bin() + "/spinwire-perf", "--port", "0"});
+  const std::string address = server.wait_for("listening on ");
+  ASSERT_NE(address, "") << server.err();
+  const std::string port = address.substr(address.rfind(':') + 1);
+  for (const char* op : {"send", "write", "read"}) {
+    const Outcome o = run("spinwire-perf", {"lat", "127.0.0.1", "--port", port, "--op", op,
+                                            "--count", "300", "--warmup", "10", "--json"});
+    EXPECT_EQ(o.code, 0) << op << ": " << o.err;
+    EXPECT_EQ(parse_object(o.out)["op"], op) << o.out;
+    const std::string line = ": lat " + std::string(op) + ", 32 bytes, window 1, 310 operations: ";
+    EXPECT_EQ(server.wait_for(line), "all data as sent") << server.out();
+  }
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0) << server.err();
+}
+
+TEST_F(SlowTools, PerfEndsAfterOneClientIfToldTo) {
+  Program server({bin() + "/spinwire-perf", "--port", "0", "--once"});
+  const std::string address = server.wait_for("listening on ");
+  const std::string port = address.substr(address.rfind(':') + 1);
+  const Outcome o =
+      run("spinwire-perf", {"rate", "localhost", "--port", port, "--count", "2000", "--json"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(server.wait(), 0) << server.err();
+}
+
+TEST_F(SlowTools, PerfNamesALostServer) {
+  for (const char* op : {"send", "write"}) {
+    Program server({bin() + "/spinwire-perf", "--port", "0"});
+    const std::string address = server.wait_for("listening on ");
+    const std::string port = address.substr(address.rfind(':') + 1);
+    // Far more than can be done before the server is gone.
+    Program client({bin() + "/spinwire-perf", "rate", "127.0.0.1", "--port", port, "--op", op,
+                    "--count", "1000000000000", "--warmup", "0"});
+    EXPECT_NE(server.wait_for("measuring for 127.0.0.1:"), "") << client.err();
+    server.signal(SIGKILL);
+    EXPECT_EQ(client.wait(), 1) << op;
+    EXPECT_NE(client.err().find(address), std::string::npos) << client.err();
+  }
+}
+
+TEST_F(SlowTools, EchoBoth) {
+  const Outcome o = run("echo", {"both", "--count", "500", "--size", "100"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.out.find("500 round trips of 100 bytes"), std::string::npos) << o.out;
+  for (const char* word : {"min", "p50", "p90", "p99", "p99.9", "max"}) {
+    EXPECT_NE(o.out.find(word), std::string::npos) << word;
+  }
+}
+
+TEST_F(SlowTools, EchoRefusesWhatIsTooLong) {
+  const Outcome o = run("echo", {"both", "--size", "5000"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("message_too_long"), std::string::npos) << o.err;
+}
+
+/// Pushes a file of `size` bytes and compares.
+void expect_pushed(std::size_t size, const Words& more) {
+  const Folder folder;
+  const std::string from = folder / "from";
+  write_random(from, size);
+  Words words{"both", from, "--out", folder / "to"};
+  words.insert(words.end(), more.begin(), more.end());
+  const Outcome o = run("file-push", words);
+  ASSERT_EQ(o.code, 0) << o.err;
+  EXPECT_TRUE(read_file(from) == read_file(folder / "to")) << size;
+  EXPECT_EQ(folder.files(), 2u);  // nothing half-made beside them
+  // Both ends print the same digest.
+  const std::size_t first = o.out.find("xxh3-128 ");
+  const std::size_t second = o.out.rfind("xxh3-128 ");
+  ASSERT_NE(first, second) << o.out;
+  EXPECT_EQ(o.out.substr(first, 41), o.out.substr(second, 41));
+}
+
+TEST_F(SlowTools, FilePushMovesFilesOfAnySize) {
+  expect_pushed(0, {});
+  expect_pushed(1, {});
+  expect_pushed(3 * (512 << 10), {});
+  expect_pushed(1'234'567, {"--block", "4096", "--window", "3"});
+  expect_pushed(10'000'001, {"--window", "1"});
+}
+
+TEST_F(SlowTools, FilePushTellsBothEndsOfAFullDisk) {
+  const Folder folder;
+  const std::string from = folder / "from";
+  write_random(from, 100'000);
+  const std::string full = folder / "full";
+  std::filesystem::create_symlink("/dev/full", full);
+  const Outcome o = run("file-push", {"both", from, "--out", full});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("the receiver gave up: write " + full), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("No space left"), std::string::npos) << o.err;
+  // What is no regular file is written to, never replaced.
+  EXPECT_TRUE(std::filesystem::is_symlink(full));
+}
+
+TEST_F(SlowTools, FilePushLeavesNothingOfALostTransfer) {
+  const Folder folder;
+  const std::string from = folder / "from";
+  std::ofstream(from).put('x');
+  std::filesystem::resize_file(from, std::uintmax_t{1} << 40);  // takes for ever, and no room
+  Program receiver({bin() + "/file-push", "receive", "127.0.0.1:0", "--out", folder / "to"});
+  const std::string address = receiver.wait_for("listening on ");
+  {
+    const Program sender({bin() + "/file-push", "send", from, address});
+    const auto end = Clock::now() + kLimit;
+    while (folder.files() < 2 && Clock::now() < end) ::sched_yield();
+    EXPECT_EQ(folder.files(), 2u);
+  }
+  EXPECT_EQ(receiver.wait(), 1);
+  EXPECT_NE(receiver.err().find("lost the sender"), std::string::npos) << receiver.err();
+  EXPECT_EQ(folder.files(), 1u);
+}
+
+// ---- the README -------------------------------------------------------------------------------
+
+TEST_F(SlowTools, ReadmeExampleCompilesAndRuns) {
+  const std::string readme = read_file("README.md");
+  const std::size_t begin = readme.find("```cpp\n");
+  ASSERT_NE(begin, std::string::npos) << "run this in the source tree";
+  const std::size_t end = readme.find("```\n", begin + 7);
+  const Folder folder;
+  std::ofstream(folder / "hello.cc") << readme.substr(begin + 7, end - begin - 7);
+  const std::string command =
+      "g++ -std=c++20 -Wall -Wextra -Werror -Iinclude '" + (folder / "hello.cc") + "' -o '" +
+      (folder / "hello") + "' '" + bin() +
+      "/../lib/libspinwire.a' -libverbs -lrdmacm -lhugetlbfs -lxxhash -lfmt -lpthread && '" +
+      (folder / "hello") + "'";
+  Program shell({"/bin/sh", "-c", command});
+  EXPECT_EQ(shell.wait(), 0) << shell.err();
+  EXPECT_EQ(shell.out(), "hello\n");
+}
+
+// ---- the histogram ----------------------------------------------------------------------------
+
+using spinwire::tools::Histogram;
+
+TEST(ToolsHistogram, EmptyIsZero) {
+  const auto h = std::make_unique<Histogram>();
+  EXPECT_EQ(h->count(), 0u);
+  EXPECT_EQ(h->min(), 0u);
+  EXPECT_EQ(h->max(), 0u);
+  EXPECT_EQ(h->percentile(50), 0u);
+}
+
+TEST(ToolsHistogram, SmallValuesAreExact) {
+  const auto h = std::make_unique<Histogram>();
+  for (std::uint64_t v = 1; v <= 200; ++v) h->record(v);
+  EXPECT_EQ(h->percentile(50), 100u);
+  EXPECT_EQ(h->percentile(90), 180u);
+  EXPECT_EQ(h->percentile(99.5), 199u);
+  EXPECT_EQ(h->percentile(100), 200u);
+  EXPECT_EQ(h->percentile(0), 1u);
+}
+
+TEST(ToolsHistogram, EveryValueIsWithinOnePercent) {
+  for (std::uint64_t v = 1; v < (std::uint64_t{1} << 63); v += v / 37 + 1) {
+    const auto h = std::make_unique<Histogram>();
+    h->record(0);
+    h->record(v);
+    h->record(~std::uint64_t{0});
+    const auto found = static_cast<double>(h->percentile(50));
+    const auto wanted = static_cast<double>(v);
+    ASSERT_NEAR(found, wanted, wanted / 100) << v;
+    EXPECT_EQ(h->max(), ~std::uint64_t{0});
+  }
+}
+
+TEST(ToolsHistogram, EndsAreExact) {
+  const auto h = std::make_unique<Histogram>();
+  for (const std::uint64_t v : {1'000'003ull, 2'000'003ull, 3'000'017ull}) h->record(v);
+  EXPECT_EQ(h->min(), 1'000'003u);
+  EXPECT_EQ(h->max(), 3'000'017u);
+  EXPECT_EQ(h->percentile(1), 1'000'003u);
+  EXPECT_EQ(h->percentile(99.9), 3'000'017u);
+}
+
+}  // namespace tools_test
