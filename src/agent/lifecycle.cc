@@ -38,14 +38,10 @@ bool step_expose(Shared& s, Agent& a) noexcept {
                           "the control pool is used up", "lower connections.maximum"});
   }
   a.cell = new (a.cell_block->payload) CreditCell{};
-  a.cell_mr = s.device->provider().reg_mr(s.device->pd(), a.cell_block->payload, sizeof(CreditCell),
-                                          IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-  if (a.cell_mr == nullptr) {
-    return set_up_failed(s, a,
-                         base::fail_errno(Status::limit, "expose a credit cell to the peer",
-                                          "ibv_reg_mr", errno, "lower connections.maximum")
-                             .value());
-  }
+  const BufferSlice cell(a.cell_block, a.cell_block->payload, sizeof(CreditCell));
+  auto exposed = s.registrations->expose(cell, Access::remote_write);
+  if (!exposed) return set_up_failed(s, a, exposed.error());
+  a.cell_region = *exposed;
   a.stage = Stage::create;
   return true;
 }
@@ -101,17 +97,14 @@ bool step_destroy(Shared& s, Agent& a) noexcept {
 }
 
 bool step_conceal(Shared& s, Agent& a) noexcept {
-  bool used = false;
-  if (a.cell_mr != nullptr) {
-    used = true;
-    // EBUSY: the peer is in the midst of a write to the cell; its key is dead, it ends soon.
-    if (s.device->provider().dereg_mr(a.cell_mr) == EBUSY) return used;
-    a.cell_mr = nullptr;
-  }
+  const bool exposed = static_cast<bool>(a.cell_region);
+  // The peer may be in the midst of a write to the cell: its key is dead from now on, and the
+  // registration keeps the block until the write has ended.
+  if (exposed) (void)s.registrations->revoke(std::exchange(a.cell_region, {}).rkey);
   if (a.cell_block != nullptr) detail::release(std::exchange(a.cell_block, nullptr));
   a.cell = nullptr;
   a.stage = Stage::over;
-  return used;
+  return exposed;
 }
 
 void abandon(Agent& a) noexcept {
@@ -391,7 +384,7 @@ wire::EndpointInfo endpoint(const Shared& s, const Agent& a) noexcept {
   info.credits = a.granted;
   info.incarnation = s.incarnation;
   info.control_address = reinterpret_cast<std::uint64_t>(a.cell);
-  info.control_rkey = a.cell_mr->rkey;
+  info.control_rkey = a.cell_region.rkey;
   info.max_rd_atomic = s.device->rd_atomic();
   return info;
 }

@@ -12,6 +12,7 @@
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
 #include "memory/arena.h"
+#include "memory/registration.h"
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
 #include "spinwire/engine.h"
@@ -105,7 +106,7 @@ struct alignas(64) Agent {
   std::uint32_t handshake = kNone;  ///< exchange in use
   std::uint32_t next_setup = kNone;
   Block* cell_block = nullptr;
-  ibv_mr* cell_mr = nullptr;
+  RemoteRegion cell_region;  ///< what the peer is told of the cell
   std::uint64_t peer_cell = 0;
   std::uint32_t peer_cell_key = 0;
   std::uint32_t psn = 0;
@@ -186,6 +187,7 @@ struct Shared {
   // Hot.
   std::unique_ptr<verbs::Device> device;
   memory::ArenaPtr arena;
+  std::unique_ptr<memory::RegistrationTable> registrations;
   base::IndexPool<Agent> agents;
   OperationPool operations;
   QpnMap by_qpn;

@@ -13,7 +13,6 @@
 #include "connect/epoll_set.h"
 #include "connect/exchange.h"
 #include "connect/socket.h"
-#include "memory/registration.h"
 #include "spinwire/engine.h"
 
 namespace spinwire::engine {
@@ -91,7 +90,6 @@ class EngineCore {
   std::uint64_t control_interval = 0;  ///< ticks
   Status allocate_status = Status::ok;
   connect::EpollSet epoll;
-  std::unique_ptr<memory::RegistrationTable> registrations;
   base::IndexPool<engine::Handshake> handshakes;
   std::vector<std::unique_ptr<engine::Listening>> listeners;
   std::uint32_t listener_generation = 0;

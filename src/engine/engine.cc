@@ -57,9 +57,10 @@ Result<void> EngineCore::open() {
   if (shared.headers_block == nullptr) return tl::unexpected(base::out_of_memory());
   shared.headers = shared.headers_block->payload;
 
-  constexpr std::uint32_t kRegistrations = 65536;
-  registrations = std::make_unique<memory::RegistrationTable>(shared.device->provider(),
-                                                              shared.device->pd(), kRegistrations);
+  // The application's, and a credit cell per connection.
+  const std::uint32_t most = 65536 + c.connections.maximum;
+  shared.registrations = std::make_unique<memory::RegistrationTable>(shared.device->provider(),
+                                                              shared.device->pd(), most);
   auto set = connect::EpollSet::open();
   if (!set) return tl::unexpected(set.error());
   epoll = std::move(*set);
@@ -100,7 +101,7 @@ void EngineCore::end() noexcept {
   if (std::exchange(ending, true)) return;
   if (shared.device == nullptr || shared.arena == nullptr) return;
   (void)guard.enter();  // callbacks find the engine polling
-  if (registrations != nullptr) end_connections();
+  if (shared.registrations != nullptr) end_connections();
 }
 
 EngineCore::~EngineCore() {
@@ -113,7 +114,7 @@ EngineCore::~EngineCore() {
   for (auto& listening : listeners) {
     if (listening != nullptr) epoll.remove(listening->socket.fd());
   }
-  if (registrations != nullptr) registrations->close();
+  if (shared.registrations != nullptr) shared.registrations->close();
   if (shared.receive_blocks != nullptr) {
     for (std::uint32_t i = 0; i < shared.config.queues.receive_depth; ++i) {
       if (shared.receive_blocks[i] != nullptr) detail::release(shared.receive_blocks[i]);
@@ -218,7 +219,7 @@ Status Engine::allocate_status() const noexcept { return core_->allocate_status;
 Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access access) {
   if (!core_->guard.owned()) return misused(core_->guard.diagnose(), "register memory");
   return base::no_throw("register memory", [&]() -> Result<MemoryRegion> {
-    auto registered = core_->registrations->register_memory(bytes, access);
+    auto registered = core_->shared.registrations->register_memory(bytes, access);
     if (!registered) return tl::unexpected(registered.error());
     return MemoryRegion(std::move(registered->whole), registered->remote);
   });
@@ -227,12 +228,12 @@ Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access 
 Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
   if (!core_->guard.owned()) return misused(core_->guard.diagnose(), "expose memory");
   return base::no_throw("expose memory",
-                        [&] { return core_->registrations->expose(slice, access); });
+                        [&] { return core_->shared.registrations->expose(slice, access); });
 }
 
 Status Engine::revoke(const RemoteRegion& region) {
   if (!core_->guard.owned()) return core_->guard.diagnose();
-  return core_->registrations->revoke(region.rkey);
+  return core_->shared.registrations->revoke(region.rkey);
 }
 
 const Config& Engine::config() const noexcept { return core_->shared.config; }

@@ -303,9 +303,11 @@ std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noe
   return taken;
 }
 
-/// Consumes what lies in a lane, up to a turn's worth or the room that `cq` has.
+/// Consumes what lies in a lane, up to a turn's worth or the room that `cq` has. One packet it takes
+/// in any case, into the ring: else completions of sends that fill every array would starve it.
 void drain(Context& c, InLane& lane, Cq& cq) noexcept {
-  for (std::uint32_t left = kPacketsPerTurn; left != 0 && cq.out != cq.out_end;) {
+  for (std::uint32_t left = kPacketsPerTurn;
+       left != 0 && (cq.out != cq.out_end || left == kPacketsPerTurn);) {
     const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
     if (word_mark(word) != lane.mark) break;
     std::uint32_t taken = take_run(c, lane, cq, word);

@@ -187,6 +187,7 @@ TEST(Credits, NoMessageEverFindsNoReceive) {
   Config c = strict_config();
   c.queues.receive_depth = 96;
   c.queues.receive_postlist = 32;
+  c.queues.poll_batch = 64;
   c.connections.maximum = 8;
   Many p(c, 6);
   Buffer answer = p.server.filled(16, 2);
