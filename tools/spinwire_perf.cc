@@ -36,8 +36,9 @@ Tests
         to completion, read once per turn of the loop.
   bw    large operations, in Gbit/s; percentiles as for rate.
 
-Data is checked: every message, reply and read by the number in its first and last bytes, messages
-of the warm-up, writes and reads as a whole. Exit code 1 if anything differs.
+Data is checked: every message, reply and read by the number in its first and last bytes; messages
+of the warm-up as a whole, and at the end as a whole what the last writes and reads have left in
+each place of the memory they go to. Exit code 1 if anything differs.
 
 Settings: --conf FILE, then SPINWIRE_SECTION_KEY in the environment, then the options here.)";
 

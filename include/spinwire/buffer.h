@@ -20,16 +20,16 @@ namespace detail {
 /// right before the payload, whose last 16 bytes are kept for a protocol header, so that header and
 /// payload are adjacent.
 struct alignas(64) Block {
-  std::uint32_t refs;            ///< handles and operations in flight
-  std::uint32_t lkey;            ///< local key of the registration the payload lies in
-  std::uint64_t capacity;        ///< payload bytes
-  std::byte* payload;            ///< first payload byte
-  void (*recycle)(Block*);       ///< called when the last reference goes
-  void* owner;                   ///< arena or registration; `recycle` knows
-  std::uint32_t link;            ///< free-list link while in the pool
-  std::uint16_t header_in_use;   ///< operations in flight that use `header`
-  std::uint16_t chunk;           ///< chunk of the arena
-  std::byte header[16];          ///< protocol header, adjacent to a slab payload
+  std::uint32_t refs;           ///< handles and operations in flight
+  std::uint32_t lkey;           ///< local key of the registration the payload lies in
+  std::uint64_t capacity;       ///< payload bytes
+  std::byte* payload;           ///< first payload byte
+  void (*recycle)(Block*);      ///< called when the last reference goes
+  void* owner;                  ///< arena or registration; `recycle` knows
+  std::uint32_t link;           ///< free-list link while in the pool
+  std::uint16_t header_in_use;  ///< operations in flight that use `header`
+  std::uint16_t chunk;          ///< chunk of the arena
+  std::byte header[16];         ///< protocol header, adjacent to a slab payload
 };
 static_assert(sizeof(Block) == 64);
 

@@ -29,41 +29,42 @@ struct Config {
 
   struct Memory {
     HugepagePolicy hugepages = HugepagePolicy::prefer;
-    LockPolicy lock = LockPolicy::off;           ///< mlock the slabs
-    std::uint64_t send_bytes = 32u << 20;        ///< send pool; 2 MiB … 1 TiB
-    std::uint64_t receive_bytes = 16u << 20;     ///< receive pool; 2 MiB … 1 TiB
-    std::uint64_t lease_bytes = 16u << 20;       ///< pool of memory exposed to peers; 2 MiB … 1 TiB
+    LockPolicy lock = LockPolicy::off;        ///< mlock the slabs
+    std::uint64_t send_bytes = 32u << 20;     ///< send pool; 2 MiB … 1 TiB
+    std::uint64_t receive_bytes = 16u << 20;  ///< receive pool; 2 MiB … 1 TiB
+    std::uint64_t lease_bytes = 16u << 20;    ///< pool of memory exposed to peers; 2 MiB … 1 TiB
   } memory;
 
   struct Queues {
-    std::uint32_t send_depth = 128;      ///< send work requests per connection; 8 … 32768
-    std::uint32_t receive_depth = 1024;  ///< posted receives of the engine; 16 … 32768
+    std::uint32_t send_depth = 128;          ///< send work requests per connection; 8 … 32768
+    std::uint32_t receive_depth = 1024;      ///< posted receives of the engine; 16 … 32768
     std::uint32_t completion_depth = 16384;  ///< entries of the completion queue; 64 … 4194304
-    std::uint32_t operations = 4096;     ///< operations in flight, all connections; 16 … 1048576
-    std::uint32_t inline_bytes = 64;     ///< sent inline up to this many bytes; 0 … 1024
-    std::uint32_t receive_postlist = 16; ///< receives reposted at once; 1 … 64
-    std::uint32_t poll_batch = 32;       ///< completions drained at once; 1 … 64
+    std::uint32_t operations = 4096;      ///< operations in flight, all connections; 16 … 1048576
+    std::uint32_t inline_bytes = 64;      ///< sent inline up to this many bytes; 0 … 1024
+    std::uint32_t receive_postlist = 16;  ///< receives reposted at once; 1 … 64
+    std::uint32_t poll_batch = 32;        ///< completions drained at once; 1 … 64
   } queues;
 
   struct Connections {
-    std::uint32_t maximum = 1024;           ///< per engine; 1 … 65536
-    std::uint32_t handshakes = 64;          ///< unfinished handshakes at once, inbound and outbound each; 1 … 4096
-    std::uint32_t eager_bytes = 4096;       ///< longest message; 64 … 1 MiB - 64
-    std::uint32_t credits = 64;             ///< most receives granted to one peer; 1 … 32768
-    std::uint32_t mtu = 4096;               ///< path MTU: 256, 512, 1024, 2048 or 4096 bytes
+    std::uint32_t maximum = 1024;  ///< per engine; 1 … 65536
+    std::uint32_t handshakes =
+        64;  ///< unfinished handshakes at once, inbound and outbound each; 1 … 4096
+    std::uint32_t eager_bytes = 4096;  ///< longest message; 64 … 1 MiB - 64
+    std::uint32_t credits = 64;        ///< most receives granted to one peer; 1 … 32768
+    std::uint32_t mtu = 4096;          ///< path MTU: 256, 512, 1024, 2048 or 4096 bytes
     Nanoseconds connect_timeout = std::chrono::seconds(5);    ///< until `ready`; 1ms … 1h
     Nanoseconds handshake_timeout = std::chrono::seconds(2);  ///< inbound, until complete; 1ms … 1h
     Nanoseconds close_timeout = std::chrono::seconds(1);      ///< until drained; 1ms … 1h
-    Nanoseconds keepalive = std::chrono::seconds(1);    ///< probe after this much silence; 1ms … 1h
+    Nanoseconds keepalive = std::chrono::seconds(1);  ///< probe after this much silence; 1ms … 1h
     Nanoseconds peer_timeout = std::chrono::seconds(10);  ///< unanswered until lost; 1ms … 1h
     Nanoseconds credit_idle = std::chrono::seconds(1);  ///< idle credits go back after; 1ms … 1h
   } connections;
 
   struct QueuePair {
-    std::uint32_t ack_timeout = 14;   ///< 4.096 us * 2^n (IB specification, 9.7.6.1.3); 1 … 31
-    std::uint32_t retry_count = 7;    ///< 0 … 7
-    std::uint32_t rnr_retry = 7;      ///< 0 … 7; 7 retries for ever
-    std::uint32_t min_rnr_timer = 12; ///< IB encoding, 12 = 0.64 ms; 1 … 31 (0 means 655 ms)
+    std::uint32_t ack_timeout = 14;    ///< 4.096 us * 2^n (IB specification, 9.7.6.1.3); 1 … 31
+    std::uint32_t retry_count = 7;     ///< 0 … 7
+    std::uint32_t rnr_retry = 7;       ///< 0 … 7; 7 retries for ever
+    std::uint32_t min_rnr_timer = 12;  ///< IB encoding, 12 = 0.64 ms; 1 … 31 (0 means 655 ms)
   } queue_pair;
 
   struct Engine {

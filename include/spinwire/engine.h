@@ -22,32 +22,32 @@ namespace spinwire {
 enum class Pool : std::uint8_t { send, lease };
 
 struct EngineStats {
-  std::uint64_t polls = 0;             ///< completed poll() calls
+  std::uint64_t polls = 0;  ///< completed poll() calls
   std::uint64_t control_steps = 0;
-  std::uint64_t completions = 0;       ///< work completions drained
-  std::uint64_t stale_completions = 0; ///< completions of operations already ended
+  std::uint64_t completions = 0;        ///< work completions drained
+  std::uint64_t stale_completions = 0;  ///< completions of operations already ended
   std::uint64_t messages_sent = 0;
   std::uint64_t messages_received = 0;
-  std::uint64_t bad_messages = 0;      ///< malformed messages; each closed its connection
-  std::uint64_t doorbells = 0;         ///< posts of send work requests
+  std::uint64_t bad_messages = 0;  ///< malformed messages; each closed its connection
+  std::uint64_t doorbells = 0;     ///< posts of send work requests
   std::uint64_t receives_posted = 0;
-  std::uint64_t accepted = 0;          ///< inbound connections that became ready
-  std::uint64_t connected = 0;         ///< outbound connections that became ready
+  std::uint64_t accepted = 0;            ///< inbound connections that became ready
+  std::uint64_t connected = 0;           ///< outbound connections that became ready
   std::uint64_t handshakes_refused = 0;  ///< inbound handshakes ended by error, limit or deadline
   std::uint64_t peers_lost = 0;
   std::uint64_t closed = 0;
-  std::uint32_t connections = 0;       ///< living handles, any state
-  std::uint32_t operations = 0;        ///< in flight
-  std::uint32_t receives = 0;          ///< posted now
-  std::uint32_t credits_granted = 0;   ///< receives promised to peers now
+  std::uint32_t connections = 0;      ///< living handles, any state
+  std::uint32_t operations = 0;       ///< in flight
+  std::uint32_t receives = 0;         ///< posted now
+  std::uint32_t credits_granted = 0;  ///< receives promised to peers now
 };
 
 struct MemoryStats {
   std::uint64_t pool_bytes = 0;
-  std::uint64_t free_bytes = 0;   ///< in chunks that serve no size class now
+  std::uint64_t free_bytes = 0;  ///< in chunks that serve no size class now
   std::uint64_t blocks_used = 0;
   std::uint64_t allocations = 0;
-  std::uint64_t refusals = 0;     ///< answered no_buffer
+  std::uint64_t refusals = 0;  ///< answered no_buffer
 };
 
 /// Registered memory of the application's own. Slices of it go into operations. Unregister by

@@ -37,9 +37,7 @@ void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept;
 /// The end of a poll: fill up and repost receives, flush what was deferred, tell credit.
 void finish_poll(Shared& s) noexcept;
 /// Whether finish_poll() has anything to do.
-inline bool has_work(const Shared& s) noexcept {
-  return std::bit_cast<std::uint64_t>(s.work) != 0;
-}
+inline bool has_work(const Shared& s) noexcept { return std::bit_cast<std::uint64_t>(s.work) != 0; }
 /// Fills the shared receive queue at the start. Errors: no_memory when the receive pool is short.
 Result<void> post_first_receives(Shared& s);
 

@@ -23,7 +23,8 @@ void post_receives(Shared& s) noexcept {
 inline void repost(Shared& s, std::uint32_t slot) noexcept {
   s.receives.add(slot);
   // At once when the list is full, not at the poll's end only: credit may be told before that.
-  if (s.receives.count() >= s.config.queues.receive_postlist) [[unlikely]] post_receives(s);
+  if (s.receives.count() >= s.config.queues.receive_postlist) [[unlikely]]
+    post_receives(s);
 }
 
 /// Credit has to wait until receives are posted for it.
@@ -59,14 +60,16 @@ inline void count_credit(Shared& s, Agent& a, bool wants_more) noexcept {
 void deliver(Shared& s, Agent& a, Message& message) noexcept {
   ++a.messages_received;
   a.bytes_received += message.size();
-  if (a.handlers_replaced) [[unlikely]] replace_handlers(a);
+  if (a.handlers_replaced) [[unlikely]]
+    replace_handlers(a);
   if (a.handlers.on_message) a.handlers.on_message(handle(s, a), message);
 }
 
 void malformed(Shared& s, Agent& a, std::uint32_t bytes) noexcept {
   ++s.stats.bad_messages;
-  fail(s, a, {Status::protocol, "take a message of " + std::to_string(bytes) + " bytes",
-              "no valid header in front of it", "the peer is broken or hostile"});
+  fail(s, a,
+       {Status::protocol, "take a message of " + std::to_string(bytes) + " bytes",
+        "no valid header in front of it", "the peer is broken or hostile"});
 }
 
 /// The peer gives credit back, by a message that took one itself. What it could not know of stays
@@ -115,7 +118,8 @@ bool take_message(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept 
 
 /// A peer's write with immediate: the receive carries no bytes.
 void take_write(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
-  if (peer_credits(a) == 0) [[unlikely]] return malformed(s, a, wc.byte_len);
+  if (peer_credits(a) == 0) [[unlikely]]
+    return malformed(s, a, wc.byte_len);
   // No header tells that the peer used its last credit: it is evident here.
   count_credit(s, a, peer_credits(a) == 1);
   Message message({nullptr, nullptr, wc.byte_len, be32toh(wc.imm_data), true, true});
@@ -128,8 +132,8 @@ bool fill_slot(Shared& s, std::uint32_t slot) noexcept {
   Block* block = s.arena->allocate(memory::PoolId::receive, s.config.connections.eager_bytes);
   s.receive_blocks[slot] = block;
   if (block == nullptr) return false;
-  const auto bytes = static_cast<std::uint32_t>(s.config.connections.eager_bytes +
-                                                wire::kMessageHeaderBytes);
+  const auto bytes =
+      static_cast<std::uint32_t>(s.config.connections.eager_bytes + wire::kMessageHeaderBytes);
   s.receives.aim(slot, block->payload - wire::kMessageHeaderBytes, bytes, block->lkey);
   repost(s, slot);
   return true;
@@ -266,8 +270,7 @@ inline void settle(Shared& s, Agent* a) noexcept {
 
 std::uint32_t take_completions(Shared& s, const ibv_wc* wcs, int count) noexcept {
   for (int i = 0; i < count; ++i) {
-    if (is_receive(wcs[i].wr_id))
-      __builtin_prefetch(s.receive_blocks[wcs[i].wr_id >> 1]->header);
+    if (is_receive(wcs[i].wr_id)) __builtin_prefetch(s.receive_blocks[wcs[i].wr_id >> 1]->header);
   }
   std::uint32_t events = 0;
   for (int i = 0; i < count;) {
@@ -297,7 +300,8 @@ void take_while_draining(Shared& s, Agent& a, const Block* block, std::uint32_t 
 }
 
 void finish_poll(Shared& s) noexcept {
-  if (s.deficit != 0) [[unlikely]] fill_deficit(s);
+  if (s.deficit != 0) [[unlikely]]
+    fill_deficit(s);
   // Receives first: credit told below counts on them.
   if (s.receives.count() >= s.config.queues.receive_postlist) post_receives(s);
   flush_all(s);

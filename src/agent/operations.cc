@@ -10,8 +10,9 @@ namespace {
 
 /// By OperationKind.
 constexpr ibv_wr_opcode kOpcodes[] = {
-    IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
-    IBV_WR_RDMA_READ, IBV_WR_SEND, IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE};
+    IBV_WR_SEND,      IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
+    IBV_WR_RDMA_READ, IBV_WR_SEND,          IBV_WR_SEND,       IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE};
 
 constexpr wire::MessageKind message_kind(OperationKind kind) noexcept {
   return kind == OperationKind::credit_return ? wire::MessageKind::credit_return
@@ -125,8 +126,9 @@ Status status_of(ibv_wc_status status) noexcept {
 bool find_credit(Shared& s, Agent& a) noexcept {
   if (learn_credit(a)) return true;
   if (!read_credit_cell(a)) {
-    fail(s, a, {Status::protocol, "read the credit that the peer granted",
-                "a count that no peer of this protocol writes", "the peer is broken or hostile"});
+    fail(s, a,
+         {Status::protocol, "read the credit that the peer granted",
+          "a count that no peer of this protocol writes", "the peer is broken or hostile"});
     return false;
   }
   return send_credits(a) != 0;
@@ -198,8 +200,9 @@ void flush(Shared& s, Agent& a) noexcept {
     // completes that; the rest ends from here.
     a.unposted = began;
     for (; posted != 0; --posted) a.unposted = a.unposted->next;
-    fail(s, a, {Status::local_error, "post a list of send work requests",
-                "ibv_post_send: errno " + std::to_string(error), "report this as a defect"});
+    fail(s, a,
+         {Status::local_error, "post a list of send work requests",
+          "ibv_post_send: errno " + std::to_string(error), "report this as a defect"});
     return;
   }
 }

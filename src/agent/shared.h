@@ -29,14 +29,14 @@ inline constexpr std::uint32_t kNone = ~0u;
 /// Why a state is left; see ConnectionState for what leaves each.
 enum class Stage : std::uint8_t {
   idle,
-  expose,   ///< register the credit cell
-  create,   ///< make the queue pair
-  init,     ///< to INIT; then the handshake goes on
-  wait,     ///< for the peer's endpoint
+  expose,  ///< register the credit cell
+  create,  ///< make the queue pair
+  init,    ///< to INIT; then the handshake goes on
+  wait,    ///< for the peer's endpoint
   rtr,
   rts,
   up,
-  error,    ///< to ERR; then wait for the flushes
+  error,  ///< to ERR; then wait for the flushes
   drain,
   destroy,
   conceal,  ///< deregister the credit cell
@@ -53,14 +53,14 @@ struct alignas(64) Agent {
   ibv_qp* qp = nullptr;
   ConnectionState state = ConnectionState::closed;
   Stage stage = Stage::idle;
-  bool dirty = false;          ///< in Shared::dirty
-  bool grant_listed = false;   ///< in Shared::grants
-  bool grant_urgent = false;   ///< the peer asked for credit
+  bool dirty = false;         ///< in Shared::dirty
+  bool grant_listed = false;  ///< in Shared::grants
+  bool grant_urgent = false;  ///< the peer asked for credit
   bool credit_write_pending = false;
-  bool starved = false;        ///< in Shared::starved
+  bool starved = false;  ///< in Shared::starved
   bool goodbye_sent = false;
   bool goodbye_received = false;
-  bool closing = false;        ///< by either application: errors are no fault any more
+  bool closing = false;            ///< by either application: errors are no fault any more
   bool handlers_replaced = false;  ///< by `next_handlers`, before the next of them runs
   std::uint32_t index = 0;
   std::uint32_t generation = 0;
@@ -68,13 +68,13 @@ struct alignas(64) Agent {
   Operation* first = nullptr;
   Operation* unposted = nullptr;
   Operation* last = nullptr;
-  std::uint32_t sq_used = 0;     ///< work requests accepted, not completed
-  std::uint32_t sq_room = 0;     ///< for the application's
+  std::uint32_t sq_used = 0;  ///< work requests accepted, not completed
+  std::uint32_t sq_room = 0;  ///< for the application's
   std::uint32_t max_message = 0;
   // Credits, all counted since the start, modulo 2^32. Ours to spend: granted - returned - sent.
   std::uint32_t sent = 0;
-  std::uint32_t send_limit = 0;     ///< granted - returned, as far as looked at
-  std::uint16_t told_granted = 0;   ///< low bits of all granted, as the last message told
+  std::uint32_t send_limit = 0;    ///< granted - returned, as far as looked at
+  std::uint16_t told_granted = 0;  ///< low bits of all granted, as the last message told
   std::uint32_t granted_to_us = 0;
   std::uint32_t returned_by_us = 0;
   // The peer's: granted - returned - received.
@@ -84,8 +84,8 @@ struct alignas(64) Agent {
   std::uint32_t published = 0;  ///< of `granted`, known to the peer
   std::uint32_t allotment = 0;  ///< receives kept for the peer
   CreditCell* cell = nullptr;
-  std::uint64_t last_heard = 0;     ///< tick of the last sign of life
-  std::uint64_t last_sent = 0;      ///< tick of the last use of credit
+  std::uint64_t last_heard = 0;  ///< tick of the last sign of life
+  std::uint64_t last_sent = 0;   ///< tick of the last use of credit
   ConnectionHandlers handlers;
   std::array<std::uint64_t, kOperationKinds> done{};   ///< operations that succeeded, by kind
   std::array<std::uint64_t, kOperationKinds> bytes{};  ///< that they moved
@@ -95,7 +95,7 @@ struct alignas(64) Agent {
   ConnectionHandlers next_handlers;
   std::uint64_t looked_at = 0;  ///< tick of the last look that found operations outstanding
   std::uint64_t waited = 0;     ///< ticks of silence seen while operations were outstanding
-  Error cause;                   ///< why it ends; ok for a regular close
+  Error cause;                  ///< why it ends; ok for a regular close
   std::uint64_t deadline = 0;
   base::Timer deadline_timer;
   base::Timer idle_timer;
@@ -183,7 +183,7 @@ struct Shared {
   Config config;
   Clock clock;
   detail::EngineCore* core = nullptr;  ///< what handles point to
-  std::uint64_t now = 0;  ///< of the poll under way, or the last
+  std::uint64_t now = 0;               ///< of the poll under way, or the last
   // Hot.
   std::unique_ptr<verbs::Device> device;
   memory::ArenaPtr arena;
@@ -198,10 +198,10 @@ struct Shared {
   AgentList grants;  ///< with credit to be told
   std::uint32_t posted_receives = 0;
   std::unique_ptr<Block*[]> receive_blocks;  ///< by the slot that a receive's wr_id names
-  std::unique_ptr<std::uint32_t[]> missing;        ///< slots without a block: the application
-  std::uint32_t deficit = 0;                       ///< keeps theirs and the pool is dry
-  std::uint32_t allotted = 0;  ///< sum of the allotments
-  bool scarce = false;         ///< somebody was refused an allotment: who has most yields
+  std::unique_ptr<std::uint32_t[]> missing;  ///< slots without a block: the application
+  std::uint32_t deficit = 0;                 ///< keeps theirs and the pool is dry
+  std::uint32_t allotted = 0;                ///< sum of the allotments
+  bool scarce = false;           ///< somebody was refused an allotment: who has most yields
   std::byte* headers = nullptr;  ///< message headers in split mode, by operation
   Block* headers_block = nullptr;
   EngineStats stats;
@@ -212,7 +212,7 @@ struct Shared {
   std::uint64_t incarnation = 0;
   std::uint32_t receive_capacity = 0;  ///< receives that credit may be granted for
   std::uint32_t starved_count = 0;
-  AgentList starved;                   ///< refused credit while receives were missing
+  AgentList starved;  ///< refused credit while receives were missing
 
   [[nodiscard]] Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
     return agents.find(index, generation);

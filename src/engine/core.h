@@ -95,7 +95,7 @@ class EngineCore {
   std::uint32_t listener_generation = 0;
   std::uint32_t inbound_handshakes = 0;
   std::uint32_t outbound_handshakes = 0;
-  bool ending = false;  ///< no connection begins any more
+  bool ending = false;         ///< no connection begins any more
   EngineCore* kept = nullptr;  ///< in a forked child: the engine that was left before this one
   std::shared_ptr<EngineCore*> self;  ///< null inside once this is gone; for listeners
 

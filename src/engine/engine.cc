@@ -60,7 +60,7 @@ Result<void> EngineCore::open() {
   // The application's, and a credit cell per connection.
   const std::uint32_t most = 65536 + c.connections.maximum;
   shared.registrations = std::make_unique<memory::RegistrationTable>(shared.device->provider(),
-                                                              shared.device->pd(), most);
+                                                                     shared.device->pd(), most);
   auto set = connect::EpollSet::open();
   if (!set) return tl::unexpected(set.error());
   epoll = std::move(*set);

@@ -141,11 +141,11 @@ void look_for_the_dead(Context& c) {
   // Closed in good order, or without a pidfd; a bounded part of the peers at a time.
   for (std::size_t i = std::min<std::size_t>(kScanPerStep, c.peers.size()); i != 0; --i) {
     Peer& peer = *c.peers[c.peer_scan++ % c.peers.size()];
-    const bool dead_unwatched = !peer.same_process && !peer.pidfd &&
-                                process_ended(peer.pid);
+    const bool dead_unwatched = !peer.same_process && !peer.pidfd && process_ended(peer.pid);
     if (peer.segment->closed.load(std::memory_order_acquire) != 0 || dead_unwatched)
       peer_gone(peer);
-    if (peer.gone && peer.users == 0 && (peer.in == nullptr || reclaim_lane(c, peer.in->index, true))) {
+    if (peer.gone && peer.users == 0 &&
+        (peer.in == nullptr || reclaim_lane(c, peer.in->index, true))) {
       forget_peer(c, peer);
       break;
     }

@@ -54,8 +54,7 @@ void fill_segment(Context& c) {
   c.segment->magic = kSegmentMagic;
   c.segment->version = kSegmentVersion;
   c.segment->pid = static_cast<std::uint32_t>(getpid());
-  c.segment->gid =
-      make_gid({c.segment->pid, static_cast<std::uint32_t>(c.memory->fd()), c.nonce});
+  c.segment->gid = make_gid({c.segment->pid, static_cast<std::uint32_t>(c.memory->fd()), c.nonce});
 }
 
 Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {

@@ -96,7 +96,8 @@ class LaneCursor {
 /// Walks a scatter list, handing out pieces of it.
 class ScatterCursor {
  public:
-  ScatterCursor(const ibv_sge* sges, std::uint32_t count) noexcept : sge_(sges), end_(sges + count) {
+  ScatterCursor(const ibv_sge* sges, std::uint32_t count) noexcept
+      : sge_(sges), end_(sges + count) {
     skip_empty();
   }
   /// The next piece of at most n bytes; length 0 at the end of the list.

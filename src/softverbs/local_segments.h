@@ -10,7 +10,8 @@
 
 namespace spinwire::softverbs {
 
-/// Makes the segment with this GID known for as long as somebody else holds it. May throw bad_alloc.
+/// Makes the segment with this GID known for as long as somebody else holds it. May throw
+/// bad_alloc.
 void add_local_segment(const ibv_gid& gid, const std::shared_ptr<base::SharedMemory>& segment);
 
 /// The segment with this GID; null if it is not of this process, or gone.

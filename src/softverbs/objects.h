@@ -88,9 +88,9 @@ struct SendWr {
   std::uint32_t imm;
   std::uint32_t length;
   std::uint8_t opcode;
-  std::uint8_t flags;  ///< IBV_SEND_*
+  std::uint8_t flags;       ///< IBV_SEND_*
   std::uint16_t sge_count;  ///< kInLane: the bytes are nowhere but in the lane
-  ibv_sge first;  ///< the only element, if sge_count is 1; else all are in Qp::sq_sges
+  ibv_sge first;            ///< the only element, if sge_count is 1; else all are in Qp::sq_sges
 };
 /// A short inline message: its lines keep the bytes until the peer's answer to them is known, and
 /// should that be a negative one they are fetched from there.
@@ -102,7 +102,7 @@ inline constexpr std::uint32_t kInFlight = 2 * kLaneLines;
 /// Packets of one queue pair in a row whose lines were not yet seen consumed, up to and including
 /// the first signaled one: they complete together.
 struct InFlight {
-  std::uint64_t end;     ///< lane position after the last of them
+  std::uint64_t end;  ///< lane position after the last of them
   std::uint32_t qpn;
   std::uint32_t sq_end;  ///< send-queue position after the last of them
   std::uint16_t epoch;   ///< of the transmission; retransmitting bumps the queue pair's
@@ -126,19 +126,19 @@ struct OutLane {
 
 /// The lane from a peer, in our own segment.
 struct InLane {
-  Line* next = nullptr;      ///< line at `head`
-  std::uint64_t mark = 1;    ///< mark that a new line at `head` carries
-  Line* end = nullptr;       ///< of `lines`
+  Line* next = nullptr;    ///< line at `head`
+  std::uint64_t mark = 1;  ///< mark that a new line at `head` carries
+  Line* end = nullptr;     ///< of `lines`
   std::uint64_t head = 0;
   /// While head is below it, an acknowledgement could cover a packet that was not taken: the sender
   /// has to look at the lane's own words.
   std::uint64_t silent_until = 0;
   Line* lines = nullptr;
   LaneControl* control = nullptr;
-  Peer* peer = nullptr;      ///< null until we know the sender
+  Peer* peer = nullptr;  ///< null until we know the sender
   std::uint32_t index = 0;
-  std::uint32_t idle_rounds = 0;  ///< control steps without a packet
-  std::uint64_t control_head = 0; ///< head at the last control step
+  std::uint32_t idle_rounds = 0;   ///< control steps without a packet
+  std::uint64_t control_head = 0;  ///< head at the last control step
   bool awake = false;
 };
 
@@ -159,8 +159,8 @@ struct Peer {
   bool gone = false;     ///< died or closed
   bool unacked = false;  ///< listed in Context::unacked
   std::uint32_t users = 0;
-  Qp* queue_pairs = nullptr;  ///< connected to it
-  Qp* stalled = nullptr;      ///< waiting for room in `out`, first come, first served
+  Qp* queue_pairs = nullptr;   ///< connected to it
+  Qp* stalled = nullptr;       ///< waiting for room in `out`, first come, first served
   const Qp* run_of = nullptr;  ///< whose packets the last in-flight record still takes
   Qp* stalled_last = nullptr;
   std::vector<MappedObject> objects;
@@ -198,11 +198,11 @@ struct Qp : ibv_qp {
   std::uint32_t dest_qpn = 0;
   KnownRegion readable;  ///< that the last message sent lay in
   std::uint32_t next_psn = 0;
-  std::uint16_t epoch = 0;  ///< bumped when the queue goes back to retransmit
+  std::uint16_t epoch = 0;      ///< bumped when the queue goes back to retransmit
   std::uint8_t signal_all = 0;  ///< IBV_SEND_SIGNALED with sq_sig_all
-  bool waiting = false;  ///< for a retry timer
+  bool waiting = false;         ///< for a retry timer
   bool stalled = false;
-  bool open = false;     ///< RTS, not waiting, the peer alive: packets may go out
+  bool open = false;  ///< RTS, not waiting, the peer alive: packets may go out
   std::uint16_t retries = 0;
   std::uint16_t rnr_retries = 0;
   // Receive side.
@@ -240,7 +240,8 @@ struct RegionSlots {
   std::uint32_t free = 0;
 };
 
-/// Why a poll has to look further than at the lanes; one word, so that one compare tells of nothing.
+/// Why a poll has to look further than at the lanes; one word, so that one compare tells of
+/// nothing.
 struct alignas(8) Pending {
   std::uint32_t unacked = 0;    ///< peers in Context::unacked
   std::uint32_t attention = 0;  ///< timers, completions in rings, control() to be called
@@ -254,7 +255,7 @@ struct Context {
   std::uint32_t awake_count = 0;
   Pending pending;
   std::uint32_t region_epoch = 1;  ///< bumped when a registration ends
-  std::uint32_t turn = 0;       ///< the awake lane that the next poll looks at first
+  std::uint32_t turn = 0;          ///< the awake lane that the next poll looks at first
   std::unique_ptr<InLane*[]> awake;
   std::unique_ptr<Peer*[]> unacked;
   std::unique_ptr<Qp*[]> queue_pairs;  ///< by index
@@ -280,7 +281,7 @@ struct Context {
   std::uint32_t next_queue_pair = 1;
   std::vector<std::uint8_t> queue_pair_generation;
   std::vector<std::uint32_t> object_users;
-  std::vector<ibv_async_event> events;     ///< oldest first
+  std::vector<ibv_async_event> events;         ///< oldest first
   std::shared_ptr<base::SharedMemory> memory;  ///< holds `segment`; peers of this process share it
   ibv_device device{};
   std::uint32_t objects_open = 0;  ///< verbs objects not destroyed yet

@@ -84,8 +84,7 @@ Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why
 /// The segment of a context of this process: its owner's own mapping.
 Segment* share_segment(Peer& peer, std::string& why) {
   peer.local = find_local_segment(peer.gid);
-  auto* segment =
-      peer.local != nullptr ? reinterpret_cast<Segment*>(peer.local->data()) : nullptr;
+  auto* segment = peer.local != nullptr ? reinterpret_cast<Segment*>(peer.local->data()) : nullptr;
   if (segment == nullptr || segment->closed.load(std::memory_order_acquire) != 0) {
     why = "this process has closed that device, or is another than meant";
     errno = ENODEV;

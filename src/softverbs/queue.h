@@ -104,8 +104,7 @@ inline void complete_oldest(Qp& qp) noexcept {
   if ((wr.flags & IBV_SEND_SIGNALED) == 0) return;
   qp.sq_reclaimed = qp.sq_tail;
   if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]] {
-    fill_success(*wc,
-                 {wr.wr_id, completion_opcode(wr.opcode), wr.length, 0, qp.qp_num, 0, 0});
+    fill_success(*wc, {wr.wr_id, completion_opcode(wr.opcode), wr.length, 0, qp.qp_num, 0, 0});
   }
 }
 

@@ -46,8 +46,7 @@ constexpr Transition kTransitions[] = {
          IBV_QP_MIN_RNR_TIMER,
      kPath},
     {IBV_QPS_RTR, IBV_QPS_RTS,
-     IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-         IBV_QP_MAX_QP_RD_ATOMIC,
+     IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
      IBV_QP_CUR_STATE | IBV_QP_ALT_PATH | IBV_QP_ACCESS_FLAGS | IBV_QP_MIN_RNR_TIMER |
          IBV_QP_PATH_MIG_STATE},
     {IBV_QPS_RTS, IBV_QPS_RTS, 0,
@@ -169,8 +168,7 @@ int check_attributes(const ibv_qp_attr& attr, int mask) noexcept {
                                   attr.ah_attr.grh.sgid_index != 0))
     return EINVAL;  // peers are found by GID only
   if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0 && attr.max_rd_atomic > kMaxReads) return EINVAL;
-  if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0 && attr.max_dest_rd_atomic > kMaxReads)
-    return EINVAL;
+  if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0 && attr.max_dest_rd_atomic > kMaxReads) return EINVAL;
   if ((mask & IBV_QP_ACCESS_FLAGS) != 0 && (attr.qp_access_flags & ~kKnownAccess) != 0)
     return EINVAL;
   return 0;
@@ -199,9 +197,8 @@ int to_rtr(Context& c, Qp& qp) noexcept {
   qp.next_of_peer = peer->queue_pairs;
   peer->queue_pairs = &qp;
   qp.dest_qpn = qp.attr.dest_qp_num;
-  qp.naks_handled =
-      peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)].nak_serial.load(
-          std::memory_order_relaxed);
+  qp.naks_handled = peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)].nak_serial.load(
+      std::memory_order_relaxed);
   QueuePairEntry& entry = *qp.entry;
   entry.expected_psn.store(qp.attr.rq_psn, std::memory_order_relaxed);
   entry.nak.store(Nak::none, std::memory_order_relaxed);

@@ -98,8 +98,7 @@ bool fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count, ScatterCurs
       const ScatterCursor::Piece piece = to.take(part.length);
       const ibv_sge here{reinterpret_cast<std::uint64_t>(piece.data),
                          static_cast<std::uint32_t>(piece.length), 0};
-      ok = piece.length != 0 &&
-           copy_remote(peer, bytes, &here, 1, piece.length, Copy::from_peer);
+      ok = piece.length != 0 && copy_remote(peer, bytes, &here, 1, piece.length, Copy::from_peer);
       if (bytes.data != nullptr) bytes.data += piece.length;
       bytes.address += piece.length;
       part.length -= static_cast<std::uint32_t>(piece.length);
@@ -197,8 +196,8 @@ void take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const std::uint32_t length = message_length(a, cursor, body);
   const bool allowed =
       (qp.entry->access.load(std::memory_order_relaxed) & IBV_ACCESS_REMOTE_WRITE) != 0 &&
-      (length == 0 || local_allows(*c.segment, static_cast<Pd*>(qp.pd)->id, target,
-                                   IBV_ACCESS_REMOTE_WRITE));
+      (length == 0 ||
+       local_allows(*c.segment, static_cast<Pd*>(qp.pd)->id, target, IBV_ACCESS_REMOTE_WRITE));
   if (length != target.length || !allowed) [[unlikely]]
     return refuse(lane, qp, Nak::access, IBV_EVENT_QP_ACCESS_ERR);
   if ((a.flags & line_flag::kReference) != 0) {
@@ -233,8 +232,8 @@ void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
   const std::uint32_t qpn = word_qpn(word);
   Qp* qp = c.queue_pairs[queue_pair_index(qpn)];
   const std::uint32_t lines = lines_for(line->length);
-  if (qp == nullptr || qp->qp_num != qpn || qp->expected == kNeverExpected ||
-      qp->peer != lane.peer) [[unlikely]] {
+  if (qp == nullptr || qp->qp_num != qpn || qp->expected == kNeverExpected || qp->peer != lane.peer)
+      [[unlikely]] {
     answer_nak(lane, nullptr, Nak::not_ready);
   } else if ((word & kExpectedMask) != qp->expected) [[unlikely]] {
     // Behind a packet that was not taken: the sender comes back to that one first.
@@ -256,16 +255,18 @@ void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
 
 /// The common case: a run of SENDs of one queue pair, each in one line, for receives of one element
 /// with room, completing to the polled queue. The queue's state stays in registers meanwhile, and
-/// one compare tells that a line is the one expected. Answers how many were taken; 0: not that case.
+/// one compare tells that a line is the one expected. Answers how many were taken; 0: not that
+/// case.
 std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
   Qp* qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
-  if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq) [[unlikely]] return 0;
+  if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq) [[unlikely]]
+    return 0;
   constexpr std::uint64_t kKind = packet_kind(Packet::send, 0) << 48;
   ReceiveQueue& receives = *qp->receives;
   const ReceiveWr* const ring = receives.ring.get();
   const Pd& pd = *static_cast<Pd*>(qp->pd);
-  std::uint32_t most = std::min({static_cast<std::uint32_t>(cq.out_end - cq.out),
-                                 receives.count(), kPacketsPerTurn});
+  std::uint32_t most = std::min(
+      {static_cast<std::uint32_t>(cq.out_end - cq.out), receives.count(), kPacketsPerTurn});
   ibv_wc* out = cq.out;
   Line* line = lane.next;
   std::uint64_t mark = lane.mark;
@@ -280,8 +281,7 @@ std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noe
       break;
     }
     copy_small(pointer(wr.first.addr), line->payload, length);
-    fill_success(*out++,
-                 {wr.wr_id, IBV_WC_RECV, length, 0, qp->qp_num, qp->dest_qpn, 0});
+    fill_success(*out++, {wr.wr_id, IBV_WC_RECV, length, 0, qp->qp_num, qp->dest_qpn, 0});
     ++head;
     expected = (expected + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps by itself
     if (++line == lane.end) [[unlikely]] {
@@ -303,8 +303,9 @@ std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noe
   return taken;
 }
 
-/// Consumes what lies in a lane, up to a turn's worth or the room that `cq` has. One packet it takes
-/// in any case, into the ring: else completions of sends that fill every array would starve it.
+/// Consumes what lies in a lane, up to a turn's worth or the room that `cq` has. One packet it
+/// takes in any case, into the ring: else completions of sends that fill every array would starve
+/// it.
 void drain(Context& c, InLane& lane, Cq& cq) noexcept {
   for (std::uint32_t left = kPacketsPerTurn;
        left != 0 && (cq.out != cq.out_end || left == kPacketsPerTurn);) {
@@ -346,15 +347,18 @@ static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noex
   OutLane& out = peer.out;
   out.head = head;
   out.limit = head + kLaneLines;
-  if (refused) [[unlikely]] take_naks(peer, head);
-  if (peer.stalled != nullptr) [[unlikely]] resume_stalled(peer);
+  if (refused) [[unlikely]]
+    take_naks(peer, head);
+  if (peer.stalled != nullptr) [[unlikely]]
+    resume_stalled(peer);
   Context& c = *peer.context;
   while (out.in_flight_head != out.in_flight_tail) {
     const InFlight run = out.in_flight[out.in_flight_head & (kInFlight - 1)];
     if (run.end > head) break;
     if (++out.in_flight_head == out.in_flight_tail) peer.run_of = nullptr;
     Qp* qp = c.queue_pairs[queue_pair_index(run.qpn)];
-    if (qp == nullptr) [[unlikely]] continue;
+    if (qp == nullptr) [[unlikely]]
+      continue;
     complete_run(*qp, run);
     if (qp->sq_next != qp->sq_head && !qp->stalled) pump(*qp);
   }
@@ -366,8 +370,7 @@ void acknowledge(Peer& peer) noexcept {
   const std::uint64_t head = out.control->head.load(std::memory_order_acquire);
   if (head == out.head) return;
   // Beyond what was seen before: it may concern packets up to `head`, and be later than that.
-  acknowledge_until(peer, head,
-                    out.control->last_nak.load(std::memory_order_acquire) > out.head);
+  acknowledge_until(peer, head, out.control->last_nak.load(std::memory_order_acquire) > out.head);
 }
 
 /// The acknowledgement that comes along with the packet that is next in the lane. It goes first: a
@@ -389,7 +392,8 @@ int post_recv(ibv_qp* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
     return EINVAL;
   }
   const int error = post(qp.own_receives, wr, bad);
-  if (qp.state == IBV_QPS_ERR) [[unlikely]] enter_error(qp);
+  if (qp.state == IBV_QPS_ERR) [[unlikely]]
+    enter_error(qp);
   return error;
 }
 
@@ -430,8 +434,10 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
     }
   }
   c.turn = turn;
-  if (c.segment->doorbell.load(std::memory_order_relaxed) != 0) [[unlikely]] wake_lanes(c);
-  if (c.pending.attention != 0) [[unlikely]] attend(c);
+  if (c.segment->doorbell.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    wake_lanes(c);
+  if (c.pending.attention != 0) [[unlikely]]
+    attend(c);
   got = static_cast<int>(cq.out - wc);
   cq.out = cq.out_end = nullptr;
   return got;

@@ -12,8 +12,8 @@ namespace {
 
 /// RNR timer field to microseconds (IB specification volume 1, table 45).
 constexpr std::uint32_t kRnrMicroseconds[32] = {
-    655360, 10,   20,   30,   40,    60,    80,    120,   160,   240,   320,
-    480,    640,  960,  1280, 1920,  2560,  3840,  5120,  7680,  10240, 15360,
+    655360, 10,    20,    30,    40,    60,     80,     120,    160,    240,   320,
+    480,    640,   960,   1280,  1920,  2560,   3840,   5120,   7680,   10240, 15360,
     20480,  30720, 40960, 61440, 81920, 122880, 163840, 245760, 327680, 491520};
 
 /// Takes the bytes of short inline messages out of the lane, before their lines are written again.
@@ -171,8 +171,8 @@ void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
       // As an unanswered packet: timeout 0 waits for ever (IB specification 9.7.6.1.3).
       if (qp.attr.timeout != 0 && qp.retries++ >= qp.attr.retry_cnt)
         return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
-      return wait_until(qp, Nanoseconds(std::int64_t{4096}
-                                        << (qp.attr.timeout == 0 ? 8 : qp.attr.timeout)));
+      return wait_until(
+          qp, Nanoseconds(std::int64_t{4096} << (qp.attr.timeout == 0 ? 8 : qp.attr.timeout)));
   }
 }
 
@@ -181,8 +181,7 @@ namespace {
 /// Brings one queue pair in line with what its remote end took and did not take.
 void take_nak(Qp& qp, std::uint64_t head) noexcept {
   if (qp.sq_tail == qp.sq_next) return;  // nothing in flight
-  const QueuePairEntry& remote =
-      qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
+  const QueuePairEntry& remote = qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
   const std::uint64_t ident = remote.ident.load(std::memory_order_acquire);
   const std::uint64_t ours = queue_pair_ident(qp.dest_qpn, qp.qp_num);
   const bool known = (ident >> 8) == (ours >> 8) &&
@@ -192,8 +191,7 @@ void take_nak(Qp& qp, std::uint64_t head) noexcept {
   bool told = false;
   if (known) {
     const std::uint32_t expected = remote.expected_psn.load(std::memory_order_acquire);
-    while (qp.sq_tail != qp.sq_next &&
-           psn_diff(oldest_psn(qp), expected) < 0) {
+    while (qp.sq_tail != qp.sq_next && psn_diff(oldest_psn(qp), expected) < 0) {
       complete_oldest(qp);
     }
     told = serial != qp.naks_handled;

@@ -87,11 +87,11 @@ constexpr std::uint32_t lane_pid(std::uint64_t word) {
 
 enum class Nak : std::uint32_t {
   none,
-  rnr,             ///< no receive posted
-  not_ready,       ///< no such queue pair, not in RTR or RTS, or not connected to the sender
-  invalid_request, ///< longer than the posted receive
-  access,          ///< key, bounds or rights
-  operational,     ///< the responder failed on its own side
+  rnr,              ///< no receive posted
+  not_ready,        ///< no such queue pair, not in RTR or RTS, or not connected to the sender
+  invalid_request,  ///< longer than the posted receive
+  access,           ///< key, bounds or rights
+  operational,      ///< the responder failed on its own side
 };
 
 /// What peers may know of a queue pair. `ident` is 0 unless it answers requests.
@@ -166,9 +166,7 @@ constexpr std::uint64_t packet_kind(Packet packet, std::uint64_t flags) {
   return static_cast<std::uint64_t>(packet) << 4 | flags;
 }
 constexpr std::uint64_t word_mark(std::uint64_t word) { return word >> 56; }
-constexpr Packet word_packet(std::uint64_t word) {
-  return static_cast<Packet>((word >> 52) & 0xf);
-}
+constexpr Packet word_packet(std::uint64_t word) { return static_cast<Packet>((word >> 52) & 0xf); }
 constexpr std::uint64_t word_flags(std::uint64_t word) { return (word >> 48) & 0xf; }
 constexpr std::uint32_t word_psn(std::uint64_t word) {
   return static_cast<std::uint32_t>(word >> 24) & 0xffffff;

@@ -25,7 +25,8 @@ const ibv_sge* elements(Qp& qp, std::uint32_t slot) noexcept {
 }
 
 /// Whether every element may be read (or written, for READ) by the device.
-bool elements_allowed(Qp& qp, const SendWr& wr, const ibv_sge* sges, std::uint32_t access) noexcept {
+bool elements_allowed(Qp& qp, const SendWr& wr, const ibv_sge* sges,
+                      std::uint32_t access) noexcept {
   if ((wr.flags & IBV_SEND_INLINE) != 0) return true;
   const Context& c = context_of(qp.context);
   const std::uint64_t pd = static_cast<Pd*>(qp.pd)->id;
@@ -67,14 +68,16 @@ bool known_opcode(ibv_wr_opcode opcode) noexcept {
 
 /// Checks one work request and appends it to the queue; 0 or an errno value.
 int append(Qp& qp, const ibv_send_wr& wr) noexcept {
-  if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]] return ENOMEM;
+  if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
+    return ENOMEM;
   if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge ||
       !known_opcode(wr.opcode)) [[unlikely]] {
     return EINVAL;
   }
   std::uint64_t length = 0;
   for (int i = 0; i < wr.num_sge; ++i) length += wr.sg_list[i].length;
-  if (length > kMaxMessage) [[unlikely]] return EINVAL;
+  if (length > kMaxMessage) [[unlikely]]
+    return EINVAL;
 
   const std::uint32_t slot = qp.sq_head & qp.sq_mask;
   SendWr& kept = qp.sq[slot];
@@ -86,7 +89,8 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   kept.remote_address = wr.wr.rdma.remote_addr;
   kept.rkey = wr.wr.rdma.rkey;
   if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
-    if (length > qp.max_inline || wr.opcode == IBV_WR_RDMA_READ) [[unlikely]] return EINVAL;
+    if (length > qp.max_inline || wr.opcode == IBV_WR_RDMA_READ) [[unlikely]]
+      return EINVAL;
     keep_inline(qp, slot, kept, wr);
   } else {
     kept.sge_count = static_cast<std::uint16_t>(wr.num_sge);
@@ -144,8 +148,8 @@ void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
   out.tail = position + lines;
   wr.lane_end = out.tail;
   note_in_flight(qp, peer, out.tail, qp.sq_next + 1, (wr.flags & IBV_SEND_SIGNALED) != 0);
-  first.word.store(lane_mark(position) << 56 | (kind | ack_flag(peer)) << 48 | std::uint64_t{qp.next_psn} << 24 |
-                       qp.dest_qpn,
+  first.word.store(lane_mark(position) << 56 | (kind | ack_flag(peer)) << 48 |
+                       std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn,
                    std::memory_order_release);
   qp.next_psn = psn_add(qp.next_psn, 1);
   after_publishing(peer);
@@ -153,7 +157,8 @@ void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
 
 bool room_for(Qp& qp, std::uint32_t lines) noexcept {
   OutLane& out = qp.peer->out;
-  if (out.tail + lines <= out.limit) [[likely]] return true;
+  if (out.tail + lines <= out.limit) [[likely]]
+    return true;
   out.limit = out.tail;
   stall(qp);
   return false;
@@ -162,9 +167,9 @@ bool room_for(Qp& qp, std::uint32_t lines) noexcept {
 /// Writes a packet into the lane; false if it has to wait for room.
 bool transmit(Qp& qp, SendWr& wr, const ibv_sge* sges) noexcept {
   const bool targeted = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-  const Packet packet = targeted                               ? Packet::write_imm
+  const Packet packet = targeted                            ? Packet::write_imm
                         : wr.opcode == IBV_WR_SEND_WITH_IMM ? Packet::send_imm
-                                                               : Packet::send;
+                                                            : Packet::send;
   const bool reference = wr.length > kLaneBytes && (wr.flags & IBV_SEND_INLINE) == 0;
   const std::uint32_t body =
       reference ? wr.sge_count * static_cast<std::uint32_t>(sizeof(Reference)) : wr.length;
@@ -190,9 +195,8 @@ bool transmit(Qp& qp, SendWr& wr, const ibv_sge* sges) noexcept {
     out.lines[(out.tail + i) & (kLaneLines - 1)].word.store(lane_mark(out.tail + i) << 56,
                                                             std::memory_order_relaxed);
   }
-  const std::uint64_t flags =
-      (reference ? line_flag::kReference : 0) |
-      ((wr.flags & IBV_SEND_SOLICITED) != 0 ? line_flag::kSolicited : 0);
+  const std::uint64_t flags = (reference ? line_flag::kReference : 0) |
+                              ((wr.flags & IBV_SEND_SOLICITED) != 0 ? line_flag::kSolicited : 0);
   publish(qp, wr, packet_kind(packet, flags), bytes, lines);
   return true;
 }
@@ -280,9 +284,8 @@ Ran run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   } else if ((remote.access.load(std::memory_order_relaxed) & access) != access) {
     status = IBV_WC_REM_ACCESS_ERR;
   } else if (wr.length != 0) {
-    const RemoteBytes bytes =
-        resolve(peer, remote.pd.load(std::memory_order_relaxed), wr.remote_address, wr.length,
-                wr.rkey, access);
+    const RemoteBytes bytes = resolve(peer, remote.pd.load(std::memory_order_relaxed),
+                                      wr.remote_address, wr.length, wr.rkey, access);
     if (bytes.kind == RemoteBytes::Kind::refused) {
       status = IBV_WC_REM_ACCESS_ERR;
     } else if (!copy_remote(peer, bytes, sges, wr.sge_count, wr.length,

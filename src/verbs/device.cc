@@ -115,8 +115,8 @@ Device::~Device() {
 }
 
 Result<ibv_mr*> Device::register_slab(std::span<std::byte> slab) {
-  slab_ = provider_.reg_mr(pd_, slab.data(), slab.size(),
-                           IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+  slab_ =
+      provider_.reg_mr(pd_, slab.data(), slab.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
   if (slab_ == nullptr) {
     const int error = errno;
     return base::fail_errno(Status::no_memory,
@@ -167,10 +167,10 @@ Result<void> Device::to_rtr(ibv_qp* qp, const RemoteQueuePair& remote, const Ret
   attr.ah_attr.grh.dgid = remote.gid;
   attr.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(gid_index_);
   attr.ah_attr.grh.hop_limit = 255;
-  const int error = provider_.modify_qp(
-      qp, &attr,
-      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+  const int error =
+      provider_.modify_qp(qp, &attr,
+                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                              IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
   // A peer of the embedded device that died in the handshake, or has closed its device.
   if (error == ENOENT || error == ESRCH || error == ENODEV)
     return base::fail_errno(Status::peer_lost, "reach the peer's device (RTR)", "ibv_modify_qp",
@@ -190,10 +190,10 @@ Result<void> Device::to_rts(ibv_qp* qp, std::uint32_t psn, const RemoteQueuePair
   attr.rnr_retry = retry.rnr_retry;
   attr.sq_psn = psn;
   attr.max_rd_atomic = std::max<std::uint8_t>(std::min(rd_atomic_, remote.rd_atomic), 1);
-  const int error = provider_.modify_qp(qp, &attr,
-                                        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
-                                            IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-                                            IBV_QP_MAX_QP_RD_ATOMIC);
+  const int error =
+      provider_.modify_qp(qp, &attr,
+                          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                              IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
   if (error != 0)
     return tl::unexpected(refused("bring a queue pair to RTS", "ibv_modify_qp", error, ""));
   return {};

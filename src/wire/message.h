@@ -12,9 +12,9 @@ namespace spinwire::wire {
 static_assert(std::endian::native == std::endian::little, "the header is copied as it lies");
 
 enum class MessageKind : std::uint8_t {
-  data = 1,            ///< the application's bytes
-  credit_return = 2,   ///< the sender gives `length` unused credits back
-  goodbye = 3,         ///< the sender closes; nothing follows
+  data = 1,           ///< the application's bytes
+  credit_return = 2,  ///< the sender gives `length` unused credits back
+  goodbye = 3,        ///< the sender closes; nothing follows
 };
 
 namespace message_flag {
@@ -37,11 +37,14 @@ inline void encode(const MessageHeader& header, std::byte* at) noexcept {
 
 /// Checks a message of `received` bytes that begins at `at`; false if it is malformed.
 inline bool decode(const std::byte* at, std::size_t received, MessageHeader& header) noexcept {
-  if (received < kMessageHeaderBytes) [[unlikely]] return false;
+  if (received < kMessageHeaderBytes) [[unlikely]]
+    return false;
   std::memcpy(&header, at, sizeof header);
   const std::size_t payload = received - kMessageHeaderBytes;
-  if ((header.flags & ~message_flag::kAll) != 0) [[unlikely]] return false;
-  if (header.kind == MessageKind::data) [[likely]] return header.length == payload;
+  if ((header.flags & ~message_flag::kAll) != 0) [[unlikely]]
+    return false;
+  if (header.kind == MessageKind::data) [[likely]]
+    return header.length == payload;
   if (header.kind == MessageKind::credit_return) return payload == 0 && header.length <= 0x8000;
   return header.kind == MessageKind::goodbye && payload == 0 && header.length == 0;
 }

@@ -428,6 +428,9 @@ TEST(SoftverbsNotReadyPeer, RefusalThatIsSeenBeforeItsPacketIsConsumed) {
   sv::OutLane& out = s.link.a.internals().peers.front()->out;
   ASSERT_EQ(out.control->head.load(), 1u);
   out.control->last_nak.store(2);  // what the receiver's next poll begins with
+  for (int i = 0; i < kLook; ++i) s.link.poll_a();
+  ASSERT_EQ(s.link.at_a.size(), 1u) << "the sender has looked";
+  ASSERT_EQ(out.head, 1u);
   s.settle();
   ASSERT_EQ(out.control->head.load(), 2u);
   s.settle();

@@ -28,11 +28,18 @@ namespace {
 using namespace spinwire;  // NOLINT: a program of one file
 using tools::fail;
 
+Result<Config> load_config() {
+  // Defaults, then what the environment says, e.g. SPINWIRE_MEMORY_HUGEPAGES=off, then ourselves:
+  // poll() shall look after sockets and timers, too, as we do not call poll_control().
+  auto config = Config::load();
+  if (config) config->engine.control = ControlMode::automatic;
+  return config;
+}
+
 // ---- the server -------------------------------------------------------------------------------
 
 int serve(const std::string& address, bool once, int announce) {
-  // Defaults, then what the environment says, e.g. SPINWIRE_MEMORY_HUGEPAGES=off.
-  auto config = Config::load();
+  auto config = load_config();
   if (!config) return fail(config.error());
   // What callbacks use is declared before the engine: its destructor still calls on_closed.
   bool left = false;
@@ -111,7 +118,7 @@ void print(const Client& client, double seconds) {
 }
 
 int run_client(const std::string& address, std::uint64_t count, std::size_t size) {
-  auto config = Config::load();
+  auto config = load_config();
   if (!config) return fail(config.error());
   // Callbacks hold up to 32 bytes of captures, so they capture a pointer to what they work on.
   const auto state = std::make_unique<Client>();
