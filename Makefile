@@ -160,7 +160,7 @@ export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
 ## check: the quick tests (FILTER=Suite* for some of them)
-check: $(TESTS)
+check: $(TESTS) $(if $(VARIANT),,tools examples)
 	@timeout -k 10 $(TEST_TIMEOUT) $(TEST_RUN) $< --gtest_filter='$(or $(FILTER),$(QUICK))' \
 	  $(GTEST_ARGS)
 

@@ -40,11 +40,15 @@ class EchoServer {
     Buffer body;
   };
 
+  static constexpr std::uint32_t kReplies = 256;
+
   void answer(Connection connection, Message& request);
   void send_unsent();
 
   Engine engine_;
   Listener listener_;
+  std::array<Buffer, kReplies> replies_;
+  std::uint32_t next_reply_ = 0;
   std::deque<Reply> unsent_;  ///< while the client grants no credit
 };
 

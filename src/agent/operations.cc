@@ -199,7 +199,7 @@ void flush(Shared& s, Agent& a) noexcept {
     // Nothing signaled may be left to complete what was taken: the queue pair goes to ERR, which
     // completes that; the rest ends from here.
     a.unposted = began;
-    for (; posted != 0; --posted) a.unposted = a.unposted->next;
+    for (; posted != 0 && a.unposted != nullptr; --posted) a.unposted = a.unposted->next;
     fail(s, a,
          {Status::local_error, "post a list of send work requests",
           "ibv_post_send: errno " + std::to_string(error), "report this as a defect"});

@@ -14,15 +14,17 @@ using agent::OperationKind;
 
 namespace {
 
-/// The connection's agent, or why the call is refused.
-inline Status check(detail::EngineCore* core, std::uint32_t index, std::uint32_t generation,
-                    Agent*& agent) noexcept {
+/// The connection's agent; null, and why the call is refused.
+inline Agent* locate(detail::EngineCore* core, std::uint32_t index, std::uint32_t generation,
+                     Status& why) noexcept {
+  why = Status::not_connected;
   if (core == nullptr) [[unlikely]]
-    return Status::not_connected;
-  if (!core->guard.owned()) [[unlikely]]
-    return core->guard.diagnose();
-  agent = core->find(index, generation);
-  return agent != nullptr ? Status::ok : Status::not_connected;
+    return nullptr;
+  if (!core->guard.owned()) [[unlikely]] {
+    why = core->guard.diagnose();
+    return nullptr;
+  }
+  return core->find(index, generation);
 }
 
 inline bool deferred(const detail::EngineCore& core, Post post) noexcept {
@@ -39,16 +41,20 @@ std::string_view to_string(ConnectionState state) noexcept {
 }
 
 Status Connection::send(const BufferSlice& data, CompletionCallback done, Post post) {
-  Agent* a = nullptr;
-  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  Status why;
+  Agent* const a = locate(core_, index_, generation_, why);
+  if (a == nullptr) [[unlikely]]
+    return why;
   return agent::submit<OperationKind::send>(
       core_->shared, *a,
       {data.block(), data.data(), data.size(), nullptr, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::send(const Buffer& data, CompletionCallback done, Post post) {
-  Agent* a = nullptr;
-  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  Status why;
+  Agent* const a = locate(core_, index_, generation_, why);
+  if (a == nullptr) [[unlikely]]
+    return why;
   return agent::submit<OperationKind::send>(
       core_->shared, *a,
       {data.block(), data.data(), data.size(), nullptr, 0, done, deferred(*core_, post)});
@@ -56,16 +62,20 @@ Status Connection::send(const Buffer& data, CompletionCallback done, Post post) 
 
 Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediate,
                                  CompletionCallback done, Post post) {
-  Agent* a = nullptr;
-  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  Status why;
+  Agent* const a = locate(core_, index_, generation_, why);
+  if (a == nullptr) [[unlikely]]
+    return why;
   return agent::submit<OperationKind::send_imm>(
       core_->shared, *a,
       {data.block(), data.data(), data.size(), nullptr, immediate, done, deferred(*core_, post)});
 }
 
 Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallback done, Post post) {
-  Agent* a = nullptr;
-  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  Status why;
+  Agent* const a = locate(core_, index_, generation_, why);
+  if (a == nullptr) [[unlikely]]
+    return why;
   if (a->state != ConnectionState::ready) return Status::not_connected;
   if (bytes.size() > a->max_message) return Status::message_too_long;
   detail::Block* block =
@@ -80,8 +90,10 @@ Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallbac
 
 Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
                          CompletionCallback done, Post post) {
-  Agent* a = nullptr;
-  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  Status why;
+  Agent* const a = locate(core_, index_, generation_, why);
+  if (a == nullptr) [[unlikely]]
+    return why;
   return agent::submit<OperationKind::write>(
       core_->shared, *a,
       {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
@@ -89,8 +101,10 @@ Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
 
 Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
                                   std::uint32_t immediate, CompletionCallback done, Post post) {
-  Agent* a = nullptr;
-  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  Status why;
+  Agent* const a = locate(core_, index_, generation_, why);
+  if (a == nullptr) [[unlikely]]
+    return why;
   return agent::submit<OperationKind::write_imm>(
       core_->shared, *a,
       {local.block(), local.data(), local.size(), &remote, immediate, done,
@@ -99,31 +113,39 @@ Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& 
 
 Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
                         CompletionCallback done, Post post) {
-  Agent* a = nullptr;
-  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  Status why;
+  Agent* const a = locate(core_, index_, generation_, why);
+  if (a == nullptr) [[unlikely]]
+    return why;
   return agent::submit<OperationKind::read>(
       core_->shared, *a,
       {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::flush() {
-  Agent* a = nullptr;
-  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  Status why;
+  Agent* const a = locate(core_, index_, generation_, why);
+  if (a == nullptr) [[unlikely]]
+    return why;
   agent::flush(core_->shared, *a);
   return Status::ok;
 }
 
 Status Connection::close() {
-  Agent* a = nullptr;
-  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  Status why;
+  Agent* const a = locate(core_, index_, generation_, why);
+  if (a == nullptr) [[unlikely]]
+    return why;
   if (a->state == ConnectionState::draining) return Status::not_connected;
   agent::close(core_->shared, *a);
   return Status::ok;
 }
 
 Status Connection::set_handlers(const ConnectionHandlers& handlers) {
-  Agent* a = nullptr;
-  if (const Status s = check(core_, index_, generation_, a); s != Status::ok) return s;
+  Status why;
+  Agent* const a = locate(core_, index_, generation_, why);
+  if (a == nullptr) [[unlikely]]
+    return why;
   if (!core_->guard.polling()) {
     a->handlers = handlers;
     a->handlers_replaced = false;

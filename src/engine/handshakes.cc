@@ -266,7 +266,9 @@ void EngineCore::take_answer(Handshake& h, Agent& a) noexcept {
     drop(h);
     return;
   }
-  const auto taken = agent::take_endpoint(shared, a, std::get<wire::Accept>(got.body).endpoint);
+  const auto* yes = std::get_if<wire::Accept>(&got.body);
+  if (yes == nullptr) return;  // the exchange takes only what was expected
+  const auto taken = agent::take_endpoint(shared, a, yes->endpoint);
   if (!taken) {
     agent::fail(shared, a, taken.error());
     refuse(h, taken.error());
@@ -316,7 +318,8 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
 }
 
 void EngineCore::take_hello(Handshake& h) noexcept {
-  const auto& hello = std::get<wire::Hello>(h.exchange.received().body);
+  const auto* hello = std::get_if<wire::Hello>(&h.exchange.received().body);
+  if (hello == nullptr) return;  // the exchange takes only what was expected
   const Listening* listening = find_listener(h.listener, h.listener_generation);
   if (listening == nullptr) {
     return refuse(h, {Status::refused, "connect", "nobody listens here any more", "try again"});
@@ -333,7 +336,7 @@ void EngineCore::take_hello(Handshake& h) noexcept {
   a->handshake = h.index;
   copy_peer(*a, h.exchange.peer_address());
   a->handlers = listening->options.handlers;
-  const auto taken = agent::take_endpoint(shared, *a, hello.endpoint);
+  const auto taken = agent::take_endpoint(shared, *a, hello->endpoint);
   if (!taken) {
     a->handlers = {};  // the application never heard of it
     agent::fail(shared, *a, taken.error());
@@ -356,7 +359,8 @@ void EngineCore::take_confirmation(Handshake& h, Agent& a) noexcept {
                  fmt::format("the peer gave up: {}", no->message()), "see the peer's reason"});
     return drop(h);
   }
-  if (std::get<wire::Ready>(got.body).incarnation != shared.incarnation) {
+  const auto* ready = std::get_if<wire::Ready>(&got.body);
+  if (ready == nullptr || ready->incarnation != shared.incarnation) {
     const Error why{Status::protocol, "finish a handshake",
                     "the peer's confirmation names another life of this engine", "reconnect"};
     agent::fail(shared, a, why);

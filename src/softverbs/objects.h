@@ -154,7 +154,6 @@ struct Peer {
   Segment* segment = nullptr;  ///< mapped; null once detached
   OutLane out;
   InLane* in = nullptr;
-  std::uint32_t ack_patience = 0;  ///< polls until the acknowledgement is looked for in the lane
   bool same_process = false;
   bool gone = false;     ///< died or closed
   bool unacked = false;  ///< listed in Context::unacked
@@ -254,6 +253,7 @@ struct Context {
   Segment* segment = nullptr;
   std::uint32_t awake_count = 0;
   Pending pending;
+  std::uint32_t ack_patience = 0;  ///< polls until acknowledgements are looked for in the lanes
   std::uint32_t region_epoch = 1;  ///< bumped when a registration ends
   std::uint32_t turn = 0;          ///< the awake lane that the next poll looks at first
   std::unique_ptr<InLane*[]> awake;

@@ -366,7 +366,6 @@ static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noex
 
 void acknowledge(Peer& peer) noexcept {
   OutLane& out = peer.out;
-  peer.ack_patience = kAckPatience;
   const std::uint64_t head = out.control->head.load(std::memory_order_acquire);
   if (head == out.head) return;
   // Beyond what was seen before: it may concern packets up to `head`, and be later than that.
@@ -377,7 +376,7 @@ void acknowledge(Peer& peer) noexcept {
 /// reply's reader may count on its request being complete.
 static inline void take_ack(Peer& peer, const Line& line, std::uint64_t word) noexcept {
   OutLane& out = peer.out;
-  peer.ack_patience = kAckPatience;
+  peer.context->ack_patience = kAckPatience;
   if ((word_flags(word) & line_flag::kNoAck) != 0) [[unlikely]]
     return acknowledge(peer);
   const auto news = static_cast<std::uint16_t>(line.ack - static_cast<std::uint16_t>(out.head));
@@ -412,9 +411,11 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   }
   cq.out = wc + got;
   cq.out_end = wc + entries;
+  const bool look = c.pending.unacked != 0 && (c.ack_patience == 0 || --c.ack_patience == 0);
+  if (look) c.ack_patience = kAckPatience;
   for (std::uint32_t i = 0; i < c.pending.unacked; ++i) {
     Peer& peer = *c.unacked[i];
-    if (peer.ack_patience-- == 0 || peer.stalled != nullptr) acknowledge(peer);
+    if (look || peer.stalled != nullptr) acknowledge(peer);
     if (peer.out.in_flight_head == peer.out.in_flight_tail) {
       peer.unacked = false;
       c.unacked[i--] = c.unacked[--c.pending.unacked];
@@ -443,16 +444,26 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   return got;
 }
 
+/// Whether a packet lies in a lane that is awake.
+static inline bool any_packet(const Context& c) noexcept {
+  const InLane* const* lane = c.awake.get();
+  const InLane* const* const end = lane + c.awake_count;
+  for (; lane != end; ++lane) {
+    if (word_mark((*lane)->next->word.load(std::memory_order_relaxed)) == (*lane)->mark)
+      return true;
+  }
+  return false;
+}
+
 int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
-  const Context& c = context_of(base->context);
-  // An idle poll ends here, after a look at each lane that is awake.
-  if (std::bit_cast<std::uint64_t>(c.pending) == 0 &&
-      c.segment->doorbell.load(std::memory_order_relaxed) == 0) [[likely]] {
-    const InLane* const* lane = c.awake.get();
-    const InLane* const* const end = lane + c.awake_count;
-    for (;; ++lane) {
-      if (lane == end) return 0;
-      if (word_mark((*lane)->next->word.load(std::memory_order_relaxed)) == (*lane)->mark) break;
+  Context& c = context_of(base->context);
+  // A poll that finds nothing ends here, after a look at each lane that is awake.
+  if (c.segment->doorbell.load(std::memory_order_relaxed) == 0) [[likely]] {
+    if (std::bit_cast<std::uint64_t>(c.pending) == 0) {
+      if (!any_packet(c)) return 0;
+    } else if (c.pending.attention == 0 && c.ack_patience > 1 && !any_packet(c)) {
+      --c.ack_patience;
+      return 0;
     }
   }
   return poll_busy(base, entries, wc);

@@ -86,7 +86,11 @@ void stall(Qp& qp) noexcept {
   Peer& peer = *qp.peer;
   qp.stalled = true;
   qp.next_stalled = nullptr;
-  (peer.stalled == nullptr ? peer.stalled : peer.stalled_last->next_stalled) = &qp;
+  if (peer.stalled == nullptr || peer.stalled_last == nullptr) {
+    peer.stalled = &qp;
+  } else {
+    peer.stalled_last->next_stalled = &qp;
+  }
   peer.stalled_last = &qp;
 }
 

@@ -124,10 +124,10 @@ inline std::uint16_t ack_bits(const Peer& peer) noexcept {
 
 /// After lines were published: has the peer's answers watched, and wakes the lane if it sleeps.
 inline void after_publishing(Peer& peer) noexcept {
-  peer.ack_patience = kAckPatience;
   if (!peer.unacked) {
     peer.unacked = true;
     Context& c = *peer.context;
+    if (c.pending.unacked == 0) c.ack_patience = kAckPatience;
     c.unacked[c.pending.unacked++] = &peer;
   }
   std::atomic_signal_fence(std::memory_order_seq_cst);  // the sleeper's membarrier does the rest
@@ -160,6 +160,7 @@ bool room_for(Qp& qp, std::uint32_t lines) noexcept {
   if (out.tail + lines <= out.limit) [[likely]]
     return true;
   out.limit = out.tail;
+  qp.peer->context->ack_patience = 1;  // the next poll looks
   stall(qp);
   return false;
 }

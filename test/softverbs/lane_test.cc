@@ -190,7 +190,7 @@ TEST(SoftverbsLane, NobodyStarvesWhenItIsAlwaysFull) {
       post(q);
     }
   }
-  for (std::size_t q = 0; q < 4; ++q) EXPECT_GT(done[q], 1000u) << q;
+  for (std::size_t q = 0; q < 4; ++q) EXPECT_GT(done[q], 900u) << q;
 }
 
 TEST(SoftverbsLane, NoLaneStarvesInSmallBatches) {
