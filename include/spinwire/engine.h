@@ -118,7 +118,7 @@ class SPINWIRE_API Engine {
   Engine& operator=(Engine&&) noexcept;
   /// Ends all connections at once (each outstanding operation completes as `flushed`, each
   /// on_closed runs), then releases everything; memory of buffers still held lives on until they
-  /// are dropped. Not from inside a callback.
+  /// are dropped. What the callbacks capture must still be there. Not from inside a callback.
   ~Engine();
 
   /// Drains completions, runs callbacks, reposts receives, rings doorbells and, every
