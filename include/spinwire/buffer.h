@@ -1,6 +1,6 @@
 // Registered memory as the application sees it: buffers carved from the engine's slabs, and slices
-// of them. Handles are plain: no lock, no atomic, to be used and dropped on the engine's thread, and
-// not in a forked child, which shares their counts. They may outlive their engine.
+// of them. Handles are plain: no lock, no atomic, to be used and dropped on the engine's thread,
+// and not in a forked child, which shares their counts. They may outlive their engine.
 #pragma once
 
 #include <cstddef>

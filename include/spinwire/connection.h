@@ -120,8 +120,8 @@ class EngineCore;
 
 /// Everything here is to be called on the engine's thread, from callbacks too. Operations answer
 /// `ok` when accepted; any other status means that nothing was taken. An accepted operation holds a
-/// reference to its memory until its completion callback has run. Hot unless marked set-up. A handle
-/// outlives its connection, but must not be used once its engine is gone.
+/// reference to its memory until its completion callback has run. Hot unless marked set-up. A
+/// handle outlives its connection, but must not be used once its engine is gone.
 class SPINWIRE_API Connection {
  public:
   Connection() noexcept = default;
