@@ -376,7 +376,6 @@ void acknowledge(Peer& peer) noexcept {
 /// reply's reader may count on its request being complete.
 static inline void take_ack(Peer& peer, const Line& line, std::uint64_t word) noexcept {
   OutLane& out = peer.out;
-  peer.context->ack_patience = kAckPatience;
   if ((word_flags(word) & line_flag::kNoAck) != 0) [[unlikely]]
     return acknowledge(peer);
   const auto news = static_cast<std::uint16_t>(line.ack - static_cast<std::uint16_t>(out.head));
