@@ -193,6 +193,32 @@ TEST(SoftverbsLane, NobodyStarvesWhenItIsAlwaysFull) {
   for (std::size_t q = 0; q < 4; ++q) EXPECT_GT(done[q], 900u) << q;
 }
 
+TEST(SoftverbsLane, SilentReceiversAnswerIsSeenWhileAnotherTalks) {
+  // Packets of the one that talks must not put off the look at the one that only receives.
+  Node a, talks, silent;
+  ibv_qp* const to_talks = a.make_qp();
+  ibv_qp* const to_silent = a.make_qp();
+  ibv_qp* const from_talks = talks.make_qp();
+  connect(a, to_talks, talks, from_talks);
+  connect(a, to_silent, silent, silent.make_qp());
+  for (Node* n : {&a, &talks, &silent}) sv::control_device(n->context);
+  ASSERT_EQ(silent.post_recv(1, 0, 64), 0);
+  ASSERT_EQ(Send(7, a.sge(0, 8)).post(to_silent), 0);
+  ibv_wc wc{};
+  ASSERT_TRUE(silent.poll(wc));
+  bool seen = false;
+  for (int round = 0; !seen && round < 1000; ++round) {
+    ASSERT_EQ(a.post_recv(2, 0, 64), 0);
+    ASSERT_EQ(Send(3, talks.sge(0, 8)).post(from_talks), 0);
+    while (a.poll(wc)) seen = seen || wc.wr_id == 7;
+    while (talks.poll(wc)) ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
+    ASSERT_EQ(talks.post_recv(4, 0, 64), 0);
+    ASSERT_EQ(Send(5, a.sge(0, 8)).post(to_talks), 0);  // keeps something unacknowledged
+    while (talks.poll(wc)) ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
+  }
+  EXPECT_TRUE(seen);
+}
+
 TEST(SoftverbsLane, NoLaneStarvesInSmallBatches) {
   // Two peers that always have something for b, which takes one completion a poll.
   NodeOptions options = Crowd::options();
