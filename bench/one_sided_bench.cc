@@ -84,7 +84,7 @@ void BM_memcpy(benchmark::State& state) {
 }
 
 void sizes(benchmark::internal::Benchmark* b) {
-  b->RangeMultiplier(8)->Range(8, static_cast<std::int64_t>(kLargest));
+  b->RangeMultiplier(8)->Range(8, static_cast<std::int64_t>(kLargest))->Arg(1 << 20);
 }
 BENCHMARK(BM_memcpy)->Apply(sizes);
 BENCHMARK(BM_write)->Apply(sizes);
