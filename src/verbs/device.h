@@ -95,7 +95,6 @@ class Device {
   std::uint16_t lid_ = 0;
   std::uint32_t mtu_ = 0;
   std::uint8_t rd_atomic_ = 1;
-  std::uint32_t max_inline_ = 0;
   std::string name_;
 };
 
