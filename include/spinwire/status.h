@@ -15,7 +15,7 @@ namespace spinwire {
 enum class Status : std::uint8_t {
   ok = 0,
   // The call was refused and took nothing; the caller still owns what it passed.
-  would_block,       ///< A queue or the peer's credit is used up for now; try again after poll().
+  would_block,       ///< A queue or the peer's credit is used up; try again after poll().
   no_buffer,         ///< The pool is dry; it refills as buffers are released.
   invalid_argument,  ///< An argument is outside its documented range.
   out_of_bounds,     ///< A slice does not lie within its buffer or remote region.
