@@ -129,28 +129,29 @@ class SPINWIRE_API Connection {
   /// Sends a message of up to max_message() bytes, which arrives whole, once, in order. Copies
   /// nothing; `done` runs when the peer's device has taken it. Errors: would_block (credit, send
   /// queue or operations used up), message_too_long, not_connected, wrong_thread, forked_child.
-  Status send(const BufferSlice& data, CompletionCallback done = {}, Post post = Post::automatic);
-  Status send(const Buffer& data, CompletionCallback done = {}, Post post = Post::automatic);
+  Status send(const BufferSlice& data, const CompletionCallback& done = {},
+              Post post = Post::automatic);
+  Status send(const Buffer& data, const CompletionCallback& done = {}, Post post = Post::automatic);
   /// The same, with a 32-bit immediate beside the bytes.
   Status send_with_imm(const BufferSlice& data, std::uint32_t immediate,
-                       CompletionCallback done = {}, Post post = Post::automatic);
+                       const CompletionCallback& done = {}, Post post = Post::automatic);
   /// Copies `bytes` into a block of the send pool first; also answers no_buffer.
-  Status send_copy(std::span<const std::byte> bytes, CompletionCallback done = {},
+  Status send_copy(std::span<const std::byte> bytes, const CompletionCallback& done = {},
                    Post post = Post::automatic);
 
   /// Writes `local` to the first bytes of `remote`. The peer's CPU takes no part. Errors besides
   /// those of send(): out_of_bounds (longer than `remote`), remote_access (`remote` does not allow
   /// it).
-  Status write(const BufferSlice& local, const RemoteRegion& remote, CompletionCallback done = {},
-               Post post = Post::automatic);
+  Status write(const BufferSlice& local, const RemoteRegion& remote,
+               const CompletionCallback& done = {}, Post post = Post::automatic);
   /// The same, and the peer's on_message is told the immediate and the length, in order with
   /// messages; costs a credit like one.
   Status write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
-                        std::uint32_t immediate, CompletionCallback done = {},
+                        std::uint32_t immediate, const CompletionCallback& done = {},
                         Post post = Post::automatic);
   /// Reads the first bytes of `remote` into `local`, whose bytes are undefined until `done`.
-  Status read(const BufferSlice& local, const RemoteRegion& remote, CompletionCallback done = {},
-              Post post = Post::automatic);
+  Status read(const BufferSlice& local, const RemoteRegion& remote,
+              const CompletionCallback& done = {}, Post post = Post::automatic);
 
   /// Posts what was deferred on this connection with one doorbell.
   Status flush();

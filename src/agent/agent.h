@@ -14,8 +14,15 @@ namespace spinwire::agent {
 
 // Hot: operations; their acceptance is in submit.h.
 
-/// Posts the agent's deferred operations with one doorbell per postlist.
-void flush(Shared& s, Agent& a) noexcept;
+/// Lays a message's header, and its payload if that is short, into the operation's staging room;
+/// else the payload is the second element.
+void build_apart(const Shared& s, Operation& op, std::uint64_t header, const std::byte* data,
+                 std::uint32_t lkey) noexcept;
+/// Posts the agent's deferred operations with one doorbell. Always ok: what the device refuses
+/// ends with that error.
+Status flush(Shared& s, Agent& a) noexcept;
+/// Whether no operation is outstanding.
+inline bool idle(const Agent& a) noexcept { return a.sq_used == 0; }
 /// Ends deferred operations that will not be posted any more, behind those that the device has.
 void flush_unposted(Shared& s, Agent& a) noexcept;
 /// Ends every operation, as flushed; the device has forgotten them.
@@ -56,9 +63,11 @@ inline bool learn_credit(Agent& a) noexcept {
 [[nodiscard]] inline std::uint32_t send_credits(const Agent& a) noexcept {
   return a.send_limit - a.sent;
 }
+[[nodiscard]] inline const Tally& tally(const Agent& a, OperationKind kind) noexcept {
+  return a.tallies[static_cast<std::size_t>(kind)];
+}
 [[nodiscard]] inline std::uint64_t messages_sent(const Agent& a) noexcept {
-  return a.done[static_cast<std::size_t>(OperationKind::send)] +
-         a.done[static_cast<std::size_t>(OperationKind::send_imm)];
+  return tally(a, OperationKind::send).done + tally(a, OperationKind::send_imm).done;
 }
 [[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
   return a.granted - a.returned - a.received;

@@ -154,7 +154,6 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound) noexcept {
   a.allotment = 1;
   a.granted = a.published = 1;
   ++s.allotted;
-  a.sq_room = s.config.queues.send_depth - kControlRequests;
   a.deadline_timer.index = a.idle_timer.index = index;
   a.deadline_timer.kind = kDeadlineTimer;
   a.idle_timer.kind = kIdleTimer;
@@ -168,6 +167,7 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound) noexcept {
 
 void enter(Shared& s, Agent& a, ConnectionState state) noexcept {
   a.state = state;
+  a.sq_room = state == ConnectionState::ready ? s.config.queues.send_depth - kControlRequests : 0;
   s.timers.cancel(a.deadline_timer);
   const Config::Connections& c = s.config.connections;
   switch (state) {
@@ -219,7 +219,7 @@ bool advance(Shared& s, Agent& a) noexcept {
       return true;
     case Stage::drain:
       flush_unposted(s, a);
-      if (a.first == nullptr) a.stage = Stage::destroy;
+      if (idle(a)) a.stage = Stage::destroy;
       return false;
     case Stage::destroy:
       return step_destroy(s, a);
@@ -254,7 +254,7 @@ void close(Shared& s, Agent& a) noexcept {
     return;
   }
   enter(s, a, ConnectionState::draining);
-  if (a.first == nullptr) on_drained(s, a);
+  if (idle(a)) on_drained(s, a);
 }
 
 void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& wc) noexcept {
@@ -351,7 +351,7 @@ void on_timer(Shared& s, Agent& a, TimerKind kind) noexcept {
   }
   if (a.state != ConnectionState::ready) return;
   s.timers.schedule(a.idle_timer, after(s, idle_period(c)));
-  if (a.first == nullptr) {
+  if (idle(a)) {
     look_at_idle(s, a);
   } else if (silent_too_long(s, a)) {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(c.peer_timeout);
@@ -429,6 +429,7 @@ void finish(Shared& s, Agent& a) noexcept {
   const Callback<void(Connection, const Error&)> on_closed = a.handlers.on_closed;
   const Connection gone = handle(s, a);
   const Error cause = std::move(a.cause);
+  a.generation = 0;
   s.agents.release(a.index);
   if (on_closed) on_closed(gone, cause);
 }

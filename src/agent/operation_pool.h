@@ -1,10 +1,13 @@
 // The records of operations in flight, named by index and generation in work-request ids. Hot.
 #pragma once
 
+#include <infiniband/verbs.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 
-#include "base/check.h"
 #include "spinwire/buffer.h"
 #include "spinwire/connection.h"
 
@@ -27,27 +30,29 @@ inline constexpr std::size_t kOperationKinds = 9;
 
 struct Agent;
 
-/// An accepted operation, from acceptance to its completion callback. Two cachelines: what posting
-/// needs, and the callback.
+/// An accepted operation, from acceptance to its completion callback, built as the work request
+/// that the device gets: deferred ones are posted as they hang together. What posting and ending
+/// it touch are two cachelines; the callback has one of its own.
 struct alignas(64) Operation {
-  Operation* next = nullptr;  ///< in its agent's order, or in the free list
-  std::uint64_t wr_id = 0;    ///< generation and index: names this use of the record
-  Agent* agent = nullptr;
-  std::byte* data = nullptr;
-  detail::Block* block = nullptr;
-  std::uint32_t length = 0;
-  std::uint32_t lkey = 0;
-  OperationKind kind = OperationKind::send;
-  bool beside = false;  ///< header in the block's headroom, one element with the payload
-  bool wants_credit = false;
-  bool in_use = false;
-  std::uint16_t credits = 0;  ///< credit_return
-  std::uint32_t immediate = 0;
-  std::uint32_t rkey = 0;
-  std::uint64_t remote_address = 0;
-  CompletionCallback done;
+  ibv_send_wr wr;  ///< `wr_id`, generation and index, names this use of the record; `next` is the
+                   ///< agent's order, or the free list
+  ibv_sge sges[2];
+  Agent* agent;
+  detail::Block* block;
+  std::uint32_t length;  ///< of the payload
+  OperationKind kind;
+  bool beside;      ///< the header lies in the block's headroom
+  bool calls_back;  ///< `done` is there
+  alignas(64) CompletionCallback done;
+
+  [[nodiscard]] Operation* next() const noexcept { return of(wr.next); }
+  /// `wr` is the first member.
+  [[nodiscard]] static Operation* of(ibv_send_wr* request) noexcept {
+    return reinterpret_cast<Operation*>(request);
+  }
 };
-static_assert(sizeof(Operation) == 128);
+static_assert(std::is_standard_layout_v<Operation> && offsetof(Operation, wr) == 0);
+static_assert(offsetof(Operation, done) == 192);
 
 /// Fixed at construction; the record freed last is used first, while it is in the cache. The
 /// agents' own operations have records of their own, so that the application's cannot starve them.
@@ -59,10 +64,9 @@ class OperationPool {
         capacity_(users + agents) {
     for (std::uint32_t i = capacity_; i != 0; --i) {
       Operation& op = records_[i - 1];
-      op.wr_id = std::uint64_t{i - 1} << 1;
-      Operation*& list = i - 1 < users ? users_ : agents_;
-      op.next = list;
-      list = &op;
+      op.wr.wr_id = std::uint64_t{i - 1} << 1;
+      op.wr.sg_list = op.sges;
+      put(i - 1 < users ? users_ : agents_, op);
     }
   }
 
@@ -70,13 +74,12 @@ class OperationPool {
   [[nodiscard]] Operation* acquire() noexcept { return take(users_); }
   [[nodiscard]] Operation* acquire_for_agent() noexcept { return take(agents_); }
 
+  [[nodiscard]] bool empty() const noexcept { return users_ == nullptr; }  ///< for the application
+
+  /// Ends this use of the record, and with it the work-request id.
   void release(Operation& op) noexcept {
-    SPINWIRE_CHECK(op.in_use, "a record is released once per use");
-    op.in_use = false;
-    op.wr_id += std::uint64_t{1} << 32;
-    Operation*& list = is_users(op.kind) ? users_ : agents_;
-    op.next = list;
-    list = &op;
+    op.wr.wr_id += std::uint64_t{1} << 32;
+    put(is_users(op.kind) ? users_ : agents_, op);
   }
 
   /// The operation of a work-request id; null when that use of the record is over.
@@ -85,21 +88,24 @@ class OperationPool {
     if (index >= capacity_) [[unlikely]]
       return nullptr;
     Operation& op = records_[index];
-    return op.wr_id == wr_id && op.in_use ? &op : nullptr;
+    return op.wr.wr_id == wr_id ? &op : nullptr;
   }
 
   [[nodiscard]] std::uint32_t index_of(const Operation& op) const noexcept {
-    return static_cast<std::uint32_t>(op.wr_id) >> 1;
+    return static_cast<std::uint32_t>(op.wr.wr_id) >> 1;
   }
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
 
  private:
+  static void put(Operation*& list, Operation& op) noexcept {
+    op.wr.next = list == nullptr ? nullptr : &list->wr;
+    list = &op;
+  }
   static Operation* take(Operation*& list) noexcept {
     Operation* op = list;
     if (op == nullptr) [[unlikely]]
       return nullptr;
-    list = op->next;
-    op->in_use = true;
+    list = op->next();
     return op;
   }
 

@@ -1,6 +1,5 @@
 // Operations: acceptance, posting, completion. Hot.
-#include <endian.h>
-
+#include <cstring>
 #include <string>
 
 #include "agent/submit.h"
@@ -8,87 +7,22 @@
 namespace spinwire::agent {
 namespace {
 
-/// By OperationKind.
-constexpr ibv_wr_opcode kOpcodes[] = {
-    IBV_WR_SEND,      IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
-    IBV_WR_RDMA_READ, IBV_WR_SEND,          IBV_WR_SEND,       IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE};
-
-constexpr wire::MessageKind message_kind(OperationKind kind) noexcept {
-  return kind == OperationKind::credit_return ? wire::MessageKind::credit_return
-         : kind == OperationKind::goodbye     ? wire::MessageKind::goodbye
-                                              : wire::MessageKind::data;
-}
-
-/// The message header of an operation, made when it is posted so that it tells the latest credit.
-inline void write_header(Agent& a, wire::MessageKind kind, bool wants_credit, std::uint32_t length,
-                         std::byte* at) noexcept {
-  wire::encode({kind, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
-                static_cast<std::uint16_t>(a.granted), length},
-               at);
-  a.published = a.granted;
-}
-
-/// The common case: a message whose header lies beside its payload.
-inline void build_message(Shared& s, Agent& a, const Operation& op, ibv_send_wr& wr,
-                          ibv_sge& sge) noexcept {
-  const std::uint32_t length = op.length;
-  std::byte* header = op.data - wire::kMessageHeaderBytes;
-  write_header(a, wire::MessageKind::data, op.wants_credit, length, header);
-  const auto bytes = static_cast<std::uint32_t>(length + wire::kMessageHeaderBytes);
-  sge = {reinterpret_cast<std::uint64_t>(header), bytes, op.lkey};
-  wr.num_sge = 1;
-  wr.opcode = op.kind == OperationKind::send ? IBV_WR_SEND : IBV_WR_SEND_WITH_IMM;
-  wr.imm_data = htobe32(op.immediate);
-  wr.send_flags =
-      bytes <= s.config.queues.inline_bytes ? static_cast<unsigned>(IBV_SEND_INLINE) : 0u;
-}
-
-/// Any other operation.
-void build_other(Shared& s, Agent& a, const Operation& op, ibv_send_wr& wr,
-                 ibv_sge* sges) noexcept {
-  const std::uint32_t length = op.length;
-  std::uint64_t bytes = length;
-  int count = 0;
-  if (has_header(op.kind)) {
-    std::byte* header =
-        s.headers + std::size_t{s.operations.index_of(op)} * wire::kMessageHeaderBytes;
-    const std::uint32_t told = op.kind == OperationKind::credit_return ? op.credits : length;
-    write_header(a, message_kind(op.kind), op.wants_credit, told, header);
-    sges[count++] = {reinterpret_cast<std::uint64_t>(header), wire::kMessageHeaderBytes,
-                     s.headers_block->lkey};
-    bytes += wire::kMessageHeaderBytes;
-  }
-  if (length != 0) sges[count++] = {reinterpret_cast<std::uint64_t>(op.data), length, op.lkey};
-  wr.num_sge = count;
-  wr.opcode = kOpcodes[static_cast<std::size_t>(op.kind)];
-  wr.imm_data = htobe32(op.immediate);
-  wr.wr.rdma.remote_addr = op.remote_address;
-  wr.wr.rdma.rkey = op.rkey;
-  wr.send_flags = bytes <= s.config.queues.inline_bytes && op.kind != OperationKind::read
-                      ? static_cast<unsigned>(IBV_SEND_INLINE)
-                      : 0u;
-}
-
-/// Ends the oldest operation: its record is free before its callback runs, so that the callback
-/// may start another.
-inline void finish_oldest(Shared& s, Agent& a, Status status) noexcept {
-  Operation& op = *a.first;
-  a.first = op.next;
-  if (a.unposted == &op) [[unlikely]]
-    a.unposted = op.next;
+/// Ends an operation that is out of its agent's order: its record is free before its callback
+/// runs, so that the callback may start another.
+inline void end(Shared& s, Agent& a, Operation& op, Status status) noexcept {
   --a.sq_used;
-  const std::uint32_t bytes = status == Status::ok ? op.length : 0;
-  const auto kind = static_cast<std::size_t>(op.kind);
-  a.done[kind] += status == Status::ok ? 1 : 0;
-  a.bytes[kind] += bytes;
-  Block* block = op.block;
-  if (op.beside) --block->header_in_use;
+  const bool ok = status == Status::ok;
+  const std::uint32_t bytes = ok ? op.length : 0;
+  Tally& tally = a.tallies[static_cast<std::size_t>(op.kind)];
+  tally.done += ok ? 1 : 0;
+  tally.bytes += bytes;
+  Block* const block = op.block;
+  if (op.beside) block->header_in_use = 0;
   if (!is_users(op.kind)) [[unlikely]] {
     a.credit_write_pending = a.credit_write_pending && op.kind != OperationKind::credit_write;
     a.keepalive_pending = a.keepalive_pending && op.kind != OperationKind::keepalive;
   }
-  if (op.done) {
+  if (op.calls_back) {
     const Completion completion{status, bytes};
     const CompletionCallback done = op.done;
     s.operations.release(op);
@@ -98,6 +32,13 @@ inline void finish_oldest(Shared& s, Agent& a, Status status) noexcept {
   }
   if (block != nullptr) [[likely]]
     detail::release(block);
+}
+
+/// Ends the oldest operation that the device has.
+inline void end_posted(Shared& s, Agent& a, Status status) noexcept {
+  Operation& op = *a.posted;
+  a.posted = op.next();
+  end(s, a, op, status);
 }
 
 Status status_of(ibv_wc_status status) noexcept {
@@ -121,6 +62,37 @@ Status status_of(ibv_wc_status status) noexcept {
   }
 }
 
+/// What waits to be posted goes behind what the device has.
+inline void join_deferred(Agent& a) noexcept {
+  a.deferred_last->wr.next = nullptr;
+  if (a.posted == nullptr) {
+    a.posted = a.deferred;
+  } else {
+    a.posted_last->wr.next = &a.deferred->wr;
+  }
+  a.posted_last = a.deferred_last;
+  a.deferred = nullptr;
+}
+
+/// The device took no more than what is before `bad`. Nothing signaled may be left to complete
+/// that: the queue pair goes to ERR, which does; the rest ends after it.
+[[gnu::cold, gnu::noinline]] void take_back(Shared& s, Agent& a, ibv_send_wr* bad,
+                                            int error) noexcept {
+  a.deferred = Operation::of(bad);
+  a.deferred_last = a.posted_last;
+  if (a.posted == a.deferred) {
+    a.posted = nullptr;
+  } else {
+    Operation* before = a.posted;
+    while (before->wr.next != bad) before = before->next();
+    before->wr.next = nullptr;
+    a.posted_last = before;
+  }
+  fail(s, a,
+       {Status::local_error, "post a list of send work requests",
+        "ibv_post_send: errno " + std::to_string(error), "report this as a defect"});
+}
+
 }  // namespace
 
 bool find_credit(Shared& s, Agent& a) noexcept {
@@ -134,30 +106,60 @@ bool find_credit(Shared& s, Agent& a) noexcept {
   return send_credits(a) != 0;
 }
 
+void build_apart(const Shared& s, Operation& op, std::uint64_t header, const std::byte* data,
+                 std::uint32_t lkey) noexcept {
+  std::byte* at = s.staging + std::size_t{s.operations.index_of(op)} * kStagingBytes;
+  wire::put(header, at);
+  op.beside = false;
+  op.sges[0] = {reinterpret_cast<std::uint64_t>(at), wire::kMessageHeaderBytes,
+                s.staging_block->lkey};
+  op.wr.num_sge = 1;
+  const std::uint32_t length = op.length;
+  const std::uint32_t bytes = length + std::uint32_t{wire::kMessageHeaderBytes};
+  const bool brief = bytes <= s.config.queues.inline_bytes;
+  op.wr.send_flags = brief ? unsigned{IBV_SEND_INLINE} : 0u;
+  if (length == 0) return;
+  if (brief && bytes <= kStagingBytes) {
+    // The device would gather it anyway.
+    std::memcpy(at + wire::kMessageHeaderBytes, data, length);
+    op.sges[0].length = bytes;
+  } else {
+    op.sges[1] = {reinterpret_cast<std::uint64_t>(data), length, lkey};
+    op.wr.num_sge = 2;
+  }
+}
+
 bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credits) noexcept {
   Operation* const acquired = s.operations.acquire_for_agent();
   if (acquired == nullptr) [[unlikely]]
     return false;
   Operation& op = *acquired;
+  op.block = nullptr;
+  op.length = 0;
   op.kind = kind;
   op.beside = false;
-  op.block = nullptr;
-  op.data = nullptr;
-  op.length = 0;
-  op.lkey = 0;
-  op.wants_credit = false;
-  op.credits = credits;
-  op.immediate = 0;
-  op.done = {};
-  op.remote_address = a.peer_cell;
-  op.rkey = a.peer_cell_key;
+  op.calls_back = false;
+  op.wr.opcode = opcode_of(kind);
+  op.wr.num_sge = 0;
+  op.wr.send_flags = IBV_SEND_INLINE;
+  op.wr.wr.rdma.remote_addr = a.peer_cell;
+  op.wr.wr.rdma.rkey = a.peer_cell_key;
+  if (has_header(kind)) {
+    const bool returns = kind == OperationKind::credit_return;
+    build_apart(
+        s, op,
+        wire::encode({returns ? wire::MessageKind::credit_return : wire::MessageKind::goodbye, 0,
+                      static_cast<std::uint16_t>(a.granted), credits}),
+        nullptr, 0);
+    a.published = a.granted;
+  }
   if (kind == OperationKind::credit_write) {
     // The value goes out of the cell's own block, whose second word is kept for it.
     auto* value = reinterpret_cast<std::uint64_t*>(a.cell_block->payload) + 8;
     *value = a.granted;
-    op.data = reinterpret_cast<std::byte*>(value);
-    op.length = sizeof *value;
-    op.lkey = a.cell_block->lkey;
+    op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value, a.cell_block->lkey};
+    op.wr.num_sge = 1;
+    if (s.config.queues.inline_bytes < sizeof *value) op.wr.send_flags = 0;
     op.block = a.cell_block;
     detail::retain(op.block);
     a.published = a.granted;
@@ -174,37 +176,25 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
   return true;
 }
 
-void flush(Shared& s, Agent& a) noexcept {
-  while (a.unposted != nullptr) {
-    Operation* const began = a.unposted;
-    Operation* op = began;
-    std::uint32_t count = 0;
-    for (; op != nullptr && count < verbs::SendList::kCapacity; ++count, op = op->next) {
-      ibv_send_wr& wr = s.sends.wr(count);
-      wr.wr_id = op->wr_id;
-      if (op->beside) [[likely]] {
-        build_message(s, a, *op, wr, *s.sends.sges(count));
-      } else {
-        build_other(s, a, *op, wr, s.sends.sges(count));
-      }
-    }
-    s.sends.wr(count - 1).send_flags |= IBV_SEND_SIGNALED;
-    a.unposted = op;
-    a.last_sent = s.now;
-    std::uint32_t posted = 0;
-    const int error = s.sends.post(a.qp, count, posted);
-    ++s.stats.doorbells;
-    if (error == 0) [[likely]]
-      continue;
-    // Nothing signaled may be left to complete what was taken: the queue pair goes to ERR, which
-    // completes that; the rest ends from here.
-    a.unposted = began;
-    for (; posted != 0 && a.unposted != nullptr; --posted) a.unposted = a.unposted->next;
-    fail(s, a,
-         {Status::local_error, "post a list of send work requests",
-          "ibv_post_send: errno " + std::to_string(error), "report this as a defect"});
-    return;
+Status flush(Shared& s, Agent& a) noexcept {
+  Operation* const began = a.deferred;
+  if (began == nullptr) return Status::ok;
+  Operation& last = *a.deferred_last;
+  // The latest credit, on the last message that can tell it.
+  if (has_header(last.kind)) {
+    wire::set_granted(reinterpret_cast<std::byte*>(last.sges[0].addr),
+                      static_cast<std::uint16_t>(a.granted));
+    a.published = a.granted;
   }
+  last.wr.send_flags |= IBV_SEND_SIGNALED;
+  join_deferred(a);
+  a.last_sent = s.now;
+  ++s.stats.doorbells;
+  ibv_send_wr* bad = nullptr;
+  const int error = ibv_post_send(a.qp, &began->wr, &bad);
+  if (error != 0) [[unlikely]]
+    take_back(s, a, bad, error);
+  return Status::ok;
 }
 
 void flush_all(Shared& s) noexcept {
@@ -225,30 +215,31 @@ std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept {
   Agent& a = *op->agent;
   std::uint32_t ended = 1;
   // A work request completes all before it.
-  for (; a.first != op; ++ended) finish_oldest(s, a, Status::ok);
+  for (; a.posted != op; ++ended) end_posted(s, a, Status::ok);
   if (wc.status == IBV_WC_SUCCESS) [[likely]] {
     a.last_heard = s.now;
-    finish_oldest(s, a, Status::ok);
+    end_posted(s, a, Status::ok);
   } else {
     on_operation_failed(s, a, op->kind, wc);
-    finish_oldest(s, a, status_of(wc.status));
+    end_posted(s, a, status_of(wc.status));
   }
-  if (a.state != ConnectionState::ready && (a.first == nullptr || a.first == a.unposted))
-      [[unlikely]] {
+  if (a.state != ConnectionState::ready && a.posted == nullptr) [[unlikely]]
     on_drained(s, a);
-  }
   return ended;
 }
 
-void flush_everything(Shared& s, Agent& a) noexcept {
-  a.unposted = nullptr;  // a flush() from a callback finds nothing to post
-  while (a.first != nullptr) finish_oldest(s, a, Status::flushed);
+void flush_unposted(Shared& s, Agent& a) noexcept {
+  // They end behind those that the device has, so only when none of those is left.
+  while (a.posted == nullptr && a.deferred != nullptr) {
+    Operation& op = *a.deferred;
+    a.deferred = &op == a.deferred_last ? nullptr : op.next();
+    end(s, a, op, Status::flushed);
+  }
 }
 
-void flush_unposted(Shared& s, Agent& a) noexcept {
-  // Deferred operations that will not be posted any more. They end behind those that the device
-  // has, so only when none of those is left.
-  while (a.first != nullptr && a.first == a.unposted) finish_oldest(s, a, Status::flushed);
+void flush_everything(Shared& s, Agent& a) noexcept {
+  if (a.deferred != nullptr) join_deferred(a);  // a flush() from a callback finds nothing to post
+  while (a.posted != nullptr) end_posted(s, a, Status::flushed);
 }
 
 }  // namespace spinwire::agent

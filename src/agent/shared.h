@@ -48,6 +48,12 @@ struct CreditCell {
   std::atomic<std::uint64_t> granted;
 };
 
+/// Operations of one kind that succeeded.
+struct Tally {
+  std::uint64_t done = 0;
+  std::uint64_t bytes = 0;  ///< that they moved
+};
+
 /// One connection. Hot fields first.
 struct alignas(64) Agent {
   ibv_qp* qp = nullptr;
@@ -63,13 +69,16 @@ struct alignas(64) Agent {
   bool closing = false;            ///< by either application: errors are no fault any more
   bool handlers_replaced = false;  ///< by `next_handlers`, before the next of them runs
   std::uint32_t index = 0;
-  std::uint32_t generation = 0;
-  // Operations in order: [first … posted) are with the device, [unposted … last] are deferred.
-  Operation* first = nullptr;
-  Operation* unposted = nullptr;
-  Operation* last = nullptr;
+  std::uint32_t generation = 0;  ///< 0: a free record
+  // Operations in order: those with the device, then those that wait to be posted. The last one's
+  // link has no meaning until it is posted; `posted_last` and `deferred_last` only while there is
+  // a first.
+  Operation* posted = nullptr;
+  Operation* posted_last = nullptr;
+  Operation* deferred = nullptr;
+  Operation* deferred_last = nullptr;
   std::uint32_t sq_used = 0;  ///< work requests accepted, not completed
-  std::uint32_t sq_room = 0;  ///< for the application's
+  std::uint32_t sq_room = 0;  ///< for the application's; 0 unless ready
   std::uint32_t max_message = 0;
   // Credits, all counted since the start, modulo 2^32. Ours to spend: granted - returned - sent.
   std::uint32_t sent = 0;
@@ -87,8 +96,7 @@ struct alignas(64) Agent {
   std::uint64_t last_heard = 0;  ///< tick of the last sign of life
   std::uint64_t last_sent = 0;   ///< tick of the last use of credit
   ConnectionHandlers handlers;
-  std::array<std::uint64_t, kOperationKinds> done{};   ///< operations that succeeded, by kind
-  std::array<std::uint64_t, kOperationKinds> bytes{};  ///< that they moved
+  std::array<Tally, kOperationKinds> tallies{};
   std::uint64_t messages_received = 0;
   std::uint64_t bytes_received = 0;
   // Cold.
@@ -177,6 +185,10 @@ inline constexpr std::uint32_t kControlRequests = 4;
 /// Receives that no credit covers: goodbyes come without.
 inline constexpr std::uint32_t kSpareReceives = 8;
 
+/// Room that each operation has for a message header that cannot lie beside its payload, and for a
+/// short payload after it.
+inline constexpr std::size_t kStagingBytes = 64;
+
 struct Shared {
   Shared(const Config& settings, const Clock& time);
 
@@ -191,7 +203,6 @@ struct Shared {
   base::IndexPool<Agent> agents;
   OperationPool operations;
   QpnMap by_qpn;
-  verbs::SendList sends;
   verbs::ReceiveSlots receives;
   Work work;
   AgentList dirty;   ///< with deferred operations
@@ -202,8 +213,8 @@ struct Shared {
   std::uint32_t deficit = 0;                 ///< keeps theirs and the pool is dry
   std::uint32_t allotted = 0;                ///< sum of the allotments
   bool scarce = false;           ///< somebody was refused an allotment: who has most yields
-  std::byte* headers = nullptr;  ///< message headers in split mode, by operation
-  Block* headers_block = nullptr;
+  std::byte* staging = nullptr;  ///< kStagingBytes for each operation
+  Block* staging_block = nullptr;
   EngineStats stats;
   // Cold.
   base::TimerWheel timers;
@@ -215,7 +226,10 @@ struct Shared {
   AgentList starved;  ///< refused credit while receives were missing
 
   [[nodiscard]] Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
-    return agents.find(index, generation);
+    if (index >= agents.capacity()) [[unlikely]]
+      return nullptr;
+    Agent& a = agents.at(index);
+    return a.generation == generation ? &a : nullptr;
   }
 };
 

@@ -1,6 +1,8 @@
-// Acceptance of the application's operations; one copy per kind, so that each has no branch for
-// the others. Hot.
+// Acceptance of the application's operations: each is built as the work request that the device
+// will get. One copy per kind, so that none has a branch for the others. Hot.
 #pragma once
+
+#include <endian.h>
 
 #include <cstdint>
 
@@ -16,17 +18,39 @@ constexpr bool has_header(OperationKind kind) noexcept {
   return kind == OperationKind::send || kind == OperationKind::send_imm ||
          kind == OperationKind::credit_return || kind == OperationKind::goodbye;
 }
+constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
+  switch (kind) {
+    case OperationKind::send_imm:
+      return IBV_WR_SEND_WITH_IMM;
+    case OperationKind::write:
+    case OperationKind::credit_write:
+    case OperationKind::keepalive:
+      return IBV_WR_RDMA_WRITE;
+    case OperationKind::write_imm:
+      return IBV_WR_RDMA_WRITE_WITH_IMM;
+    case OperationKind::read:
+      return IBV_WR_RDMA_READ;
+    default:
+      return IBV_WR_SEND;
+  }
+}
 
 inline constexpr std::uint64_t kLongestTransfer = std::uint64_t{1} << 30;  // of one work request
 
-/// Appends a filled operation to its agent's order.
+/// Without a look between them, completions of a long list would come all at once.
+inline constexpr std::uint32_t kSignalEvery = 32;
+
+/// Appends a built operation to those that wait to be posted.
 inline void append(Agent& a, Operation& op) noexcept {
-  op.next = nullptr;
   op.agent = &a;
-  (a.first == nullptr ? a.first : a.last->next) = &op;
-  a.last = &op;
-  if (a.unposted == nullptr) a.unposted = &op;
-  ++a.sq_used;
+  if (a.deferred == nullptr) {
+    a.deferred = &op;
+  } else {
+    a.deferred_last->wr.next = &op.wr;
+  }
+  a.deferred_last = &op;
+  if (++a.sq_used % kSignalEvery == 0) [[unlikely]]
+    op.wr.send_flags |= IBV_SEND_SIGNALED;
 }
 
 inline void defer(Shared& s, Agent& a) noexcept {
@@ -45,12 +69,20 @@ struct Request {
   bool defer;  ///< post with the next flush
 };
 
+/// The header of a message, which tells of all the credit granted so far.
+inline std::uint64_t data_header(Agent& a, std::uint32_t length, bool wants_credit) noexcept {
+  a.published = a.granted;
+  return wire::encode({wire::MessageKind::data,
+                       wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
+                       static_cast<std::uint16_t>(a.granted), length});
+}
+
 template <OperationKind kind>
 inline Status check_request(const Agent& a, const Request& r) noexcept {
   const std::size_t size = r.size;
   if (r.block == nullptr) [[unlikely]]
     return Status::out_of_bounds;
-  if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
+  if constexpr (has_header(kind)) {
     return size <= a.max_message ? Status::ok : Status::message_too_long;
   } else {
     if (!*r.remote || size > r.remote->length || size > kLongestTransfer) [[unlikely]]
@@ -61,9 +93,60 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
   }
 }
 
+/// Whether the room for a header before the block's payload is there to be used.
+inline bool room_beside(const Request& r) noexcept {
+  return r.block->header_in_use == 0 &&
+         r.data == reinterpret_cast<std::byte*>(r.block) + sizeof(Block);
+}
+
+/// The message's header goes there; one element takes both.
+inline void build_beside(const Shared& s, Operation& op, std::uint64_t header,
+                         const Request& r) noexcept {
+  op.beside = true;
+  r.block->header_in_use = 1;
+  std::byte* at = r.data - wire::kMessageHeaderBytes;
+  wire::put(header, at);
+  const auto bytes = static_cast<std::uint32_t>(r.size + wire::kMessageHeaderBytes);
+  op.sges[0].addr = reinterpret_cast<std::uint64_t>(at);
+  op.sges[0].length = bytes;
+  op.sges[0].lkey = r.block->lkey;
+  op.wr.num_sge = 1;
+  op.wr.send_flags = bytes <= s.config.queues.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
+}
+
+template <OperationKind kind>
+inline void build_one_sided(const Shared& s, Operation& op, const Request& r) noexcept {
+  op.beside = false;
+  op.sges[0] = {reinterpret_cast<std::uint64_t>(r.data), static_cast<std::uint32_t>(r.size),
+                r.block->lkey};
+  op.wr.num_sge = r.size != 0 ? 1 : 0;
+  op.wr.wr.rdma.remote_addr = r.remote->address;
+  op.wr.wr.rdma.rkey = r.remote->rkey;
+  const bool brief = kind != OperationKind::read && r.size <= s.config.queues.inline_bytes;
+  op.wr.send_flags = brief ? unsigned{IBV_SEND_INLINE} : 0u;
+}
+
+/// What every accepted operation has.
+template <OperationKind kind>
+inline void begin(Operation& op, const Request& r) noexcept {
+  detail::retain(r.block);
+  op.block = r.block;
+  op.length = static_cast<std::uint32_t>(r.size);
+  op.kind = kind;
+  op.wr.opcode = opcode_of(kind);
+  op.calls_back = static_cast<bool>(r.done);
+  if (op.calls_back) op.done = r.done;
+}
+
+inline Status post(Shared& s, Agent& a, bool later) noexcept {
+  if (!later) return flush(s, a);
+  defer(s, a);
+  return Status::ok;
+}
+
 /// Accepts one of the application's operations, or answers why not and takes nothing.
 template <OperationKind kind>
-[[gnu::always_inline]] inline Status submit(Shared& s, Agent& a, const Request& r) noexcept {
+[[gnu::noinline]] Status submit_any(Shared& s, Agent& a, const Request& r) noexcept {
   if (a.state != ConnectionState::ready) [[unlikely]]
     return Status::not_connected;
   if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
@@ -72,44 +155,45 @@ template <OperationKind kind>
     return Status::would_block;
   if (uses_credit(kind) && a.sent == a.send_limit && !find_credit(s, a)) [[unlikely]]
     return Status::would_block;
-  Operation* const acquired = s.operations.acquire();
-  if (acquired == nullptr) [[unlikely]]
+  Operation* const op = s.operations.acquire();
+  if (op == nullptr) [[unlikely]]
     return Status::would_block;
-  Operation& op = *acquired;
-  detail::retain(r.block);
-  op.kind = kind;
-  op.beside = false;
-  op.wants_credit = false;
-  op.data = r.data;
-  op.length = static_cast<std::uint32_t>(r.size);
-  op.block = r.block;
-  op.lkey = r.block->lkey;
+  begin<kind>(*op, r);
+  bool wants_credit = false;
+  if constexpr (uses_credit(kind)) {
+    if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
+  }
   if constexpr (has_header(kind)) {
-    // The header goes beside the payload if the slice begins there and no operation uses the room.
-    if (r.block->header_in_use == 0 &&
-        r.data == reinterpret_cast<std::byte*>(r.block) + sizeof(Block)) [[likely]] {
-      r.block->header_in_use = 1;
-      op.beside = true;
+    const std::uint64_t header = data_header(a, op->length, wants_credit);
+    if (room_beside(r)) {
+      build_beside(s, *op, header, r);
+    } else {
+      build_apart(s, *op, header, r.data, r.block->lkey);
     }
+  } else {
+    build_one_sided<kind>(s, *op, r);
   }
   if constexpr (kind == OperationKind::send_imm || kind == OperationKind::write_imm)
-    op.immediate = r.immediate;
-  if constexpr (kind != OperationKind::send && kind != OperationKind::send_imm) {
-    op.remote_address = r.remote->address;
-    op.rkey = r.remote->rkey;
+    op->wr.imm_data = htobe32(r.immediate);
+  append(a, *op);
+  return post(s, a, r.defer);
+}
+
+/// The same for a message. The common one, which needs no look at anything out of the ordinary,
+/// is accepted without a call.
+[[gnu::always_inline]] inline Status submit_message(Shared& s, Agent& a,
+                                                    const Request& r) noexcept {
+  // There is no room in the send queue unless the connection is ready.
+  if (r.block == nullptr || a.sq_used >= a.sq_room || r.size > a.max_message ||
+      send_credits(a) <= 1 || s.operations.empty() || !room_beside(r)) [[unlikely]] {
+    return submit_any<OperationKind::send>(s, a, r);
   }
-  op.done = r.done;
-  if constexpr (uses_credit(kind)) {
-    if (++a.sent == a.send_limit) [[unlikely]]
-      op.wants_credit = !learn_credit(a);
-  }
+  Operation& op = *s.operations.acquire();
+  begin<OperationKind::send>(op, r);
+  ++a.sent;
+  build_beside(s, op, data_header(a, op.length, false), r);
   append(a, op);
-  if (r.defer) {
-    defer(s, a);
-  } else {
-    flush(s, a);
-  }
-  return Status::ok;
+  return post(s, a, r.defer);
 }
 
 }  // namespace spinwire::agent

@@ -14,17 +14,14 @@ using agent::OperationKind;
 
 namespace {
 
-/// The connection's agent; null, and why the call is refused.
-inline Agent* locate(detail::EngineCore* core, std::uint32_t index, std::uint32_t generation,
-                     Status& why) noexcept {
-  why = Status::not_connected;
-  if (core == nullptr) [[unlikely]]
-    return nullptr;
-  if (!core->guard.owned()) [[unlikely]] {
-    why = core->guard.diagnose();
-    return nullptr;
-  }
-  return core->find(index, generation);
+/// The connection's agent, for a call of the engine's thread; else null.
+inline Agent* locate(detail::EngineCore* core, std::uint32_t index,
+                     std::uint32_t generation) noexcept {
+  return core != nullptr && core->guard.owned() ? core->find(index, generation) : nullptr;
+}
+/// Why it is null.
+[[gnu::cold, gnu::noinline]] Status diagnose(const detail::EngineCore* core) noexcept {
+  return core != nullptr && !core->guard.owned() ? core->guard.diagnose() : Status::not_connected;
 }
 
 inline bool deferred(const detail::EngineCore& core, Post post) noexcept {
@@ -40,42 +37,39 @@ std::string_view to_string(ConnectionState state) noexcept {
   return i < kNames.size() ? kNames[i] : "unknown";
 }
 
-Status Connection::send(const BufferSlice& data, CompletionCallback done, Post post) {
-  Status why;
-  Agent* const a = locate(core_, index_, generation_, why);
+Status Connection::send(const BufferSlice& data, const CompletionCallback& done, Post post) {
+  Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return why;
-  return agent::submit<OperationKind::send>(
+    return diagnose(core_);
+  return agent::submit_message(
       core_->shared, *a,
       {data.block(), data.data(), data.size(), nullptr, 0, done, deferred(*core_, post)});
 }
 
-Status Connection::send(const Buffer& data, CompletionCallback done, Post post) {
-  Status why;
-  Agent* const a = locate(core_, index_, generation_, why);
+Status Connection::send(const Buffer& data, const CompletionCallback& done, Post post) {
+  Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return why;
-  return agent::submit<OperationKind::send>(
+    return diagnose(core_);
+  return agent::submit_message(
       core_->shared, *a,
       {data.block(), data.data(), data.size(), nullptr, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediate,
-                                 CompletionCallback done, Post post) {
-  Status why;
-  Agent* const a = locate(core_, index_, generation_, why);
+                                 const CompletionCallback& done, Post post) {
+  Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return why;
-  return agent::submit<OperationKind::send_imm>(
+    return diagnose(core_);
+  return agent::submit_any<OperationKind::send_imm>(
       core_->shared, *a,
       {data.block(), data.data(), data.size(), nullptr, immediate, done, deferred(*core_, post)});
 }
 
-Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallback done, Post post) {
-  Status why;
-  Agent* const a = locate(core_, index_, generation_, why);
+Status Connection::send_copy(std::span<const std::byte> bytes, const CompletionCallback& done,
+                             Post post) {
+  Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return why;
+    return diagnose(core_);
   if (a->state != ConnectionState::ready) return Status::not_connected;
   if (bytes.size() > a->max_message) return Status::message_too_long;
   detail::Block* block =
@@ -83,69 +77,63 @@ Status Connection::send_copy(std::span<const std::byte> bytes, CompletionCallbac
   if (block == nullptr) return Status::no_buffer;
   const Buffer copy(block, bytes.size());
   std::copy(bytes.begin(), bytes.end(), copy.data());
-  return agent::submit<OperationKind::send>(
+  return agent::submit_message(
       core_->shared, *a,
       {block, copy.data(), bytes.size(), nullptr, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
-                         CompletionCallback done, Post post) {
-  Status why;
-  Agent* const a = locate(core_, index_, generation_, why);
+                         const CompletionCallback& done, Post post) {
+  Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return why;
-  return agent::submit<OperationKind::write>(
+    return diagnose(core_);
+  return agent::submit_any<OperationKind::write>(
       core_->shared, *a,
       {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
-                                  std::uint32_t immediate, CompletionCallback done, Post post) {
-  Status why;
-  Agent* const a = locate(core_, index_, generation_, why);
+                                  std::uint32_t immediate, const CompletionCallback& done,
+                                  Post post) {
+  Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return why;
-  return agent::submit<OperationKind::write_imm>(
+    return diagnose(core_);
+  return agent::submit_any<OperationKind::write_imm>(
       core_->shared, *a,
       {local.block(), local.data(), local.size(), &remote, immediate, done,
        deferred(*core_, post)});
 }
 
 Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
-                        CompletionCallback done, Post post) {
-  Status why;
-  Agent* const a = locate(core_, index_, generation_, why);
+                        const CompletionCallback& done, Post post) {
+  Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return why;
-  return agent::submit<OperationKind::read>(
+    return diagnose(core_);
+  return agent::submit_any<OperationKind::read>(
       core_->shared, *a,
       {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
 Status Connection::flush() {
-  Status why;
-  Agent* const a = locate(core_, index_, generation_, why);
+  Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return why;
-  agent::flush(core_->shared, *a);
-  return Status::ok;
+    return diagnose(core_);
+  return agent::flush(core_->shared, *a);
 }
 
 Status Connection::close() {
-  Status why;
-  Agent* const a = locate(core_, index_, generation_, why);
+  Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return why;
+    return diagnose(core_);
   if (a->state == ConnectionState::draining) return Status::not_connected;
   agent::close(core_->shared, *a);
   return Status::ok;
 }
 
 Status Connection::set_handlers(const ConnectionHandlers& handlers) {
-  Status why;
-  Agent* const a = locate(core_, index_, generation_, why);
+  Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return why;
+    return diagnose(core_);
   if (!core_->guard.polling()) {
     a->handlers = handlers;
     a->handlers_replaced = false;
@@ -173,8 +161,8 @@ ConnectionStats Connection::stats() const noexcept {
   if (core_ == nullptr) return {};
   const Agent* a = core_->find(index_, generation_);
   if (a == nullptr) return {};
-  const auto count = [a](OperationKind kind) { return a->done[static_cast<std::size_t>(kind)]; };
-  const auto bytes = [a](OperationKind kind) { return a->bytes[static_cast<std::size_t>(kind)]; };
+  const auto count = [a](OperationKind kind) { return agent::tally(*a, kind).done; };
+  const auto bytes = [a](OperationKind kind) { return agent::tally(*a, kind).bytes; };
   ConnectionStats stats;
   stats.messages_sent = agent::messages_sent(*a);
   stats.bytes_sent = bytes(OperationKind::send) + bytes(OperationKind::send_imm);

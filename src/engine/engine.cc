@@ -38,13 +38,12 @@ Result<void> EngineCore::open() {
   cq = shared.device->cq();
   poll_batch = static_cast<int>(c.queues.poll_batch);
 
-  // Control pool: a credit cell per connection and the message headers of split mode.
+  // Control pool: a credit cell per connection and the staging room of each operation.
   constexpr std::uint64_t kCellBlock = 256 + 64;
-  const std::uint64_t headers =
-      std::uint64_t{shared.operations.capacity()} * wire::kMessageHeaderBytes;
+  const std::uint64_t staging = std::uint64_t{shared.operations.capacity()} * agent::kStagingBytes;
   memory::ArenaOptions arena;
   arena.pool_bytes = {c.memory.send_bytes, c.memory.receive_bytes, c.memory.lease_bytes,
-                      kCellBlock * c.connections.maximum + 2 * headers + memory::kChunkBytes};
+                      kCellBlock * c.connections.maximum + 2 * staging + memory::kChunkBytes};
   arena.hugepages = c.memory.hugepages;
   arena.lock = c.memory.lock;
   auto slab = memory::Arena::make(arena);
@@ -53,9 +52,9 @@ Result<void> EngineCore::open() {
   auto mr = shared.device->register_slab(shared.arena->slab());
   if (!mr) return tl::unexpected(mr.error());
   shared.arena->set_lkey((*mr)->lkey);
-  shared.headers_block = shared.arena->allocate(memory::PoolId::control, headers);
-  if (shared.headers_block == nullptr) return tl::unexpected(base::out_of_memory());
-  shared.headers = shared.headers_block->payload;
+  shared.staging_block = shared.arena->allocate(memory::PoolId::control, staging);
+  if (shared.staging_block == nullptr) return tl::unexpected(base::out_of_memory());
+  shared.staging = shared.staging_block->payload;
 
   // The application's, and a credit cell per connection.
   const std::uint32_t most = 65536 + c.connections.maximum;
@@ -120,7 +119,7 @@ EngineCore::~EngineCore() {
       if (shared.receive_blocks[i] != nullptr) detail::release(shared.receive_blocks[i]);
     }
   }
-  if (shared.headers_block != nullptr) detail::release(shared.headers_block);
+  if (shared.staging_block != nullptr) detail::release(shared.staging_block);
   shared.device.reset();
   shared.arena.reset();  // lives on while the application holds buffers
 }

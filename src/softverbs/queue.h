@@ -36,6 +36,8 @@ void unstall(Qp& qp) noexcept;
 void resume_stalled(Peer& peer) noexcept;
 /// Ends the oldest work request with an error: the queue pair goes to ERR and the rest is flushed.
 void fail_oldest(Qp& qp, ibv_wc_status status) noexcept;
+/// Peers can still read what it answered, but get nothing from it any more.
+void no_longer_served(Qp& qp) noexcept;
 /// ERR: stop answering, flush both queues.
 void enter_error(Qp& qp) noexcept;
 /// Goes back to the oldest work request, to try again when the negative answer allows.

@@ -213,7 +213,7 @@ int to_rtr(Context& c, Qp& qp) noexcept {
 void to_reset(Qp& qp) noexcept {
   stop_waiting(qp);
   leave_peer(qp);
-  qp.entry->ident.store(0, std::memory_order_release);
+  no_longer_served(qp);
   qp.open = false;
   qp.expected = kNeverExpected;
   qp.nak_given = false;
@@ -317,6 +317,7 @@ int destroy_qp(ibv_qp* base) noexcept {
   Qp* qp = static_cast<Qp*>(base);
   Context& c = context_of(qp->context);
   to_reset(*qp);
+  qp->entry->ident.fetch_or(kDestroyed, std::memory_order_relaxed);
   drop_events(c, base);
   c.queue_pairs[qp->handle] = nullptr;
   c.free_queue_pairs.push_back(qp->handle);

@@ -120,15 +120,19 @@ void resume_stalled(Peer& peer) noexcept {
   }
 }
 
+void no_longer_served(Qp& qp) noexcept {
+  std::atomic<std::uint64_t>& ident = qp.entry->ident;
+  ident.store(ident.load(std::memory_order_relaxed) & ~std::uint64_t{kServed},
+              std::memory_order_release);
+}
+
 void enter_error(Qp& qp) noexcept {
   stop_waiting(qp);
   const bool first = qp.state != IBV_QPS_ERR;
   qp.state = IBV_QPS_ERR;
   qp.open = false;
   qp.expected = kNeverExpected;
-  // Peers can still read a negative answer, but are no longer served.
-  qp.entry->ident.store((queue_pair_ident(qp.qp_num, qp.dest_qpn) & ~std::uint64_t{0xff}) | 2,
-                        std::memory_order_release);
+  no_longer_served(qp);
   ++qp.epoch;
   Cq& send = *static_cast<Cq*>(qp.send_cq);
   while (qp.sq_tail != qp.sq_head) {

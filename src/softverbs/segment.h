@@ -94,9 +94,11 @@ enum class Nak : std::uint32_t {
   operational,      ///< the responder failed on its own side
 };
 
-/// What peers may know of a queue pair. `ident` is 0 unless it answers requests.
+/// What peers may know of a queue pair. One that was connected keeps its numbers in `ident`, also
+/// when it is no longer served or destroyed, until the entry is used again: its answers to what it
+/// took and refused can be read for that long.
 struct alignas(128) QueuePairEntry {
-  std::atomic<std::uint64_t> ident;   ///< local number << 32 | remote number << 8 | 1
+  std::atomic<std::uint64_t> ident;   ///< local number << 32 | remote number << 8 | its state
   std::atomic<std::uint64_t> remote;  ///< nonce of the peer that it is connected to
   std::atomic<std::uint64_t> pd;
   std::atomic<std::uint32_t> access;  ///< IBV_ACCESS_* of the queue pair
@@ -108,8 +110,11 @@ struct alignas(128) QueuePairEntry {
 };
 static_assert(sizeof(QueuePairEntry) == 128);
 
+inline constexpr std::uint64_t kServed = 1;
+inline constexpr std::uint64_t kDestroyed = 2;
+/// The ident of one that answers requests.
 constexpr std::uint64_t queue_pair_ident(std::uint32_t local, std::uint32_t remote) {
-  return std::uint64_t{local} << 32 | std::uint64_t{remote} << 8 | 1;
+  return std::uint64_t{local} << 32 | std::uint64_t{remote} << 8 | kServed;
 }
 
 /// A registered range. The fields beside `key` change only while no peer can be reading them: at

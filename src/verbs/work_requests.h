@@ -1,48 +1,12 @@
-// Prebuilt, linked work requests: a postlist is filled in place and only its last link is cut. Hot.
+// Prebuilt receive work requests: posting one again only links it. Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
 
-#include <array>
 #include <cstdint>
 #include <memory>
 
 namespace spinwire::verbs {
-
-/// Send work requests of one engine, filled anew for each doorbell.
-class SendList {
- public:
-  static constexpr std::uint32_t kCapacity = 32;
-
-  SendList() noexcept {
-    for (std::uint32_t i = 0; i < kCapacity; ++i) {
-      wrs_[i] = {};
-      wrs_[i].sg_list = sges_[i].data();
-      wrs_[i].next = i + 1 < kCapacity ? &wrs_[i + 1] : nullptr;
-    }
-  }
-  SendList(const SendList&) = delete;
-  SendList& operator=(const SendList&) = delete;
-
-  [[nodiscard]] ibv_send_wr& wr(std::uint32_t i) noexcept { return wrs_[i]; }
-  [[nodiscard]] ibv_sge* sges(std::uint32_t i) noexcept { return sges_[i].data(); }
-
-  /// Posts the first `count` with one doorbell. Answers 0 or an errno value; `posted` then tells
-  /// how many the device took.
-  int post(ibv_qp* qp, std::uint32_t count, std::uint32_t& posted) noexcept {
-    ibv_send_wr* const link = wrs_[count - 1].next;
-    wrs_[count - 1].next = nullptr;
-    ibv_send_wr* bad = nullptr;
-    const int error = ibv_post_send(qp, wrs_.data(), &bad);
-    wrs_[count - 1].next = link;
-    posted = error == 0 ? count : static_cast<std::uint32_t>(bad - wrs_.data());
-    return error;
-  }
-
- private:
-  std::array<ibv_send_wr, kCapacity> wrs_;
-  std::array<std::array<ibv_sge, 2>, kCapacity> sges_{};
-};
 
 /// The receives of one engine, a prebuilt work request per slot, and the chain of those waiting to
 /// be posted again together.

@@ -31,8 +31,18 @@ struct MessageHeader {
 inline constexpr std::size_t kMessageHeaderBytes = 8;
 static_assert(sizeof(MessageHeader) == kMessageHeaderBytes);
 
-inline void encode(const MessageHeader& header, std::byte* at) noexcept {
+/// The header as it lies on the wire: one word, written with one store.
+constexpr std::uint64_t encode(const MessageHeader& header) noexcept {
+  return static_cast<std::uint64_t>(header.kind) | std::uint64_t{header.flags} << 8 |
+         std::uint64_t{header.granted} << 16 | std::uint64_t{header.length} << 32;
+}
+inline void put(std::uint64_t header, std::byte* at) noexcept {
   std::memcpy(at, &header, sizeof header);
+}
+
+/// Writes the credit told by a header that lies at `at`.
+inline void set_granted(std::byte* at, std::uint16_t granted) noexcept {
+  std::memcpy(at + offsetof(MessageHeader, granted), &granted, sizeof granted);
 }
 
 /// Checks a message of `received` bytes that begins at `at`; false if it is malformed.

@@ -79,6 +79,27 @@ class SoftverbsKeys : public testing::TestWithParam<ibv_wr_opcode> {
   }
 };
 
+TEST(SoftverbsAnswers, OutliveTheQueuePairThatGaveThem) {
+  // A message taken, then a write refused; the responder is gone before the sender looks.
+  Case c;
+  ASSERT_EQ(c.link.b.post_recv(50, 0, 64), 0);
+  ASSERT_EQ(c.link.b.post_recv(51, 0, 64), 0);
+  Send good(1, c.link.a.sge(0, 8));
+  Send bad(2, c.link.a.sge(0, 8), IBV_WR_RDMA_WRITE_WITH_IMM);
+  bad.to(c.address, c.key ^ 1u << 20);
+  ASSERT_EQ(good.post(c.link.qa), 0);
+  ASSERT_EQ(bad.post(c.link.qa), 0);
+  ibv_wc wcs[4];
+  ASSERT_EQ(sv::poll_cq(c.link.b.cq, 4, wcs), 1);
+  EXPECT_EQ(wcs[0].wr_id, 50u);
+  c.link.b.destroy(c.link.qb);
+  c.link.qb = nullptr;
+  c.link.steps(4);
+  ASSERT_EQ(c.link.at_a.size(), 2u);
+  EXPECT_EQ(c.link.at_a[0].status, IBV_WC_SUCCESS);
+  EXPECT_EQ(c.link.at_a[1].status, IBV_WC_REM_ACCESS_ERR);
+}
+
 TEST_P(SoftverbsKeys, WithinBoundsAllIsWell) {
   // Flush with either end of the region, and the whole of it.
   const bool read = GetParam() == IBV_WR_RDMA_READ;
