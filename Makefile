@@ -52,7 +52,7 @@ CLANG_FLAGS := -std=c++20 $(WARNINGS) $(CLANG_WARNINGS)
 # thread-local offset leave position-independent code with next to no cost, and none that the
 # linker does not take back in a static program.
 CODEGEN := -fPIC -fno-semantic-interposition -fno-plt -ftls-model=initial-exec \
-  -fvisibility=hidden -fvisibility-inlines-hidden
+  -fvisibility=hidden -fvisibility-inlines-hidden -fno-tree-slp-vectorize
 
 VARIANT ?=
 ifeq ($(VARIANT),)

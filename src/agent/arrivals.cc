@@ -10,6 +10,8 @@
 namespace spinwire::agent {
 namespace {
 
+inline bool is_success(const ibv_wc& wc) noexcept { return wc.status == IBV_WC_SUCCESS; }
+
 void post_receives(Shared& s) noexcept {
   const std::uint32_t before = s.receives.count();
   // Never more than the queue was made for: a refusal leaves the rest for the next time.
@@ -130,7 +132,7 @@ void take_write(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
 bool fill_slot(Shared& s, std::uint32_t slot) noexcept {
   // The header goes into the block's headroom.
   Block* block = s.arena->allocate(memory::PoolId::receive, s.config.connections.eager_bytes);
-  s.receive_blocks[slot] = block;
+  s.receives.memory(slot) = block;
   if (block == nullptr) return false;
   const auto bytes =
       static_cast<std::uint32_t>(s.config.connections.eager_bytes + wire::kMessageHeaderBytes);
@@ -244,48 +246,74 @@ bool take_other(Shared& s, Agent* a, Block* block, const ibv_wc& wc) noexcept {
   return false;
 }
 
-/// One receive completion of an agent, if it has one.
-inline void take_receive(Shared& s, Agent* a, const ibv_wc& wc) noexcept {
-  const auto slot = static_cast<std::uint32_t>(wc.wr_id >> 1);
-  Block* const block = s.receive_blocks[slot];
-  --s.posted_receives;
-  const bool message = a != nullptr && a->state == ConnectionState::ready &&
-                       wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV;
-  const bool kept = message ? take_message(s, *a, block, wc) : take_other(s, a, block, wc);
-  if (kept) [[unlikely]] {
-    replace_kept(s, slot);
-  } else {
-    repost(s, slot);
-  }
+/// A receive that is not a plain message. Answers whether the block was kept.
+[[gnu::noinline]] bool take_unusual(Shared& s, Agent* a, Block* block, const ibv_wc& wc) noexcept {
+  const bool message = a != nullptr && a->state == ConnectionState::ready && is_success(wc) &&
+                       wc.opcode == IBV_WC_RECV;
+  return message ? take_message(s, *a, block, wc) : take_other(s, a, block, wc);
 }
 
-/// What the messages of a run leave to do, once for all of them.
-inline void settle(Shared& s, Agent* a) noexcept {
-  if (a == nullptr) return;
-  a->last_heard = s.now;
-  if (a->state == ConnectionState::ready) grant(s, *a);
+/// Whether nothing but the delivery is to be done for the message that came with `header`.
+inline bool is_plain(const Shared& s, const Agent* a, const ibv_wc& wc,
+                     std::uint64_t header) noexcept {
+  return a != nullptr && is_success(wc) && wc.opcode == IBV_WC_RECV && wc.wc_flags == 0 &&
+         wire::is_plain(header, wc.byte_len) && a->state == ConnectionState::ready &&
+         peer_credits(*a) != 0 && !s.scarce && !a->handlers_replaced;
+}
+
+/// Receives of one queue pair in a row: its agent is looked up, and its credit settled, once.
+const ibv_wc* take_run(Shared& s, const ibv_wc* wc, const ibv_wc* end) noexcept {
+  const std::uint32_t qp_num = wc->qp_num;
+  Agent* const a = s.by_qpn.find(qp_num);
+  do {
+    const auto slot = static_cast<std::uint32_t>(wc->wr_id >> 1);
+    Block* const block = s.receives.memory(slot);
+    const std::uint64_t header =
+        wire::get(block->header + sizeof block->header - wire::kMessageHeaderBytes);
+    bool kept = false;
+    --s.posted_receives;
+    if (is_plain(s, a, *wc, header)) [[likely]] {
+      const std::uint32_t size = wc->byte_len - std::uint32_t{wire::kMessageHeaderBytes};
+      a->told_granted = wire::granted_of(header);
+      ++a->received;
+      ++a->messages_received;
+      a->bytes_received += size;
+      Message message({block, reinterpret_cast<std::byte*>(block + 1), size, 0, false, false});
+      if (a->handlers.on_message) a->handlers.on_message(handle(s, *a), message);
+      kept = message.taken();
+    } else {
+      kept = take_unusual(s, a, block, *wc);
+    }
+    if (kept) [[unlikely]] {
+      replace_kept(s, slot);
+    } else {
+      repost(s, slot);
+    }
+  } while (++wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
+  if (a != nullptr) {
+    a->last_heard = s.now;
+    if (a->state == ConnectionState::ready) grant(s, *a);
+  }
+  return wc;
 }
 
 }  // namespace
 
 std::uint32_t take_completions(Shared& s, const ibv_wc* wcs, int count) noexcept {
-  for (int i = 0; i < count; ++i) {
-    if (is_receive(wcs[i].wr_id)) __builtin_prefetch(s.receive_blocks[wcs[i].wr_id >> 1]->header);
+  const ibv_wc* const end = wcs + count;
+  for (const ibv_wc* wc = wcs + 1; wc < end; ++wc) {
+    if (is_receive(wc->wr_id))
+      __builtin_prefetch(s.receives.memory(static_cast<std::uint32_t>(wc->wr_id >> 1)));
   }
   std::uint32_t events = 0;
-  for (int i = 0; i < count;) {
-    if (!is_receive(wcs[i].wr_id)) {
-      events += on_send_completion(s, wcs[i++]);
+  for (const ibv_wc* wc = wcs; wc != end;) {
+    if (!is_receive(wc->wr_id)) {
+      events += on_send_completion(s, *wc++);
       continue;
     }
-    // A run of one queue pair's: looked up and settled once.
-    const std::uint32_t qpn = wcs[i].qp_num;
-    Agent* const a = s.by_qpn.find(qpn);
-    for (; i < count && wcs[i].qp_num == qpn && is_receive(wcs[i].wr_id); ++i) {
-      take_receive(s, a, wcs[i]);
-      ++events;
-    }
-    settle(s, a);
+    const ibv_wc* const behind = take_run(s, wc, end);
+    events += static_cast<std::uint32_t>(behind - wc);
+    wc = behind;
   }
   return events;
 }
@@ -314,7 +342,6 @@ void finish_poll(Shared& s) noexcept {
 Result<void> post_first_receives(Shared& s) {
   const std::size_t bytes = s.config.connections.eager_bytes + wire::kMessageHeaderBytes;
   const std::uint32_t depth = s.config.queues.receive_depth;
-  s.receive_blocks = std::make_unique<Block*[]>(depth);
   s.missing = std::make_unique<std::uint32_t[]>(depth);
   s.receives.make(depth, receive_id);
   s.receive_capacity = depth - s.config.queues.receive_postlist - kSpareReceives;

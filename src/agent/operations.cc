@@ -113,7 +113,6 @@ void build_apart(const Shared& s, Operation& op, std::uint64_t header, const std
   op.beside = false;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(at), wire::kMessageHeaderBytes,
                 s.staging_block->lkey};
-  op.wr.num_sge = 1;
   const std::uint32_t length = op.length;
   const std::uint32_t bytes = length + std::uint32_t{wire::kMessageHeaderBytes};
   const bool brief = bytes <= s.config.queues.inline_bytes;
@@ -140,7 +139,7 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
   op.beside = false;
   op.calls_back = false;
   op.wr.opcode = opcode_of(kind);
-  op.wr.num_sge = 0;
+  op.wr.num_sge = kind == OperationKind::keepalive ? 0 : 1;
   op.wr.send_flags = IBV_SEND_INLINE;
   op.wr.wr.rdma.remote_addr = a.peer_cell;
   op.wr.wr.rdma.rkey = a.peer_cell_key;
@@ -158,7 +157,6 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
     auto* value = reinterpret_cast<std::uint64_t*>(a.cell_block->payload) + 8;
     *value = a.granted;
     op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value, a.cell_block->lkey};
-    op.wr.num_sge = 1;
     if (s.config.queues.inline_bytes < sizeof *value) op.wr.send_flags = 0;
     op.block = a.cell_block;
     detail::retain(op.block);
@@ -182,8 +180,8 @@ Status flush(Shared& s, Agent& a) noexcept {
   Operation& last = *a.deferred_last;
   // The latest credit, on the last message that can tell it.
   if (has_header(last.kind)) {
-    wire::set_granted(reinterpret_cast<std::byte*>(last.sges[0].addr),
-                      static_cast<std::uint16_t>(a.granted));
+    auto* at = reinterpret_cast<std::byte*>(last.sges[0].addr);
+    wire::put(wire::with_granted(wire::get(at), static_cast<std::uint16_t>(a.granted)), at);
     a.published = a.granted;
   }
   last.wr.send_flags |= IBV_SEND_SIGNALED;

@@ -203,12 +203,11 @@ struct Shared {
   base::IndexPool<Agent> agents;
   OperationPool operations;
   QpnMap by_qpn;
-  verbs::ReceiveSlots receives;
+  verbs::ReceiveSlots<Block> receives;  ///< by the slot that a receive's wr_id names
   Work work;
   AgentList dirty;   ///< with deferred operations
   AgentList grants;  ///< with credit to be told
   std::uint32_t posted_receives = 0;
-  std::unique_ptr<Block*[]> receive_blocks;  ///< by the slot that a receive's wr_id names
   std::unique_ptr<std::uint32_t[]> missing;  ///< slots without a block: the application
   std::uint32_t deficit = 0;                 ///< keeps theirs and the pool is dry
   std::uint32_t allotted = 0;                ///< sum of the allotments

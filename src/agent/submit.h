@@ -110,7 +110,6 @@ inline void build_beside(const Shared& s, Operation& op, std::uint64_t header,
   op.sges[0].addr = reinterpret_cast<std::uint64_t>(at);
   op.sges[0].length = bytes;
   op.sges[0].lkey = r.block->lkey;
-  op.wr.num_sge = 1;
   op.wr.send_flags = bytes <= s.config.queues.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
 }
 
@@ -119,7 +118,7 @@ inline void build_one_sided(const Shared& s, Operation& op, const Request& r) no
   op.beside = false;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(r.data), static_cast<std::uint32_t>(r.size),
                 r.block->lkey};
-  op.wr.num_sge = r.size != 0 ? 1 : 0;
+  if (r.size == 0) op.wr.num_sge = 0;
   op.wr.wr.rdma.remote_addr = r.remote->address;
   op.wr.wr.rdma.rkey = r.remote->rkey;
   const bool brief = kind != OperationKind::read && r.size <= s.config.queues.inline_bytes;
@@ -133,6 +132,7 @@ inline void begin(Operation& op, const Request& r) noexcept {
   op.block = r.block;
   op.length = static_cast<std::uint32_t>(r.size);
   op.kind = kind;
+  op.wr.num_sge = 1;
   op.wr.opcode = opcode_of(kind);
   op.calls_back = static_cast<bool>(r.done);
   if (op.calls_back) op.done = r.done;

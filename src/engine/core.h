@@ -75,7 +75,7 @@ class EngineCore {
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
 
   [[nodiscard]] agent::Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
-    return shared.agents.find(index, generation);
+    return shared.find(index, generation);
   }
 
   // Hot.

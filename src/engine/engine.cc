@@ -114,10 +114,8 @@ EngineCore::~EngineCore() {
     if (listening != nullptr) epoll.remove(listening->socket.fd());
   }
   if (shared.registrations != nullptr) shared.registrations->close();
-  if (shared.receive_blocks != nullptr) {
-    for (std::uint32_t i = 0; i < shared.config.queues.receive_depth; ++i) {
-      if (shared.receive_blocks[i] != nullptr) detail::release(shared.receive_blocks[i]);
-    }
+  for (std::uint32_t i = 0; i < shared.receives.size(); ++i) {
+    if (detail::Block* block = shared.receives.memory(i); block != nullptr) detail::release(block);
   }
   if (shared.staging_block != nullptr) detail::release(shared.staging_block);
   shared.device.reset();

@@ -40,7 +40,7 @@ struct Mr : ibv_mr {
 /// under way on this queue while that has room and nothing older waits.
 struct Cq : ibv_cq {
   ibv_wc* out = nullptr;
-  ibv_wc* out_end = nullptr;
+  std::uint32_t room = 0;  ///< left at `out`
   std::uint32_t head = 0;
   std::uint32_t tail = 0;
   std::uint32_t mask = 0;
@@ -80,18 +80,19 @@ struct Srq : ibv_srq {
 };
 
 /// A posted send work request; kept, inline bytes included, until it is acknowledged.
-struct SendWr {
+struct alignas(64) SendWr {
   std::uint64_t wr_id;
-  std::uint64_t remote_address;
   std::uint64_t lane_end;  ///< packets: lane position after the last line
-  std::uint32_t rkey;
-  std::uint32_t imm;
   std::uint32_t length;
   std::uint8_t opcode;
   std::uint8_t flags;       ///< IBV_SEND_*
   std::uint16_t sge_count;  ///< kInLane: the bytes are nowhere but in the lane
   ibv_sge first;            ///< the only element, if sge_count is 1; else all are in Qp::sq_sges
+  std::uint64_t remote_address;
+  std::uint32_t rkey;
+  std::uint32_t imm;
 };
+static_assert(sizeof(SendWr) == 64);
 /// A short inline message: its lines keep the bytes until the peer's answer to them is known, and
 /// should that be a negative one they are fetched from there.
 inline constexpr std::uint16_t kInLane = 0xffff;

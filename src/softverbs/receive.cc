@@ -220,14 +220,15 @@ inline void advance(InLane& lane, std::uint32_t lines) noexcept {
   }
 }
 
-inline void expect_next(Qp& qp, std::uint64_t word) noexcept {
-  qp.expected = (word + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps within 24 bits
+/// The next packet is the one that such a word announces; the PSN wraps within 24 bits.
+inline void expect(Qp& qp, std::uint64_t word) noexcept {
+  qp.expected = word & kExpectedMask;
   qp.entry->expected_psn.store(static_cast<std::uint32_t>(qp.expected >> 24),
                                std::memory_order_release);
 }
 
-/// Any packet that take_at_once left alone.
-void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
+/// Any packet that take_run left alone.
+[[gnu::noinline]] void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
   Line* line = lane.next;
   const std::uint32_t qpn = word_qpn(word);
   Qp* qp = c.queue_pairs[queue_pair_index(qpn)];
@@ -248,9 +249,18 @@ void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
     } else {
       take_send(lane, *qp, a);
     }
-    if (qp->expected != kNeverExpected) expect_next(*qp, word);
+    if (qp->expected != kNeverExpected) expect(*qp, word + (std::uint64_t{1} << 24));
   }
   advance(lane, lines);
+}
+
+/// How many packets a run may take: to the end of the lane's array and of the PSNs, and as long as
+/// there are receives and room for completions.
+inline std::uint32_t longest_run(const InLane& lane, const Cq& cq, const Qp& qp) noexcept {
+  const auto to_wrap = static_cast<std::uint32_t>(lane.end - lane.next);
+  const auto to_psn_wrap = static_cast<std::uint32_t>(0x1000000 - (qp.expected >> 24));
+  return std::min(std::min(to_wrap, to_psn_wrap),
+                  std::min(std::min(cq.room, kPacketsPerTurn), qp.receives->count()));
 }
 
 /// The common case: a run of SENDs of one queue pair, each in one line, for receives of one element
@@ -259,47 +269,42 @@ void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
 /// case.
 std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
   Qp* qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
-  if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq) [[unlikely]]
+  if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq ||
+      qp->expected == kNeverExpected) [[unlikely]] {
     return 0;
-  constexpr std::uint64_t kKind = packet_kind(Packet::send, 0) << 48;
+  }
   ReceiveQueue& receives = *qp->receives;
   const ReceiveWr* const ring = receives.ring.get();
+  const std::uint32_t ring_mask = receives.mask;
   const Pd& pd = *static_cast<Pd*>(qp->pd);
-  std::uint32_t most = std::min(
-      {static_cast<std::uint32_t>(cq.out_end - cq.out), receives.count(), kPacketsPerTurn});
+  const CompletionHead success{IBV_WC_RECV, qp->qp_num, qp->dest_qpn};
+  const std::uint32_t most = longest_run(lane, cq, *qp);
+  std::uint32_t left = most;
   ibv_wc* out = cq.out;
-  Line* line = lane.next;
-  std::uint64_t mark = lane.mark;
-  std::uint64_t expected = qp->expected;
+  const Line* line = lane.next;
+  std::uint64_t wanted = lane.mark << 56 | packet_kind(Packet::send, 0) << 48 | qp->expected;
   std::uint32_t head = receives.head;
-  for (; most != 0; --most) {
-    if (line->word.load(std::memory_order_acquire) != (mark << 56 | kKind | expected)) break;
+  for (; left != 0 && line->word.load(std::memory_order_acquire) == wanted; --left) {
     const std::uint32_t length = line->length;
-    const ReceiveWr& wr = ring[head & receives.mask];
+    const ReceiveWr& wr = ring[head & ring_mask];
     if (length > kFirstLineBytes || wr.sge_count != 1 || length > wr.capacity ||
         !allows_again(c, pd, qp->writable, wr.first, IBV_ACCESS_LOCAL_WRITE)) [[unlikely]] {
       break;
     }
     copy_small(pointer(wr.first.addr), line->payload, length);
-    fill_success(*out++, {wr.wr_id, IBV_WC_RECV, length, 0, qp->qp_num, qp->dest_qpn, 0});
+    success.fill(*out++, wr.wr_id, length);
     ++head;
-    expected = (expected + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps by itself
-    if (++line == lane.end) [[unlikely]] {
-      line = lane.lines;
-      mark = (mark + 1) & 0xff;
-    }
+    ++line;
+    wanted += std::uint64_t{1} << 24;
   }
-  const auto taken = static_cast<std::uint32_t>(out - cq.out);
+  const std::uint32_t taken = most - left;
   if (taken == 0) return 0;
   qp->nak_given = false;
-  qp->expected = expected;
-  qp->entry->expected_psn.store(static_cast<std::uint32_t>(expected >> 24),
-                                std::memory_order_release);
+  expect(*qp, wanted);
   receives.head = head;
   cq.out = out;
-  lane.head += taken;
-  lane.next = line;
-  lane.mark = mark;
+  cq.room -= taken;
+  advance(lane, taken);
   return taken;
 }
 
@@ -308,7 +313,7 @@ std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noe
 /// it.
 void drain(Context& c, InLane& lane, Cq& cq) noexcept {
   for (std::uint32_t left = kPacketsPerTurn;
-       left != 0 && (cq.out != cq.out_end || left == kPacketsPerTurn);) {
+       left != 0 && (cq.room != 0 || left == kPacketsPerTurn);) {
     const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
     if (word_mark(word) != lane.mark) break;
     std::uint32_t taken = take_run(c, lane, cq, word);
@@ -409,7 +414,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
     if (got == entries) return got;
   }
   cq.out = wc + got;
-  cq.out_end = wc + entries;
+  cq.room = static_cast<std::uint32_t>(entries - got);
   const bool look = c.pending.unacked != 0 && (c.ack_patience == 0 || --c.ack_patience == 0);
   if (look) c.ack_patience = kAckPatience;
   for (std::uint32_t i = 0; i < c.pending.unacked; ++i) {
@@ -430,7 +435,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
     if (word_mark(word) == lane.mark) {
       if (lane.peer != nullptr && lane.peer->unacked) take_ack(*lane.peer, *lane.next, word);
       drain(c, lane, cq);
-      if (cq.out == cq.out_end) break;
+      if (cq.room == 0) break;
     }
   }
   c.turn = turn;
@@ -438,8 +443,8 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
     wake_lanes(c);
   if (c.pending.attention != 0) [[unlikely]]
     attend(c);
-  got = static_cast<int>(cq.out - wc);
-  cq.out = cq.out_end = nullptr;
+  got = entries - static_cast<int>(cq.room);
+  cq.room = 0;
   return got;
 }
 

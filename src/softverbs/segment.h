@@ -5,8 +5,10 @@
 #include <infiniband/verbs.h>
 
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace spinwire::softverbs {
 
@@ -29,8 +31,15 @@ struct Line {
   std::uint16_t length;  ///< payload bytes in the lane; for a reference, of its descriptors
   std::uint16_t ack;     ///< low bits of what the sender has consumed of the opposite lane
   std::byte payload[48];
+
+  /// Writes `imm` (0), `length` and `ack` (in the topmost bits of a word) with one store.
+  void set_trailer(std::uint32_t bytes, std::uint64_t ack_on_top) noexcept {
+    const std::uint64_t trailer = std::uint64_t{bytes} << 32 | ack_on_top;
+    std::memcpy(reinterpret_cast<std::byte*>(this) + sizeof word, &trailer, sizeof trailer);
+  }
 };
-static_assert(sizeof(Line) == 64);
+static_assert(sizeof(Line) == 64 && offsetof(Line, length) == 12 && offsetof(Line, ack) == 14);
+static_assert(std::endian::native == std::endian::little);
 
 inline constexpr std::size_t kFirstLineBytes = 48;
 inline constexpr std::size_t kNextLineBytes = 56;

@@ -142,7 +142,7 @@ void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
   OutLane& out = peer.out;
   const std::uint64_t position = out.tail;
   Line& first = out.lines[position & (kLaneLines - 1)];
-  first.imm = wr.imm;
+  first.imm = wr.opcode == IBV_WR_SEND ? 0 : wr.imm;
   first.length = static_cast<std::uint16_t>(lane_bytes);
   first.ack = ack_bits(peer);
   out.tail = position + lines;
@@ -209,6 +209,15 @@ inline bool is_simple(const ibv_send_wr& wr) noexcept {
          wr.sg_list->length <= kFirstLineBytes;
 }
 
+/// How many packets of one line may follow each other from here on with nothing to look at on the
+/// way: no wrap of the lane or of the PSN, and room in the lane and the queue.
+inline std::uint32_t straight_run(const Qp& qp, const OutLane& out) noexcept {
+  const std::uint64_t to_wrap = kLaneLines - (out.tail & (kLaneLines - 1));
+  return static_cast<std::uint32_t>(std::min(
+      {out.limit - out.tail, to_wrap, std::uint64_t{qp.sq_depth - (qp.sq_head - qp.sq_reclaimed)},
+       std::uint64_t{0x1000000 - qp.next_psn}}));
+}
+
 /// The common case, straight into the lane: simple messages with nothing queued before them. The
 /// queue's state stays in registers meanwhile. Answers the first work request left.
 ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
@@ -216,41 +225,44 @@ ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
   OutLane& out = peer.out;
   const Context& c = *peer.context;
   const Pd& pd = *static_cast<Pd*>(qp.pd);
+  SendWr* const sq = qp.sq.get();
+  const std::uint32_t sq_mask = qp.sq_mask;
   const std::uint64_t begin = out.tail;
-  const std::uint64_t limit =
-      std::min<std::uint64_t>(out.limit, begin + qp.sq_depth - (qp.sq_head - qp.sq_reclaimed));
-  const std::uint64_t kind = packet_kind(Packet::send, ack_flag(peer)) << 48;
-  const std::uint16_t ack = ack_bits(peer);
+  const std::uint64_t end = begin + straight_run(qp, out);
+  const std::uint64_t ack = std::uint64_t{ack_bits(peer)} << 48;
   std::uint64_t position = begin;
-  std::uint64_t name = std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
+  Line* line = &out.lines[begin & (kLaneLines - 1)];
+  std::uint64_t word = lane_mark(begin) << 56 | packet_kind(Packet::send, ack_flag(peer)) << 48 |
+                       std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
   std::uint32_t sq_head = qp.sq_head;
   std::uint32_t noted = sq_head;
-  for (; wr != nullptr && position < limit && is_simple(*wr); wr = wr->next) {
+  for (; wr != nullptr && position != end && is_simple(*wr); wr = wr->next) {
     const ibv_sge& sge = *wr->sg_list;
-    const bool inline_bytes = (wr->send_flags & IBV_SEND_INLINE) != 0;
-    if (inline_bytes ? sge.length > qp.max_inline
-                     : !allows_again(c, pd, qp.readable, sge, 0) && sge.length != 0) [[unlikely]] {
-      break;
+    const std::uint32_t length = sge.length;
+    const auto flags = static_cast<std::uint8_t>(wr->send_flags | qp.signal_all);
+    SendWr& kept = sq[sq_head & sq_mask];
+    if ((flags & IBV_SEND_INLINE) != 0) {
+      if (length > qp.max_inline) [[unlikely]]
+        break;
+      kept.sge_count = kInLane;
+    } else {
+      if (!allows_again(c, pd, qp.readable, sge, 0) && length != 0) [[unlikely]]
+        break;
+      kept.sge_count = 1;
+      kept.first = sge;
     }
-    Line& line = out.lines[position & (kLaneLines - 1)];
-    copy_small(line.payload, pointer(sge.addr), sge.length);
-    line.imm = 0;
-    line.length = static_cast<std::uint16_t>(sge.length);
-    line.ack = ack;
-    SendWr& kept = qp.sq[sq_head & qp.sq_mask];
+    copy_small(line->payload, pointer(sge.addr), length);
+    line->set_trailer(length, ack);
     kept.wr_id = wr->wr_id;
-    kept.imm = 0;
-    kept.length = sge.length;
+    kept.length = length;
     kept.opcode = IBV_WR_SEND;
-    kept.flags = static_cast<std::uint8_t>(wr->send_flags | qp.signal_all);
-    kept.sge_count = inline_bytes ? kInLane : std::uint16_t{1};
-    kept.first = sge;
-    kept.lane_end = position + 1;
-    line.word.store(lane_mark(position) << 56 | kind | name, std::memory_order_release);
-    name = (name + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps within 24 bits
-    ++position;
+    kept.flags = flags;
     ++sq_head;
-    if ((kept.flags & IBV_SEND_SIGNALED) != 0) {
+    kept.lane_end = ++position;
+    line->word.store(word, std::memory_order_release);
+    ++line;
+    word += std::uint64_t{1} << 24;
+    if ((flags & IBV_SEND_SIGNALED) != 0) {
       note_in_flight(qp, peer, position, sq_head, true);
       noted = sq_head;
     }
@@ -258,7 +270,7 @@ ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
   if (position == begin) return wr;
   if (noted != sq_head) note_in_flight(qp, peer, position, sq_head, false);
   out.tail = position;
-  qp.next_psn = static_cast<std::uint32_t>(name >> 24);
+  qp.next_psn = static_cast<std::uint32_t>(word >> 24) & 0xffffff;
   qp.sq_head = qp.sq_next = sq_head;
   after_publishing(peer);
   return wr;
@@ -356,7 +368,12 @@ int post_send(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
     *bad = wr;
     return EINVAL;
   }
-  if (qp.open && qp.sq_next == qp.sq_head) wr = send_burst(qp, wr);
+  if (qp.open && qp.sq_next == qp.sq_head) {
+    wr = send_burst(qp, wr);
+    if (wr == nullptr) [[likely]]
+      return 0;
+    wr = send_burst(qp, wr);  // it may have come to the end of the lane's array
+  }
   for (; wr != nullptr; wr = wr->next) {
     error = append(qp, *wr);
     if (error != 0) [[unlikely]] {
