@@ -4,7 +4,9 @@
 #include <infiniband/verbs.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -91,8 +93,19 @@ struct alignas(64) SendWr {
   std::uint64_t remote_address;
   std::uint32_t rkey;
   std::uint32_t imm;
+
+  /// Writes `length`, `opcode`, `flags` and `sge_count` with one store.
+  void set_kind(std::uint32_t bytes, ibv_wr_opcode op, unsigned send_flags,
+                std::uint16_t elements) noexcept {
+    const std::uint64_t word = bytes | std::uint64_t{op} << 32 |
+                               std::uint64_t{send_flags & 0xff} << 40 |
+                               std::uint64_t{elements} << 48;
+    std::memcpy(reinterpret_cast<std::byte*>(this) + 16, &word, sizeof word);
+  }
 };
-static_assert(sizeof(SendWr) == 64);
+static_assert(sizeof(SendWr) == 64 && offsetof(SendWr, length) == 16 &&
+              offsetof(SendWr, opcode) == 20 && offsetof(SendWr, flags) == 21 &&
+              offsetof(SendWr, sge_count) == 22);
 /// A short inline message: its lines keep the bytes until the peer's answer to them is known, and
 /// should that be a negative one they are fetched from there.
 inline constexpr std::uint16_t kInLane = 0xffff;
@@ -254,7 +267,7 @@ struct Context {
   Segment* segment = nullptr;
   std::uint32_t awake_count = 0;
   Pending pending;
-  std::uint32_t ack_patience = 0;  ///< polls until acknowledgements are looked for in the lanes
+  std::int32_t ack_patience = 0;   ///< polls until acknowledgements are looked for in the lanes
   std::uint32_t region_epoch = 1;  ///< bumped when a registration ends
   std::uint32_t turn = 0;          ///< the awake lane that the next poll looks at first
   std::unique_ptr<InLane*[]> awake;

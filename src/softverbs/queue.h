@@ -24,7 +24,7 @@ void acknowledge(Peer& peer) noexcept;
 /// Polls after which acknowledgements that did not come along with a packet are looked for in the
 /// lane. Looking takes the cacheline from the peer, which writes it at every step: in an exchange
 /// of messages that costs both ends more than a send completion that comes this much later.
-inline constexpr std::uint32_t kAckPatience = 48;
+inline constexpr std::int32_t kAckPatience = 48;
 
 /// Null if the queue is overrun, which is reported.
 ibv_wc* ring_slot(Cq& cq) noexcept;
@@ -72,42 +72,19 @@ inline ibv_wc* completion_slot(Cq& cq) noexcept {
   return cq.out++;
 }
 
-struct CompletionFields {
-  std::uint64_t wr_id;
-  ibv_wc_opcode opcode;
-  std::uint32_t byte_len;
-  std::uint32_t imm;
-  std::uint32_t qp_num;
-  std::uint32_t src_qp;
-  unsigned flags;
-};
-inline void fill_success(ibv_wc& wc, const CompletionFields& f) noexcept {
-  wc.wr_id = f.wr_id;
-  wc.status = IBV_WC_SUCCESS;
-  wc.opcode = f.opcode;
-  wc.vendor_err = 0;
-  wc.byte_len = f.byte_len;
-  wc.imm_data = f.imm;
-  wc.qp_num = f.qp_num;
-  wc.src_qp = f.src_qp;
-  wc.wc_flags = f.flags;
-  wc.pkey_index = 0;
-  wc.slid = 0;
-  wc.sl = 0;
-  wc.dlid_path_bits = 0;
-}
-
 /// What the successful completions of a run share; the rest of each is two fields. Six stores.
 class CompletionHead {
  public:
-  CompletionHead(ibv_wc_opcode opcode, std::uint32_t qp_num, std::uint32_t src_qp) noexcept
+  CompletionHead(ibv_wc_opcode opcode, std::uint32_t qp_num, std::uint32_t src_qp,
+                 std::uint32_t imm = 0, unsigned flags = 0) noexcept
       : kind_(IBV_WC_SUCCESS | std::uint64_t{opcode} << 32),
-        numbers_(std::uint64_t{qp_num} << 32),
-        source_(src_qp) {}
+        numbers_(imm | std::uint64_t{qp_num} << 32),
+        source_(src_qp | std::uint64_t{flags} << 32) {}
   void fill(ibv_wc& wc, std::uint64_t wr_id, std::uint32_t byte_len) const noexcept {
     static_assert(sizeof wc == 48 && offsetof(ibv_wc, opcode) == 12 &&
-                  offsetof(ibv_wc, byte_len) == 20 && offsetof(ibv_wc, qp_num) == 28 &&
-                  offsetof(ibv_wc, src_qp) == 32);
+                  offsetof(ibv_wc, byte_len) == 20 && offsetof(ibv_wc, imm_data) == 24 &&
+                  offsetof(ibv_wc, qp_num) == 28 && offsetof(ibv_wc, src_qp) == 32 &&
+                  offsetof(ibv_wc, wc_flags) == 36);
     put(wc, 0, wr_id);
     put(wc, 8, kind_);
     put(wc, 16, std::uint64_t{byte_len} << 32);
@@ -137,9 +114,8 @@ inline void complete_oldest(Qp& qp) noexcept {
   qp.retries = qp.rnr_retries = 0;
   if ((wr.flags & IBV_SEND_SIGNALED) == 0) return;
   qp.sq_reclaimed = qp.sq_tail;
-  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]] {
-    fill_success(*wc, {wr.wr_id, completion_opcode(wr.opcode), wr.length, 0, qp.qp_num, 0, 0});
-  }
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]]
+    CompletionHead{completion_opcode(wr.opcode), qp.qp_num, 0}.fill(*wc, wr.wr_id, wr.length);
 }
 
 }  // namespace spinwire::softverbs

@@ -142,10 +142,9 @@ void refuse(InLane& lane, Qp& qp, Nak reason, ibv_event_type event) noexcept {
 inline void complete_receive(Qp& qp, std::uint64_t wr_id, Packet packet, std::uint32_t imm,
                              std::uint32_t length, ibv_wc_opcode opcode) noexcept {
   ++qp.receives->head;
-  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.recv_cq)); wc != nullptr) [[likely]] {
-    fill_success(*wc, {wr_id, opcode, length, imm, qp.qp_num, qp.dest_qpn,
-                       packet == Packet::send ? 0u : static_cast<unsigned>(IBV_WC_WITH_IMM)});
-  }
+  const unsigned flags = packet == Packet::send ? 0u : unsigned{IBV_WC_WITH_IMM};
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.recv_cq)); wc != nullptr) [[likely]]
+    CompletionHead{opcode, qp.qp_num, qp.dest_qpn, imm, flags}.fill(*wc, wr_id, length);
 }
 
 void fail_receive(Qp& qp, const ReceiveWr& wr, ibv_wc_status status) noexcept {
@@ -254,20 +253,46 @@ inline void expect(Qp& qp, std::uint64_t word) noexcept {
   advance(lane, lines);
 }
 
-/// How many packets a run may take: to the end of the lane's array and of the PSNs, and as long as
-/// there are receives and room for completions.
-inline std::uint32_t longest_run(const InLane& lane, const Cq& cq, const Qp& qp) noexcept {
-  const auto to_wrap = static_cast<std::uint32_t>(lane.end - lane.next);
-  const auto to_psn_wrap = static_cast<std::uint32_t>(0x1000000 - (qp.expected >> 24));
-  return std::min(std::min(to_wrap, to_psn_wrap),
-                  std::min(std::min(cq.room, kPacketsPerTurn), qp.receives->count()));
+/// Whether a receive is for one element that may be written and has room for `length` bytes.
+inline bool fits(const Context& c, Qp& qp, const ReceiveWr& wr, std::uint32_t length) noexcept {
+  return wr.sge_count == 1 && length <= wr.capacity &&
+         allows_again(c, *static_cast<Pd*>(qp.pd), qp.writable, wr.first, IBV_ACCESS_LOCAL_WRITE);
+}
+
+/// One SEND in one line, for a receive of one element, completing to the polled queue. False if it
+/// is not that case.
+inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
+  Qp* const qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
+  if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq) [[unlikely]]
+    return false;
+  const Line& line = *lane.next;
+  const std::uint32_t length = line.length;
+  if (word != (lane.mark << 56 | packet_kind(Packet::send, 0) << 48 | qp->expected) ||
+      length > kFirstLineBytes) {
+    return false;
+  }
+  ReceiveQueue& receives = *qp->receives;
+  if (receives.count() == 0) [[unlikely]]
+    return false;
+  const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
+  if (!fits(c, *qp, wr, length)) [[unlikely]]
+    return false;
+  copy_small(pointer(wr.first.addr), line.payload, length);
+  CompletionHead{IBV_WC_RECV, qp->qp_num, qp->dest_qpn}.fill(*cq.out++, wr.wr_id, length);
+  --cq.room;
+  ++receives.head;
+  qp->nak_given = false;
+  expect(*qp, word + (std::uint64_t{1} << 24));
+  advance(lane, 1);
+  return true;
 }
 
 /// The common case: a run of SENDs of one queue pair, each in one line, for receives of one element
 /// with room, completing to the polled queue. The queue's state stays in registers meanwhile, and
-/// one compare tells that a line is the one expected. Answers how many were taken; 0: not that
-/// case.
-std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
+/// one compare tells that a line is the one expected; none is at the end of the lane's array, nor
+/// where the PSN wraps. Answers how many were taken; 0: not that case.
+[[gnu::noinline]] std::uint32_t take_run(Context& c, InLane& lane, Cq& cq,
+                                         std::uint64_t word) noexcept {
   Qp* qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
   if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq ||
       qp->expected == kNeverExpected) [[unlikely]] {
@@ -276,9 +301,8 @@ std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noe
   ReceiveQueue& receives = *qp->receives;
   const ReceiveWr* const ring = receives.ring.get();
   const std::uint32_t ring_mask = receives.mask;
-  const Pd& pd = *static_cast<Pd*>(qp->pd);
   const CompletionHead success{IBV_WC_RECV, qp->qp_num, qp->dest_qpn};
-  const std::uint32_t most = longest_run(lane, cq, *qp);
+  const std::uint32_t most = std::min(cq.room, receives.count());
   std::uint32_t left = most;
   ibv_wc* out = cq.out;
   const Line* line = lane.next;
@@ -287,10 +311,8 @@ std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noe
   for (; left != 0 && line->word.load(std::memory_order_acquire) == wanted; --left) {
     const std::uint32_t length = line->length;
     const ReceiveWr& wr = ring[head & ring_mask];
-    if (length > kFirstLineBytes || wr.sge_count != 1 || length > wr.capacity ||
-        !allows_again(c, pd, qp->writable, wr.first, IBV_ACCESS_LOCAL_WRITE)) [[unlikely]] {
+    if (length > kFirstLineBytes || !fits(c, *qp, wr, length)) [[unlikely]]
       break;
-    }
     copy_small(pointer(wr.first.addr), line->payload, length);
     success.fill(*out++, wr.wr_id, length);
     ++head;
@@ -311,18 +333,18 @@ std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noe
 /// Consumes what lies in a lane, up to a turn's worth or the room that `cq` has. One packet it
 /// takes in any case, into the ring: else completions of sends that fill every array would starve
 /// it.
-void drain(Context& c, InLane& lane, Cq& cq) noexcept {
-  for (std::uint32_t left = kPacketsPerTurn;
-       left != 0 && (cq.room != 0 || left == kPacketsPerTurn);) {
-    const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
-    if (word_mark(word) != lane.mark) break;
-    std::uint32_t taken = take_run(c, lane, cq, word);
-    if (taken == 0) {
+inline void drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
+  std::uint32_t left = kPacketsPerTurn;
+  do {
+    std::uint32_t taken =
+        left == kPacketsPerTurn && take_alone(c, lane, cq, word) ? 1 : take_run(c, lane, cq, word);
+    if (taken == 0) [[unlikely]] {
       take_packet(c, lane, word);
       taken = 1;
     }
     left -= std::min(left, taken);
-  }
+    word = lane.next->word.load(std::memory_order_acquire);
+  } while (word_mark(word) == lane.mark && left != 0 && cq.room != 0);
   lane.control->head.store(lane.head, std::memory_order_release);
 }
 
@@ -358,14 +380,16 @@ static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noex
     resume_stalled(peer);
   Context& c = *peer.context;
   while (out.in_flight_head != out.in_flight_tail) {
-    const InFlight run = out.in_flight[out.in_flight_head & (kInFlight - 1)];
-    if (run.end > head) break;
-    if (++out.in_flight_head == out.in_flight_tail) peer.run_of = nullptr;
+    const InFlight& run = out.in_flight[out.in_flight_head & (kInFlight - 1)];
+    if (run.end > head) return;
     Qp* qp = c.queue_pairs[queue_pair_index(run.qpn)];
+    if (++out.in_flight_head == out.in_flight_tail) peer.run_of = nullptr;
     if (qp == nullptr) [[unlikely]]
       continue;
     complete_run(*qp, run);
-    if (qp->sq_next != qp->sq_head && !qp->stalled) pump(*qp);
+    // What it appends lies behind all records there are, not where this one is.
+    if (qp->sq_next != qp->sq_head && !qp->stalled) [[unlikely]]
+      pump(*qp);
   }
 }
 
@@ -404,6 +428,22 @@ int post_srq_recv(ibv_srq* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
   return post(static_cast<Srq*>(base)->queue, wr, bad);
 }
 
+/// Looks for acknowledgements in the lanes, and forgets the peers that owe none.
+__attribute__((noinline)) static void look_at_answers(Context& c) noexcept {
+  c.ack_patience = kAckPatience;
+  for (std::uint32_t i = 0; i < c.pending.unacked;) {
+    Peer& peer = *c.unacked[i];
+    acknowledge(peer);
+    if (peer.stalled != nullptr) c.ack_patience = 1;  // the next poll looks again
+    if (peer.out.in_flight_head == peer.out.in_flight_tail) {
+      peer.unacked = false;
+      c.unacked[i] = c.unacked[--c.pending.unacked];
+    } else {
+      ++i;
+    }
+  }
+}
+
 /// A poll that may find something.
 __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   Cq& cq = *static_cast<Cq*>(base);
@@ -415,16 +455,8 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   }
   cq.out = wc + got;
   cq.room = static_cast<std::uint32_t>(entries - got);
-  const bool look = c.pending.unacked != 0 && (c.ack_patience == 0 || --c.ack_patience == 0);
-  if (look) c.ack_patience = kAckPatience;
-  for (std::uint32_t i = 0; i < c.pending.unacked; ++i) {
-    Peer& peer = *c.unacked[i];
-    if (look || peer.stalled != nullptr) acknowledge(peer);
-    if (peer.out.in_flight_head == peer.out.in_flight_tail) {
-      peer.unacked = false;
-      c.unacked[i--] = c.unacked[--c.pending.unacked];
-    }
-  }
+  if (c.pending.unacked != 0 && --c.ack_patience <= 0) [[unlikely]]
+    look_at_answers(c);
   // Begins behind the lane that filled the caller's array last time, so that none starves.
   const std::uint32_t awake = c.awake_count;
   std::uint32_t turn = c.turn;
@@ -434,7 +466,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
     const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
     if (word_mark(word) == lane.mark) {
       if (lane.peer != nullptr && lane.peer->unacked) take_ack(*lane.peer, *lane.next, word);
-      drain(c, lane, cq);
+      drain(c, lane, cq, word);
       if (cq.room == 0) break;
     }
   }

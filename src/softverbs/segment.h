@@ -77,6 +77,7 @@ struct LaneControl {
 struct Lane {
   LaneControl control;
   alignas(64) Line lines[kLaneLines];
+  Line end;  ///< never written: no run of packets goes beyond it
 };
 
 /// Who sends on a lane. `state` is claimed by compare-and-swap at connect time only and names the

@@ -209,59 +209,51 @@ inline bool is_simple(const ibv_send_wr& wr) noexcept {
          wr.sg_list->length <= kFirstLineBytes;
 }
 
-/// How many packets of one line may follow each other from here on with nothing to look at on the
-/// way: no wrap of the lane or of the PSN, and room in the lane and the queue.
-inline std::uint32_t straight_run(const Qp& qp, const OutLane& out) noexcept {
-  const std::uint64_t to_wrap = kLaneLines - (out.tail & (kLaneLines - 1));
-  return static_cast<std::uint32_t>(std::min(
-      {out.limit - out.tail, to_wrap, std::uint64_t{qp.sq_depth - (qp.sq_head - qp.sq_reclaimed)},
-       std::uint64_t{0x1000000 - qp.next_psn}}));
-}
-
-/// The common case, straight into the lane: simple messages with nothing queued before them. The
-/// queue's state stays in registers meanwhile. Answers the first work request left.
-ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
-  Peer& peer = *qp.peer;
+/// Simple messages with nothing queued before them, up to the end of the lane's array. The queue's
+/// state stays in registers meanwhile. Answers the first work request left.
+[[gnu::always_inline]] inline ibv_send_wr* send_straight(Qp& qp, Peer& peer,
+                                                         ibv_send_wr* wr) noexcept {
   OutLane& out = peer.out;
   const Context& c = *peer.context;
   const Pd& pd = *static_cast<Pd*>(qp.pd);
   SendWr* const sq = qp.sq.get();
   const std::uint32_t sq_mask = qp.sq_mask;
-  const std::uint64_t begin = out.tail;
-  const std::uint64_t end = begin + straight_run(qp, out);
-  const std::uint64_t ack = std::uint64_t{ack_bits(peer)} << 48;
-  std::uint64_t position = begin;
-  Line* line = &out.lines[begin & (kLaneLines - 1)];
-  std::uint64_t word = lane_mark(begin) << 56 | packet_kind(Packet::send, ack_flag(peer)) << 48 |
-                       std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
   std::uint32_t sq_head = qp.sq_head;
   std::uint32_t noted = sq_head;
-  for (; wr != nullptr && position != end && is_simple(*wr); wr = wr->next) {
+  const std::uint64_t begin = out.tail;
+  const std::uint64_t room = qp.sq_depth - (sq_head - qp.sq_reclaimed);
+  const std::uint64_t end =
+      std::min(std::min(out.limit, (begin | (kLaneLines - 1)) + 1), begin + room);
+  const std::uint64_t head = lane_mark(begin) << 56 | packet_kind(Packet::send, ack_flag(peer))
+                                                          << 48;
+  const std::uint64_t ack = std::uint64_t{ack_bits(peer)} << 48;
+  std::uint64_t position = begin;
+  std::uint64_t name = std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
+  Line* line = &out.lines[begin & (kLaneLines - 1)];
+  for (; wr != nullptr && position < end && is_simple(*wr); wr = wr->next) {
     const ibv_sge& sge = *wr->sg_list;
     const std::uint32_t length = sge.length;
-    const auto flags = static_cast<std::uint8_t>(wr->send_flags | qp.signal_all);
+    const unsigned flags = wr->send_flags | qp.signal_all;
     SendWr& kept = sq[sq_head & sq_mask];
+    std::uint16_t elements = kInLane;
     if ((flags & IBV_SEND_INLINE) != 0) {
       if (length > qp.max_inline) [[unlikely]]
         break;
-      kept.sge_count = kInLane;
     } else {
       if (!allows_again(c, pd, qp.readable, sge, 0) && length != 0) [[unlikely]]
         break;
-      kept.sge_count = 1;
+      elements = 1;
       kept.first = sge;
     }
     copy_small(line->payload, pointer(sge.addr), length);
     line->set_trailer(length, ack);
     kept.wr_id = wr->wr_id;
-    kept.length = length;
-    kept.opcode = IBV_WR_SEND;
-    kept.flags = flags;
-    ++sq_head;
     kept.lane_end = ++position;
-    line->word.store(word, std::memory_order_release);
+    kept.set_kind(length, IBV_WR_SEND, flags, elements);
+    ++sq_head;
+    line->word.store(head | name, std::memory_order_release);
     ++line;
-    word += std::uint64_t{1} << 24;
+    name = (name + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps within 24 bits
     if ((flags & IBV_SEND_SIGNALED) != 0) {
       note_in_flight(qp, peer, position, sq_head, true);
       noted = sq_head;
@@ -270,9 +262,53 @@ ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
   if (position == begin) return wr;
   if (noted != sq_head) note_in_flight(qp, peer, position, sq_head, false);
   out.tail = position;
-  qp.next_psn = static_cast<std::uint32_t>(word >> 24) & 0xffffff;
+  qp.next_psn = static_cast<std::uint32_t>(name >> 24);
   qp.sq_head = qp.sq_next = sq_head;
+  return wr;
+}
+
+/// One short inline message on its own, as in exchanges where each waits for an answer: it is in
+/// the lane before anything is noted about it. False if it is not that case.
+inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
+  Peer& peer = *qp.peer;
+  OutLane& out = peer.out;
+  const std::uint64_t position = out.tail;
+  const std::uint32_t sq_head = qp.sq_head;
+  if (!is_simple(wr) || (wr.send_flags & IBV_SEND_INLINE) == 0 ||
+      wr.sg_list->length > qp.max_inline || position >= out.limit ||
+      sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]] {
+    return false;
+  }
+  const std::uint32_t length = wr.sg_list->length;
+  Line& line = out.lines[position & (kLaneLines - 1)];
+  copy_small(line.payload, pointer(wr.sg_list->addr), length);
+  line.set_trailer(length, std::uint64_t{ack_bits(peer)} << 48);
+  line.word.store(lane_mark(position) << 56 | packet_kind(Packet::send, ack_flag(peer)) << 48 |
+                      std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn,
+                  std::memory_order_release);
+  const unsigned flags = wr.send_flags | qp.signal_all;
+  SendWr& kept = qp.sq[sq_head & qp.sq_mask];
+  kept.wr_id = wr.wr_id;
+  kept.lane_end = out.tail = position + 1;
+  kept.set_kind(length, IBV_WR_SEND, flags, kInLane);
+  qp.next_psn = psn_add(qp.next_psn, 1);
+  qp.sq_head = qp.sq_next = sq_head + 1;
+  note_in_flight(qp, peer, position + 1, sq_head + 1, (flags & IBV_SEND_SIGNALED) != 0);
   after_publishing(peer);
+  return true;
+}
+
+/// The common case, straight into the lane. Answers the first work request left.
+[[gnu::noinline]] ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
+  Peer& peer = *qp.peer;
+  const std::uint64_t begin = peer.out.tail;
+  std::uint64_t tail = begin;
+  do {
+    tail = peer.out.tail;
+    wr = send_straight(qp, peer, wr);
+  } while (wr != nullptr && peer.out.tail != tail && peer.out.tail % kLaneLines == 0);
+  if (peer.out.tail != begin) [[likely]]
+    after_publishing(peer);
   return wr;
 }
 
@@ -361,19 +397,15 @@ void pump(Qp& qp) noexcept {
   }
 }
 
-int post_send(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
-  Qp& qp = *static_cast<Qp*>(base);
-  int error = 0;
-  if (qp.state != IBV_QPS_RTS && qp.state != IBV_QPS_ERR) [[unlikely]] {
+namespace {
+
+/// Whatever is not a simple message that can go out at once.
+[[gnu::noinline]] int post_any(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  if (qp.state != IBV_QPS_RTS && qp.state != IBV_QPS_ERR) {
     *bad = wr;
     return EINVAL;
   }
-  if (qp.open && qp.sq_next == qp.sq_head) {
-    wr = send_burst(qp, wr);
-    if (wr == nullptr) [[likely]]
-      return 0;
-    wr = send_burst(qp, wr);  // it may have come to the end of the lane's array
-  }
+  int error = 0;
   for (; wr != nullptr; wr = wr->next) {
     error = append(qp, *wr);
     if (error != 0) [[unlikely]] {
@@ -381,12 +413,25 @@ int post_send(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
       break;
     }
   }
-  if (qp.state == IBV_QPS_ERR) [[unlikely]] {
+  if (qp.state == IBV_QPS_ERR) {
     enter_error(qp);  // flushes what was appended
   } else if (qp.sq_next != qp.sq_head) {
     pump(qp);
   }
   return error;
+}
+
+}  // namespace
+
+int post_send(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  if (qp.open && qp.sq_next == qp.sq_head && wr != nullptr) [[likely]] {
+    if (wr->next == nullptr && send_alone(qp, *wr)) return 0;
+    wr = send_burst(qp, wr);
+    if (wr == nullptr) [[likely]]
+      return 0;
+  }
+  return post_any(qp, wr, bad);
 }
 
 }  // namespace spinwire::softverbs
