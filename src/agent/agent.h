@@ -27,8 +27,6 @@ inline bool idle(const Agent& a) noexcept { return a.sq_used == 0; }
 void flush_unposted(Shared& s, Agent& a) noexcept;
 /// Ends every operation, as flushed; the device has forgotten them.
 void flush_everything(Shared& s, Agent& a) noexcept;
-/// A send completion; answers the number of operations it ended.
-std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept;
 
 /// Posts everything deferred, agent by agent.
 void flush_all(Shared& s) noexcept;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "agent/agent.h"
+#include "agent/completion.h"
 #include "base/error.h"
 
 namespace spinwire::agent {

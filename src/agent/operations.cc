@@ -1,66 +1,12 @@
-// Operations: acceptance, posting, completion. Hot.
+// Operations: posting, and what ends them in a row. Hot.
 #include <cstring>
 #include <string>
 
+#include "agent/completion.h"
 #include "agent/submit.h"
 
 namespace spinwire::agent {
 namespace {
-
-/// Ends an operation that is out of its agent's order: its record is free before its callback
-/// runs, so that the callback may start another.
-inline void end(Shared& s, Agent& a, Operation& op, Status status) noexcept {
-  --a.sq_used;
-  const bool ok = status == Status::ok;
-  const std::uint32_t bytes = ok ? op.length : 0;
-  Tally& tally = a.tallies[static_cast<std::size_t>(op.kind)];
-  tally.done += ok ? 1 : 0;
-  tally.bytes += bytes;
-  Block* const block = op.block;
-  if (op.beside) block->header_in_use = 0;
-  if (!is_users(op.kind)) [[unlikely]] {
-    a.credit_write_pending = a.credit_write_pending && op.kind != OperationKind::credit_write;
-    a.keepalive_pending = a.keepalive_pending && op.kind != OperationKind::keepalive;
-  }
-  if (op.calls_back) {
-    const Completion completion{status, bytes};
-    const CompletionCallback done = op.done;
-    s.operations.release(op);
-    done(completion);
-  } else {
-    s.operations.release(op);
-  }
-  if (block != nullptr) [[likely]]
-    detail::release(block);
-}
-
-/// Ends the oldest operation that the device has.
-inline void end_posted(Shared& s, Agent& a, Status status) noexcept {
-  Operation& op = *a.posted;
-  a.posted = op.next();
-  end(s, a, op, status);
-}
-
-Status status_of(ibv_wc_status status) noexcept {
-  switch (status) {
-    case IBV_WC_SUCCESS:
-      return Status::ok;
-    case IBV_WC_WR_FLUSH_ERR:
-      return Status::flushed;
-    case IBV_WC_RETRY_EXC_ERR:
-    case IBV_WC_RNR_RETRY_EXC_ERR:
-    case IBV_WC_RESP_TIMEOUT_ERR:
-      return Status::peer_lost;
-    case IBV_WC_REM_ACCESS_ERR:
-      return Status::remote_access;
-    case IBV_WC_REM_INV_REQ_ERR:
-    case IBV_WC_REM_OP_ERR:
-    case IBV_WC_REM_ABORT_ERR:
-      return Status::remote_error;
-    default:
-      return Status::local_error;
-  }
-}
 
 /// What waits to be posted goes behind what the device has.
 inline void join_deferred(Agent& a) noexcept {
@@ -94,6 +40,27 @@ inline void join_deferred(Agent& a) noexcept {
 }
 
 }  // namespace
+
+Status status_of(ibv_wc_status status) noexcept {
+  switch (status) {
+    case IBV_WC_SUCCESS:
+      return Status::ok;
+    case IBV_WC_WR_FLUSH_ERR:
+      return Status::flushed;
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+    case IBV_WC_RESP_TIMEOUT_ERR:
+      return Status::peer_lost;
+    case IBV_WC_REM_ACCESS_ERR:
+      return Status::remote_access;
+    case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_OP_ERR:
+    case IBV_WC_REM_ABORT_ERR:
+      return Status::remote_error;
+    default:
+      return Status::local_error;
+  }
+}
 
 bool find_credit(Shared& s, Agent& a) noexcept {
   if (learn_credit(a)) return true;
@@ -174,9 +141,11 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
   return true;
 }
 
-Status flush(Shared& s, Agent& a) noexcept {
+namespace {
+
+inline void flush_one(Shared& s, Agent& a) noexcept {
   Operation* const began = a.deferred;
-  if (began == nullptr) return Status::ok;
+  if (began == nullptr) return;
   Operation& last = *a.deferred_last;
   // The latest credit, on the last message that can tell it.
   if (has_header(last.kind)) {
@@ -192,6 +161,12 @@ Status flush(Shared& s, Agent& a) noexcept {
   const int error = ibv_post_send(a.qp, &began->wr, &bad);
   if (error != 0) [[unlikely]]
     take_back(s, a, bad, error);
+}
+
+}  // namespace
+
+Status flush(Shared& s, Agent& a) noexcept {
+  flush_one(s, a);
   return Status::ok;
 }
 
@@ -199,31 +174,9 @@ void flush_all(Shared& s) noexcept {
   for (std::uint32_t i = 0; i < s.dirty.count(); ++i) {
     Agent& a = s.dirty[i];
     a.dirty = false;
-    flush(s, a);
+    flush_one(s, a);
   }
   s.dirty.cut(0);
-}
-
-std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept {
-  Operation* const op = s.operations.find(wc.wr_id);
-  if (op == nullptr) [[unlikely]] {
-    ++s.stats.stale_completions;
-    return 0;
-  }
-  Agent& a = *op->agent;
-  std::uint32_t ended = 1;
-  // A work request completes all before it.
-  for (; a.posted != op; ++ended) end_posted(s, a, Status::ok);
-  if (wc.status == IBV_WC_SUCCESS) [[likely]] {
-    a.last_heard = s.now;
-    end_posted(s, a, Status::ok);
-  } else {
-    on_operation_failed(s, a, op->kind, wc);
-    end_posted(s, a, status_of(wc.status));
-  }
-  if (a.state != ConnectionState::ready && a.posted == nullptr) [[unlikely]]
-    on_drained(s, a);
-  return ended;
 }
 
 void flush_unposted(Shared& s, Agent& a) noexcept {

@@ -101,11 +101,12 @@ class EngineCore {
 
  private:
   [[gnu::noinline]] int poll_busy(int count) noexcept;
-  std::uint32_t take_batches(int count) noexcept;
+  std::uint32_t take_batch(int count) noexcept;
+  std::uint32_t take_further_batches() noexcept;
   /// One poll's worth of completions; cold callers only.
   std::uint32_t drain_completions() noexcept {
     const int n = ibv_poll_cq(cq, poll_batch, completions.data());
-    return n > 0 ? take_batches(n) : 0;
+    return n > 0 ? take_batch(n) : 0;
   }
   bool take_setup_step() noexcept;
   void take_async_events() noexcept;

@@ -3,23 +3,28 @@
 
 namespace spinwire::detail {
 
-/// Handles a batch, and further ones if it was full, up to a bound.
-std::uint32_t EngineCore::take_batches(int count) noexcept {
-  constexpr int kMostBatches = 4;
+std::uint32_t EngineCore::take_batch(int count) noexcept {
+  shared.stats.completions += static_cast<std::uint64_t>(count);
+  return agent::take_completions(shared, completions.data(), count);
+}
+
+/// A batch was full: there may be more.
+std::uint32_t EngineCore::take_further_batches() noexcept {
+  constexpr int kMost = 3;
   std::uint32_t events = 0;
-  for (int i = 1;; ++i) {
-    events += agent::take_completions(shared, completions.data(), count);
-    shared.stats.completions += static_cast<std::uint64_t>(count);
-    if (count < poll_batch || i == kMostBatches) return events;
+  for (int i = 0, count = poll_batch; i < kMost && count == poll_batch; ++i) {
     count = ibv_poll_cq(cq, poll_batch, completions.data());
-    if (count <= 0) return events;
+    if (count > 0) events += take_batch(count);
   }
+  return events;
 }
 
 /// The rest of a poll that has something to do: `count` completions, to begin with.
 int EngineCore::poll_busy(int count) noexcept {
   (void)guard.enter();  // it was seen to be ours; callbacks find the engine polling
-  std::uint32_t events = count > 0 ? take_batches(count) : 0;
+  std::uint32_t events = count > 0 ? take_batch(count) : 0;
+  if (count == poll_batch) [[unlikely]]
+    events += take_further_batches();
   agent::finish_poll(shared);
   if (shared.now >= next_control) [[unlikely]]
     events += control_step(shared.now);

@@ -1,0 +1,70 @@
+// How operations end. Hot; inlined into the loop over a batch of completions.
+#pragma once
+
+#include <cstdint>
+
+#include "agent/agent.h"
+
+namespace spinwire::agent {
+
+/// What a completion's status means to the application.
+Status status_of(ibv_wc_status status) noexcept;
+
+/// Ends an operation that is out of its agent's order: its record is free before its callback
+/// runs, so that the callback may start another.
+inline void end(Shared& s, Agent& a, Operation& op, Status status) noexcept {
+  --a.sq_used;
+  const bool ok = status == Status::ok;
+  const std::uint32_t bytes = ok ? op.length : 0;
+  Tally& tally = a.tallies[static_cast<std::size_t>(op.kind)];
+  tally.done += ok ? 1 : 0;
+  tally.bytes += bytes;
+  Block* const block = op.block;
+  if (op.beside) block->header_in_use = 0;
+  if (!is_users(op.kind)) [[unlikely]] {
+    a.credit_write_pending = a.credit_write_pending && op.kind != OperationKind::credit_write;
+    a.keepalive_pending = a.keepalive_pending && op.kind != OperationKind::keepalive;
+  }
+  if (op.calls_back) {
+    const Completion completion{status, bytes};
+    const CompletionCallback done = op.done;
+    s.operations.release(op);
+    done(completion);
+  } else {
+    s.operations.release(op);
+  }
+  if (block != nullptr) [[likely]]
+    detail::release(block);
+}
+
+/// Ends the oldest operation that the device has.
+inline void end_posted(Shared& s, Agent& a, Status status) noexcept {
+  Operation& op = *a.posted;
+  a.posted = op.next();
+  end(s, a, op, status);
+}
+
+/// A send completion; answers the number of operations it ended.
+inline std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept {
+  Operation* const op = s.operations.find(wc.wr_id);
+  if (op == nullptr) [[unlikely]] {
+    ++s.stats.stale_completions;
+    return 0;
+  }
+  Agent& a = *op->agent;
+  std::uint32_t ended = 1;
+  // A work request completes all before it.
+  for (; a.posted != op; ++ended) end_posted(s, a, Status::ok);
+  if (wc.status == IBV_WC_SUCCESS) [[likely]] {
+    a.last_heard = s.now;
+    end_posted(s, a, Status::ok);
+  } else {
+    on_operation_failed(s, a, op->kind, wc);
+    end_posted(s, a, status_of(wc.status));
+  }
+  if (a.state != ConnectionState::ready && a.posted == nullptr) [[unlikely]]
+    on_drained(s, a);
+  return ended;
+}
+
+}  // namespace spinwire::agent
