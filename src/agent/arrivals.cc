@@ -255,36 +255,40 @@ bool take_other(Shared& s, Agent* a, Block* block, const ibv_wc& wc) noexcept {
 }
 
 /// Whether nothing but the delivery is to be done for the message that came with `header`.
-inline bool is_plain(const Shared& s, const Agent* a, const ibv_wc& wc,
+inline bool is_plain(const Shared& s, const Agent& a, const ibv_wc& wc,
                      std::uint64_t header) noexcept {
-  return a != nullptr && is_success(wc) && wc.opcode == IBV_WC_RECV && wc.wc_flags == 0 &&
-         wire::is_plain(header, wc.byte_len) && a->state == ConnectionState::ready &&
-         peer_credits(*a) != 0 && !s.scarce && !a->handlers_replaced;
+  return is_success(wc) && wc.opcode == IBV_WC_RECV && wc.wc_flags == 0 &&
+         wire::is_plain(header, wc.byte_len) && a.state == ConnectionState::ready &&
+         peer_credits(a) != 0 && !s.scarce && !a.handlers_replaced;
+}
+
+/// A message of an agent's; answers whether the block was kept.
+inline bool take_receive(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept {
+  const std::uint64_t header =
+      wire::get(block->header + sizeof block->header - wire::kMessageHeaderBytes);
+  if (!is_plain(s, a, wc, header)) [[unlikely]]
+    return take_unusual(s, &a, block, wc);
+  const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
+  a.told_granted = wire::granted_of(header);
+  ++a.received;
+  ++a.messages_received;
+  a.bytes_received += size;
+  Message message({block, reinterpret_cast<std::byte*>(block + 1), size, 0, false, false});
+  if (a.handlers.on_message) a.handlers.on_message(handle(s, a), message);
+  return message.taken();
 }
 
 /// Receives of one queue pair in a row: its agent is looked up, and its credit settled, once.
+/// Answers the first completion that is not of them.
 const ibv_wc* take_run(Shared& s, const ibv_wc* wc, const ibv_wc* end) noexcept {
   const std::uint32_t qp_num = wc->qp_num;
   Agent* const a = s.by_qpn.find(qp_num);
   do {
     const auto slot = static_cast<std::uint32_t>(wc->wr_id >> 1);
     Block* const block = s.receives.memory(slot);
-    const std::uint64_t header =
-        wire::get(block->header + sizeof block->header - wire::kMessageHeaderBytes);
-    bool kept = false;
     --s.posted_receives;
-    if (is_plain(s, a, *wc, header)) [[likely]] {
-      const std::uint32_t size = wc->byte_len - std::uint32_t{wire::kMessageHeaderBytes};
-      a->told_granted = wire::granted_of(header);
-      ++a->received;
-      ++a->messages_received;
-      a->bytes_received += size;
-      Message message({block, reinterpret_cast<std::byte*>(block + 1), size, 0, false, false});
-      if (a->handlers.on_message) a->handlers.on_message(handle(s, *a), message);
-      kept = message.taken();
-    } else {
-      kept = take_unusual(s, a, block, *wc);
-    }
+    const bool kept =
+        a != nullptr ? take_receive(s, *a, block, *wc) : take_unusual(s, nullptr, block, *wc);
     if (kept) [[unlikely]] {
       replace_kept(s, slot);
     } else {

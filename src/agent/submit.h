@@ -94,22 +94,22 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
 }
 
 /// Whether the room for a header before the block's payload is there to be used.
-inline bool room_beside(const Request& r) noexcept {
-  return r.block->header_in_use == 0 &&
-         r.data == reinterpret_cast<std::byte*>(r.block) + sizeof(Block);
+inline bool room_beside(const Block* block, const std::byte* data) noexcept {
+  return block->header_in_use == 0 &&
+         data == reinterpret_cast<const std::byte*>(block) + sizeof(Block);
 }
 
 /// The message's header goes there; one element takes both.
-inline void build_beside(const Shared& s, Operation& op, std::uint64_t header,
-                         const Request& r) noexcept {
+inline void build_beside(const Shared& s, Operation& op, std::uint64_t header, Block* block,
+                         std::uint32_t size) noexcept {
   op.beside = true;
-  r.block->header_in_use = 1;
-  std::byte* at = r.data - wire::kMessageHeaderBytes;
+  block->header_in_use = 1;
+  std::byte* at = block->header + sizeof block->header - wire::kMessageHeaderBytes;
   wire::put(header, at);
-  const auto bytes = static_cast<std::uint32_t>(r.size + wire::kMessageHeaderBytes);
+  const std::uint32_t bytes = size + std::uint32_t{wire::kMessageHeaderBytes};
   op.sges[0].addr = reinterpret_cast<std::uint64_t>(at);
   op.sges[0].length = bytes;
-  op.sges[0].lkey = r.block->lkey;
+  op.sges[0].lkey = block->lkey;
   op.wr.send_flags = bytes <= s.config.queues.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
 }
 
@@ -127,15 +127,16 @@ inline void build_one_sided(const Shared& s, Operation& op, const Request& r) no
 
 /// What every accepted operation has.
 template <OperationKind kind>
-inline void begin(Operation& op, const Request& r) noexcept {
-  detail::retain(r.block);
-  op.block = r.block;
-  op.length = static_cast<std::uint32_t>(r.size);
+inline void begin(Operation& op, Block* block, std::size_t size,
+                  const CompletionCallback& done) noexcept {
+  detail::retain(block);
+  op.block = block;
+  op.length = static_cast<std::uint32_t>(size);
   op.kind = kind;
   op.wr.num_sge = 1;
   op.wr.opcode = opcode_of(kind);
-  op.calls_back = static_cast<bool>(r.done);
-  if (op.calls_back) op.done = r.done;
+  op.calls_back = static_cast<bool>(done);
+  if (op.calls_back) op.done = done;
 }
 
 inline Status post(Shared& s, Agent& a, bool later) noexcept {
@@ -158,15 +159,15 @@ template <OperationKind kind>
   Operation* const op = s.operations.acquire();
   if (op == nullptr) [[unlikely]]
     return Status::would_block;
-  begin<kind>(*op, r);
+  begin<kind>(*op, r.block, r.size, r.done);
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
     if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
   }
   if constexpr (has_header(kind)) {
     const std::uint64_t header = data_header(a, op->length, wants_credit);
-    if (room_beside(r)) {
-      build_beside(s, *op, header, r);
+    if (room_beside(r.block, r.data)) {
+      build_beside(s, *op, header, r.block, op->length);
     } else {
       build_apart(s, *op, header, r.data, r.block->lkey);
     }
@@ -179,21 +180,24 @@ template <OperationKind kind>
   return post(s, a, r.defer);
 }
 
-/// The same for a message. The common one, which needs no look at anything out of the ordinary,
-/// is accepted without a call.
-[[gnu::always_inline]] inline Status submit_message(Shared& s, Agent& a,
-                                                    const Request& r) noexcept {
+/// The same for a message. The common one, which needs no look at anything out of the ordinary, is
+/// accepted without a call.
+[[gnu::always_inline]] inline Status submit_message(Shared& s, Agent& a, Block* block,
+                                                    std::byte* data, std::size_t size,
+                                                    const CompletionCallback& done,
+                                                    bool later) noexcept {
   // There is no room in the send queue unless the connection is ready.
-  if (r.block == nullptr || a.sq_used >= a.sq_room || r.size > a.max_message ||
-      send_credits(a) <= 1 || s.operations.empty() || !room_beside(r)) [[unlikely]] {
-    return submit_any<OperationKind::send>(s, a, r);
+  if (block == nullptr || a.sq_used >= a.sq_room || size > a.max_message || send_credits(a) <= 1 ||
+      s.operations.empty() || !room_beside(block, data)) [[unlikely]] {
+    return submit_any<OperationKind::send>(s, a, {block, data, size, nullptr, 0, done, later});
   }
   Operation& op = *s.operations.acquire();
-  begin<OperationKind::send>(op, r);
+  begin<OperationKind::send>(op, block, size, done);
   ++a.sent;
-  build_beside(s, op, data_header(a, op.length, false), r);
+  const auto length = static_cast<std::uint32_t>(size);
+  build_beside(s, op, data_header(a, length, false), block, length);
   append(a, op);
-  return post(s, a, r.defer);
+  return post(s, a, later);
 }
 
 }  // namespace spinwire::agent

@@ -41,18 +41,16 @@ Status Connection::send(const BufferSlice& data, const CompletionCallback& done,
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
-  return agent::submit_message(
-      core_->shared, *a,
-      {data.block(), data.data(), data.size(), nullptr, 0, done, deferred(*core_, post)});
+  return agent::submit_message(core_->shared, *a, data.block(), data.data(), data.size(), done,
+                               deferred(*core_, post));
 }
 
 Status Connection::send(const Buffer& data, const CompletionCallback& done, Post post) {
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
-  return agent::submit_message(
-      core_->shared, *a,
-      {data.block(), data.data(), data.size(), nullptr, 0, done, deferred(*core_, post)});
+  return agent::submit_message(core_->shared, *a, data.block(), data.data(), data.size(), done,
+                               deferred(*core_, post));
 }
 
 Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediate,
@@ -77,9 +75,8 @@ Status Connection::send_copy(std::span<const std::byte> bytes, const CompletionC
   if (block == nullptr) return Status::no_buffer;
   const Buffer copy(block, bytes.size());
   std::copy(bytes.begin(), bytes.end(), copy.data());
-  return agent::submit_message(
-      core_->shared, *a,
-      {block, copy.data(), bytes.size(), nullptr, 0, done, deferred(*core_, post)});
+  return agent::submit_message(core_->shared, *a, block, copy.data(), bytes.size(), done,
+                               deferred(*core_, post));
 }
 
 Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,

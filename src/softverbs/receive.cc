@@ -272,7 +272,7 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
     return false;
   }
   ReceiveQueue& receives = *qp->receives;
-  if (receives.count() == 0) [[unlikely]]
+  if (receives.count() == 0 || cq.room == 0) [[unlikely]]
     return false;
   const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
   if (!fits(c, *qp, wr, length)) [[unlikely]]

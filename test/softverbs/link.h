@@ -319,6 +319,7 @@ struct Link {
   void take(const Node& node, std::vector<ibv_wc>& into) const {
     ibv_wc wc[64];
     const int n = ibv_poll_cq(node.cq, std::min(batch, 64), wc);
+    if (n > std::min(batch, 64)) throw std::logic_error("more completions than asked for");
     into.insert(into.end(), wc, wc + n);
   }
 };
