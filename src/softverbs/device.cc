@@ -70,6 +70,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->pending.attention = driving == Driving::by_poll ? 1 : 0;
   c->awake = std::make_unique<InLane*[]>(kMaxLanes);
   c->unacked = std::make_unique<Peer*[]>(kMaxLanes);
+  c->noted = std::make_unique<Peer*[]>(kMaxLanes);
   c->queue_pairs = std::make_unique<Qp*[]>(kMaxQueuePairs);
   c->lanes.resize(kMaxLanes);
   c->queue_pair_generation.resize(kMaxQueuePairs, 0);

@@ -126,8 +126,9 @@ struct InFlight {
 struct OutLane {
   Line* lines = nullptr;
   LaneControl* control = nullptr;
-  std::uint64_t tail = 0;  ///< next position to write
-  std::uint64_t head = 0;  ///< consumed by the peer, as last seen
+  std::uint64_t tail = 0;   ///< next position to write
+  std::uint64_t head = 0;   ///< consumed by the peer, as far as applied
+  std::uint64_t acked = 0;  ///< the same, as packets told of it: to be applied by the next poll
   /// What `tail` may not pass: head + kLaneLines, or less while queue pairs wait for room, so that
   /// nobody gets ahead of them.
   std::uint64_t limit = kLaneLines;
@@ -171,6 +172,7 @@ struct Peer {
   bool same_process = false;
   bool gone = false;     ///< died or closed
   bool unacked = false;  ///< listed in Context::unacked
+  bool noted = false;    ///< listed in Context::noted
   std::uint32_t users = 0;
   Qp* queue_pairs = nullptr;   ///< connected to it
   Qp* stalled = nullptr;       ///< waiting for room in `out`, first come, first served
@@ -256,7 +258,8 @@ struct RegionSlots {
 /// Why a poll has to look further than at the lanes; one word, so that one compare tells of
 /// nothing.
 struct alignas(8) Pending {
-  std::uint32_t unacked = 0;    ///< peers in Context::unacked
+  std::uint16_t unacked = 0;    ///< peers in Context::unacked
+  std::uint16_t noted = 0;      ///< peers in Context::noted
   std::uint32_t attention = 0;  ///< timers, completions in rings, control() to be called
 };
 
@@ -272,6 +275,7 @@ struct Context {
   std::uint32_t turn = 0;          ///< the awake lane that the next poll looks at first
   std::unique_ptr<InLane*[]> awake;
   std::unique_ptr<Peer*[]> unacked;
+  std::unique_ptr<Peer*[]> noted;
   std::unique_ptr<Qp*[]> queue_pairs;  ///< by index
   // Cold.
   Clock clock = Clock::real();

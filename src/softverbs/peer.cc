@@ -291,6 +291,9 @@ void forget_peer(Context& c, Peer& peer) noexcept {
   for (std::uint32_t i = 0; i < c.pending.unacked; ++i) {
     if (c.unacked[i] == &peer) c.unacked[i] = c.unacked[--c.pending.unacked];
   }
+  for (std::uint32_t i = 0; i < c.pending.noted; ++i) {
+    if (c.noted[i] == &peer) c.noted[i] = c.noted[--c.pending.noted];
+  }
   for (MappedObject& object : peer.objects) {
     if (object.base != nullptr) munmap(object.base, object.size);
   }

@@ -219,10 +219,14 @@ inline void advance(InLane& lane, std::uint32_t lines) noexcept {
   }
 }
 
-/// The next packet is the one that such a word announces; the PSN wraps within 24 bits.
-inline void expect(Qp& qp, std::uint64_t word) noexcept {
-  qp.expected = word & kExpectedMask;
-  qp.entry->expected_psn.store(static_cast<std::uint32_t>(qp.expected >> 24),
+/// The PSN and the number of the packet behind the one that such a word announces; the PSN wraps
+/// within its 24 bits.
+inline std::uint64_t next_word(std::uint64_t word) noexcept {
+  return (word + (std::uint64_t{1} << 24)) & kExpectedMask;
+}
+inline void expect(Qp& qp, std::uint64_t expected) noexcept {
+  qp.expected = expected;
+  qp.entry->expected_psn.store(static_cast<std::uint32_t>(expected >> 24),
                                std::memory_order_release);
 }
 
@@ -248,7 +252,7 @@ inline void expect(Qp& qp, std::uint64_t word) noexcept {
     } else {
       take_send(lane, *qp, a);
     }
-    if (qp->expected != kNeverExpected) expect(*qp, word + (std::uint64_t{1} << 24));
+    if (qp->expected != kNeverExpected) expect(*qp, next_word(word));
   }
   advance(lane, lines);
 }
@@ -282,15 +286,15 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
   --cq.room;
   ++receives.head;
   qp->nak_given = false;
-  expect(*qp, word + (std::uint64_t{1} << 24));
+  expect(*qp, next_word(word));
   advance(lane, 1);
   return true;
 }
 
 /// The common case: a run of SENDs of one queue pair, each in one line, for receives of one element
 /// with room, completing to the polled queue. The queue's state stays in registers meanwhile, and
-/// one compare tells that a line is the one expected; none is at the end of the lane's array, nor
-/// where the PSN wraps. Answers how many were taken; 0: not that case.
+/// one compare tells that a line is the one expected; none is at the end of the lane's array.
+/// Answers how many were taken; 0: not that case.
 [[gnu::noinline]] std::uint32_t take_run(Context& c, InLane& lane, Cq& cq,
                                          std::uint64_t word) noexcept {
   Qp* qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
@@ -306,9 +310,10 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
   std::uint32_t left = most;
   ibv_wc* out = cq.out;
   const Line* line = lane.next;
-  std::uint64_t wanted = lane.mark << 56 | packet_kind(Packet::send, 0) << 48 | qp->expected;
+  const std::uint64_t kind = lane.mark << 56 | packet_kind(Packet::send, 0) << 48;
+  std::uint64_t expected = qp->expected;
   std::uint32_t head = receives.head;
-  for (; left != 0 && line->word.load(std::memory_order_acquire) == wanted; --left) {
+  for (; left != 0 && line->word.load(std::memory_order_acquire) == (kind | expected); --left) {
     const std::uint32_t length = line->length;
     const ReceiveWr& wr = ring[head & ring_mask];
     if (length > kFirstLineBytes || !fits(c, *qp, wr, length)) [[unlikely]]
@@ -317,12 +322,12 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
     success.fill(*out++, wr.wr_id, length);
     ++head;
     ++line;
-    wanted += std::uint64_t{1} << 24;
+    expected = next_word(expected);
   }
   const std::uint32_t taken = most - left;
   if (taken == 0) return 0;
   qp->nak_given = false;
-  expect(*qp, wanted);
+  expect(*qp, expected);
   receives.head = head;
   cq.out = out;
   cq.room -= taken;
@@ -373,6 +378,7 @@ static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
 static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noexcept {
   OutLane& out = peer.out;
   out.head = head;
+  out.acked = std::max(out.acked, head);
   out.limit = head + kLaneLines;
   if (refused) [[unlikely]]
     take_naks(peer, head);
@@ -401,15 +407,29 @@ void acknowledge(Peer& peer) noexcept {
   acknowledge_until(peer, head, out.control->last_nak.load(std::memory_order_acquire) > out.head);
 }
 
-/// The acknowledgement that comes along with the packet that is next in the lane. It goes first: a
-/// reply's reader may count on its request being complete.
-static inline void take_ack(Peer& peer, const Line& line, std::uint64_t word) noexcept {
+/// Notes the acknowledgement that comes along with the packet that is next in the lane. The next
+/// poll applies it: an answer to this packet goes out first.
+static inline void note_ack(Peer& peer, const Line& line, std::uint64_t word) noexcept {
   OutLane& out = peer.out;
   if ((word_flags(word) & line_flag::kNoAck) != 0) [[unlikely]]
     return acknowledge(peer);
-  const auto news = static_cast<std::uint16_t>(line.ack - static_cast<std::uint16_t>(out.head));
+  const auto news = static_cast<std::uint16_t>(line.ack - static_cast<std::uint16_t>(out.acked));
   // Older than what was found in the lane itself, if it is more than a lane ahead.
-  if (news != 0 && news <= kLaneLines) acknowledge_until(peer, out.head + news, false);
+  if (news == 0 || news > kLaneLines) return;
+  out.acked += news;
+  if (peer.noted) return;
+  peer.noted = true;
+  Context& c = *peer.context;
+  c.noted[c.pending.noted++] = &peer;
+}
+
+/// Applies what the packets of the poll before told.
+static inline void apply_noted(Context& c) noexcept {
+  do {
+    Peer& peer = *c.noted[--c.pending.noted];
+    peer.noted = false;
+    if (peer.out.acked > peer.out.head) acknowledge_until(peer, peer.out.acked, false);
+  } while (c.pending.noted != 0);
 }
 
 int post_recv(ibv_qp* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
@@ -455,6 +475,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   }
   cq.out = wc + got;
   cq.room = static_cast<std::uint32_t>(entries - got);
+  if (c.pending.noted != 0) apply_noted(c);
   if (c.pending.unacked != 0 && --c.ack_patience <= 0) [[unlikely]]
     look_at_answers(c);
   // Begins behind the lane that filled the caller's array last time, so that none starves.
@@ -465,7 +486,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
     InLane& lane = *c.awake[turn++];
     const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
     if (word_mark(word) == lane.mark) {
-      if (lane.peer != nullptr && lane.peer->unacked) take_ack(*lane.peer, *lane.next, word);
+      if (lane.peer != nullptr && lane.peer->unacked) note_ack(*lane.peer, *lane.next, word);
       drain(c, lane, cq, word);
       if (cq.room == 0) break;
     }
@@ -497,7 +518,8 @@ int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   if (c.segment->doorbell.load(std::memory_order_relaxed) == 0) [[likely]] {
     if (std::bit_cast<std::uint64_t>(c.pending) == 0) {
       if (!any_packet(c)) return 0;
-    } else if (c.pending.attention == 0 && c.ack_patience > 1 && !any_packet(c)) {
+    } else if (c.pending.attention == 0 && c.pending.noted == 0 && c.ack_patience > 1 &&
+               !any_packet(c)) {
       --c.ack_patience;
       return 0;
     }

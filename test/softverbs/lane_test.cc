@@ -80,6 +80,26 @@ TEST(SoftverbsLane, SequenceNumbersWrap) {
   EXPECT_EQ(attr.rq_psn, 100u);
 }
 
+TEST(SoftverbsLane, SequenceNumbersWrapBetweenShortAndLong) {
+  // Taken in one poll: what the wrap carries must not make the long one behind it a short one.
+  Link link;
+  const std::uint32_t first = link.a.endpoint(link.qa).psn;
+  const std::uint64_t before = (std::uint64_t{1} << 24) - first - 4;
+  ASSERT_LT(before, 100'000u);
+  ASSERT_NO_FATAL_FAILURE(stream(link, before, 32, 4));
+  fill(link.a.bytes(0, kSlot), 5);
+  link.at_b.clear();
+  // The stream has left a window of receives.
+  for (std::uint64_t i = 0; i < 8; ++i)
+    ASSERT_EQ(Send(i, link.a.sge(0, i < 4 ? 8 : kSlot)).post(link.qa), 0);
+  link.steps(2);
+  ASSERT_EQ(link.at_b.size(), 8u);
+  for (std::uint64_t i = 4; i < 8; ++i) {
+    EXPECT_EQ(link.at_b[i].byte_len, kSlot);
+    EXPECT_TRUE(holds(link.b.bytes(link.at_b[i].wr_id * kSlot, kSlot), 5));
+  }
+}
+
 TEST(SoftverbsLane, SequenceNumbersWrapWithinARetry) {
   std::uint64_t now = 1'000'000;
   NodeOptions options;
