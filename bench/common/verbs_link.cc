@@ -16,6 +16,52 @@ void check(bool ok, const char* what) {
 
 }  // namespace
 
+ibv_qp* make_queue_pair(ibv_pd* pd, ibv_cq* cq, ibv_srq* srq, std::uint32_t depth) {
+  ibv_qp_init_attr init{};
+  init.send_cq = init.recv_cq = cq;
+  init.srq = srq;
+  init.qp_type = IBV_QPT_RC;
+  init.cap.max_send_wr = init.cap.max_recv_wr = depth;
+  init.cap.max_send_sge = init.cap.max_recv_sge = 1;
+  init.cap.max_inline_data = 64;
+  ibv_qp* const qp = sv::create_qp(pd, &init);
+  check(qp != nullptr, "create_qp");
+  return qp;
+}
+
+void connect_queue_pair(ibv_qp* qp, ibv_context* to, std::uint32_t qp_num) {
+  constexpr std::uint32_t kPsn = 7;
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_INIT;
+  attr.port_num = 1;
+  check(sv::modify_qp(qp, &attr,
+                      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0,
+        "INIT");
+  attr.qp_state = IBV_QPS_RTR;
+  attr.path_mtu = IBV_MTU_4096;
+  attr.dest_qp_num = qp_num;
+  attr.rq_psn = kPsn;
+  attr.max_dest_rd_atomic = 1;
+  attr.min_rnr_timer = 1;
+  attr.ah_attr.is_global = 1;
+  attr.ah_attr.port_num = 1;
+  check(sv::query_gid(to, 1, 0, &attr.ah_attr.grh.dgid) == 0, "query_gid");
+  check(sv::modify_qp(qp, &attr,
+                      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0,
+        "RTR");
+  attr.qp_state = IBV_QPS_RTS;
+  attr.timeout = 14;
+  attr.retry_cnt = 7;
+  attr.rnr_retry = 7;
+  attr.sq_psn = kPsn;
+  attr.max_rd_atomic = 1;
+  check(sv::modify_qp(qp, &attr,
+                      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                          IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0,
+        "RTS");
+}
+
 VerbsEnd::VerbsEnd()
     : context_(must(sv::open_device(Clock::real(), sv::Driving::by_user))),
       pd_(sv::alloc_pd(context_)),
@@ -36,7 +82,7 @@ VerbsEnd::VerbsEnd()
     sends_[i].next = last ? nullptr : &sends_[i + 1];
     receives_[i] = {0, last ? nullptr : &receives_[i + 1], &receive_sges_[i], 1};
   }
-  make_queue_pair();
+  qp_ = make_queue_pair(pd_, cq_, srq_, kSlots);
   for (std::uint32_t done = 0; done < kSlots; done += kBatch) {
     for (std::uint32_t i = 0; i < kBatch; ++i) {
       receives_[i].wr_id = done + i;
@@ -55,49 +101,7 @@ VerbsEnd::~VerbsEnd() {
   sv::close_device(context_);
 }
 
-void VerbsEnd::make_queue_pair() {
-  ibv_qp_init_attr init{};
-  init.send_cq = init.recv_cq = cq_;
-  init.srq = srq_;
-  init.qp_type = IBV_QPT_RC;
-  init.cap.max_send_wr = kSlots;
-  init.cap.max_send_sge = init.cap.max_recv_sge = 1;
-  init.cap.max_inline_data = 64;
-  qp_ = sv::create_qp(pd_, &init);
-  check(qp_ != nullptr, "create_qp");
-}
-
-void VerbsEnd::connect(const VerbsEnd& to) {
-  ibv_qp_attr attr{};
-  attr.qp_state = IBV_QPS_INIT;
-  attr.port_num = 1;
-  check(sv::modify_qp(qp_, &attr,
-                      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0,
-        "INIT");
-  attr.qp_state = IBV_QPS_RTR;
-  attr.path_mtu = IBV_MTU_4096;
-  attr.dest_qp_num = to.qp_->qp_num;
-  attr.rq_psn = kPsn;
-  attr.max_dest_rd_atomic = 1;
-  attr.min_rnr_timer = 1;
-  attr.ah_attr.is_global = 1;
-  attr.ah_attr.port_num = 1;
-  check(sv::query_gid(to.context_, 1, 0, &attr.ah_attr.grh.dgid) == 0, "query_gid");
-  check(sv::modify_qp(qp_, &attr,
-                      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                          IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0,
-        "RTR");
-  attr.qp_state = IBV_QPS_RTS;
-  attr.timeout = 14;
-  attr.retry_cnt = 7;
-  attr.rnr_retry = 7;
-  attr.sq_psn = kPsn;
-  attr.max_rd_atomic = 1;
-  check(sv::modify_qp(qp_, &attr,
-                      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                          IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0,
-        "RTS");
-}
+void VerbsEnd::connect(const VerbsEnd& to) { connect_queue_pair(qp_, to.context_, to.qp_->qp_num); }
 
 void VerbsEnd::settle() { sv::control_device(context_); }
 

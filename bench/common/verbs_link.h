@@ -10,6 +10,12 @@
 
 namespace spinwire::bench {
 
+/// A reliable connection with `depth` work requests that completes to `cq`; its receives come from
+/// `srq`, or are its own when that is null. Never null: what fails ends the program.
+ibv_qp* make_queue_pair(ibv_pd* pd, ibv_cq* cq, ibv_srq* srq, std::uint32_t depth);
+/// Takes a fresh queue pair to RTS, connected with the one of that number on a device.
+void connect_queue_pair(ibv_qp* qp, ibv_context* to, std::uint32_t qp_num);
+
 /// One end: `kSlots` receives are kept posted, and what arrives is sent back or counted.
 class VerbsEnd {
  public:
@@ -32,11 +38,9 @@ class VerbsEnd {
 
  private:
   static constexpr std::uint32_t kBatch = 32;
-  static constexpr std::uint32_t kPsn = 7;
 
   void post_receives(std::uint32_t count) noexcept;
   [[nodiscard]] ibv_sge slot(std::uint32_t index) const noexcept;
-  void make_queue_pair();
 
   ibv_context* context_ = nullptr;
   ibv_pd* pd_ = nullptr;

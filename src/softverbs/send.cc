@@ -302,11 +302,12 @@ inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
 [[gnu::noinline]] ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
   Peer& peer = *qp.peer;
   const std::uint64_t begin = peer.out.tail;
-  std::uint64_t tail = begin;
+  bool wrapped = false;
   do {
-    tail = peer.out.tail;
+    const std::uint64_t tail = peer.out.tail;
     wr = send_straight(qp, peer, wr);
-  } while (wr != nullptr && peer.out.tail != tail && peer.out.tail % kLaneLines == 0);
+    wrapped = peer.out.tail != tail && peer.out.tail % kLaneLines == 0;
+  } while (wrapped && wr != nullptr);
   if (peer.out.tail != begin) [[likely]]
     after_publishing(peer);
   return wr;
