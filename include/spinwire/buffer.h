@@ -28,7 +28,7 @@ struct alignas(64) Block {
   void (*recycle)(Block*);      ///< called when the last reference goes
   void* owner;                  ///< arena or registration; `recycle` knows
   std::uint32_t link;           ///< free-list link while in the pool
-  std::uint16_t header_in_use;  ///< operations in flight that use `header`
+  std::uint16_t header_in_use;  ///< 1 while an operation in flight uses `header`
   std::uint16_t chunk;          ///< chunk of the arena
   std::byte header[16];         ///< protocol header, adjacent to a slab payload
 };

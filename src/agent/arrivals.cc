@@ -49,7 +49,7 @@ inline void grant(Shared& s, Agent& a) noexcept {
 }
 
 /// A message's credit is used: its receive will be posted again for whoever has credit next, which
-/// settle() tells the peer, once for all messages of a batch.
+/// take_run() tells the peer, once for all messages of a batch.
 inline void count_credit(Shared& s, Agent& a, bool wants_more) noexcept {
   ++a.received;
   if (s.scarce) [[unlikely]]
@@ -187,6 +187,7 @@ bool read_credit_cell(Agent& a) noexcept {
   if (news >= 0x80000000u) return true;  // a message told of more already
   if (news > 0x8000) return false;
   a.granted_to_us = granted;
+  a.told_granted = static_cast<std::uint16_t>(granted);  // what was told before is old by now
   a.send_limit = granted - a.returned_by_us;
   return true;
 }

@@ -20,8 +20,9 @@ inline void join_deferred(Agent& a) noexcept {
   a.deferred = nullptr;
 }
 
-/// The device took no more than what is before `bad`. Nothing signaled may be left to complete
-/// that: the queue pair goes to ERR, which does; the rest ends after it.
+/// The device took no more than what is before `bad`, of which nothing signaled need be left: the
+/// queue pair goes to ERR, which flushes what the peer has not taken, and the rest ends after that,
+/// at the close time-out if need be.
 [[gnu::cold, gnu::noinline]] void take_back(Shared& s, Agent& a, ibv_send_wr* bad,
                                             int error) noexcept {
   a.deferred = Operation::of(bad);
@@ -145,7 +146,7 @@ namespace {
 
 inline void flush_one(Shared& s, Agent& a) noexcept {
   Operation* const began = a.deferred;
-  if (began == nullptr) return;
+  if (began == nullptr || a.stage != Stage::up) return;
   Operation& last = *a.deferred_last;
   // The latest credit, on the last message that can tell it.
   if (has_header(last.kind)) {
@@ -155,7 +156,6 @@ inline void flush_one(Shared& s, Agent& a) noexcept {
   }
   last.wr.send_flags |= IBV_SEND_SIGNALED;
   join_deferred(a);
-  a.last_sent = s.now;
   ++s.stats.doorbells;
   ibv_send_wr* bad = nullptr;
   const int error = ibv_post_send(a.qp, &began->wr, &bad);

@@ -163,6 +163,7 @@ template <OperationKind kind>
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
     if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
+    a.last_sent = s.now;
   }
   if constexpr (has_header(kind)) {
     const std::uint64_t header = data_header(a, op->length, wants_credit);
@@ -194,6 +195,7 @@ template <OperationKind kind>
   Operation& op = *s.operations.acquire();
   begin<OperationKind::send>(op, block, size, done);
   ++a.sent;
+  a.last_sent = s.now;
   const auto length = static_cast<std::uint32_t>(size);
   build_beside(s, op, data_header(a, length, false), block, length);
   append(a, op);

@@ -283,6 +283,8 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
     if (to == IBV_QPS_RESET) {
       to_reset(qp);
     } else {
+      // What the peer has taken is not flushed, though no poll has looked at its answer yet.
+      if (qp.peer != nullptr && !qp.peer->gone) acknowledge(*qp.peer);
       enter_error(qp);
     }
     return 0;

@@ -135,6 +135,7 @@ bool elements_writable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcep
 /// A request that ends the connection: the sender learns why, our queue pair goes to ERR.
 void refuse(InLane& lane, Qp& qp, Nak reason, ibv_event_type event) noexcept {
   answer_nak(lane, &qp, reason);
+  acknowledge(*qp.peer);  // what the peer has taken is not flushed
   enter_error(qp);
   if (reason == Nak::access) raise_event(context_of(qp.context), event, &qp);
 }
@@ -294,9 +295,9 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
 /// The common case: a run of SENDs of one queue pair, each in one line, for receives of one element
 /// with room, completing to the polled queue. The queue's state stays in registers meanwhile, and
 /// one compare tells that a line is the one expected; none is at the end of the lane's array.
-/// Answers how many were taken; 0: not that case.
-[[gnu::noinline]] std::uint32_t take_run(Context& c, InLane& lane, Cq& cq,
-                                         std::uint64_t word) noexcept {
+/// Answers how many were taken, up to `limit`; 0: not that case.
+[[gnu::noinline]] std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word,
+                                         std::uint32_t limit) noexcept {
   Qp* qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
   if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq ||
       qp->expected == kNeverExpected) [[unlikely]] {
@@ -306,7 +307,7 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
   const ReceiveWr* const ring = receives.ring.get();
   const std::uint32_t ring_mask = receives.mask;
   const CompletionHead success{IBV_WC_RECV, qp->qp_num, qp->dest_qpn};
-  const std::uint32_t most = std::min(cq.room, receives.count());
+  const std::uint32_t most = std::min(limit, std::min(cq.room, receives.count()));
   std::uint32_t left = most;
   ibv_wc* out = cq.out;
   const Line* line = lane.next;
@@ -341,8 +342,9 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
 inline void drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
   std::uint32_t left = kPacketsPerTurn;
   do {
-    std::uint32_t taken =
-        left == kPacketsPerTurn && take_alone(c, lane, cq, word) ? 1 : take_run(c, lane, cq, word);
+    std::uint32_t taken = left == kPacketsPerTurn && take_alone(c, lane, cq, word)
+                              ? 1
+                              : take_run(c, lane, cq, word, left);
     if (taken == 0) [[unlikely]] {
       take_packet(c, lane, word);
       taken = 1;
@@ -414,8 +416,8 @@ static inline void note_ack(Peer& peer, const Line& line, std::uint64_t word) no
   if ((word_flags(word) & line_flag::kNoAck) != 0) [[unlikely]]
     return acknowledge(peer);
   const auto news = static_cast<std::uint16_t>(line.ack - static_cast<std::uint16_t>(out.acked));
-  // Older than what was found in the lane itself, if it is more than a lane ahead.
-  if (news == 0 || news > kLaneLines) return;
+  // Older than what was found in the lane itself, if it is ahead of all that was sent.
+  if (news == 0 || out.acked + news > out.tail) return;
   out.acked += news;
   if (peer.noted) return;
   peer.noted = true;

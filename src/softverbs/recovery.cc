@@ -192,18 +192,21 @@ void take_nak(Qp& qp, std::uint64_t head) noexcept {
   const QueuePairEntry& remote = qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
   const std::uint64_t ident = remote.ident.load(std::memory_order_acquire);
   const std::uint64_t ours = queue_pair_ident(qp.dest_qpn, qp.qp_num);
-  const bool known = (ident >> 8) == (ours >> 8) &&
-                     remote.remote.load(std::memory_order_relaxed) == qp.peer->context->nonce;
+  bool known = (ident >> 8) == (ours >> 8) &&
+               remote.remote.load(std::memory_order_relaxed) == qp.peer->context->nonce;
   const std::uint32_t serial = remote.nak_serial.load(std::memory_order_acquire);
+  const Nak answer = remote.nak.load(std::memory_order_relaxed);
+  const std::uint32_t expected = remote.expected_psn.load(std::memory_order_acquire);
+  // The entry may have been used again meanwhile.
+  known = known && remote.ident.load(std::memory_order_acquire) >> 8 == ours >> 8;
   Nak reason = Nak::not_ready;
   bool told = false;
   if (known) {
-    const std::uint32_t expected = remote.expected_psn.load(std::memory_order_acquire);
     while (qp.sq_tail != qp.sq_next && psn_diff(oldest_psn(qp), expected) < 0) {
       complete_oldest(qp);
     }
     told = serial != qp.naks_handled;
-    if (told) reason = remote.nak.load(std::memory_order_relaxed);
+    if (told) reason = answer;
     qp.naks_handled = serial;
   }
   if (qp.sq_tail == qp.sq_next) return;

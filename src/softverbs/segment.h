@@ -13,7 +13,7 @@
 namespace spinwire::softverbs {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x31657269776e7053;  // "Spnwire1"
-inline constexpr std::uint32_t kSegmentVersion = 1;
+inline constexpr std::uint32_t kSegmentVersion = 2;
 inline constexpr std::uint32_t kLaneLines = 256;
 inline constexpr std::uint32_t kMaxLanes = 4096;
 inline constexpr std::uint32_t kMaxQueuePairs = 65536;

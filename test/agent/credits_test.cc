@@ -72,19 +72,47 @@ TEST(Credits, UnusedOnesGoBackAfterTheIdleTime) {
   p.finish();
 }
 
+TEST(Credits, KeepalivesAreNoUseOfThem) {
+  // More frequent than the idle time: unused credit goes back all the same.
+  std::uint64_t ticks = 1'000'000'000;
+  Config c = strict_config();
+  c.connections.keepalive = 20ms;
+  c.connections.credit_idle = 100ms;
+  Pair p(c, &ticks);
+  Buffer b = p.client.filled(32, 1);
+  ASSERT_TRUE(p.until([&] {
+    while (p.ends.client.send(b) == Status::ok) {
+    }
+    ticks += 1000;
+    return granted(p.server) >= 40;
+  }));
+  const std::uint64_t end = ticks + 2'000'000'000;
+  ASSERT_TRUE(p.until([&] {
+    ticks += 200'000;
+    return granted(p.server) == 1 || ticks > end;
+  }));
+  EXPECT_EQ(granted(p.server), 1u);
+  b.reset();
+  p.finish();
+}
+
 TEST(Credits, OneWayStreamIsToldByWrites) {
+  constexpr std::uint64_t kMessages = 150'000;  // twice around the bits that messages tell
   Pair p(strict_config());
   Buffer b = p.client.filled(32, 1);
   std::uint64_t sent = 0;
+  std::uint32_t most = 0;
   ASSERT_TRUE(p.until([&] {
-    while (sent < 20000 && p.ends.client.send(b, {}, Post::defer) == Status::ok) ++sent;
+    while (sent < kMessages && p.ends.client.send(b, {}, Post::defer) == Status::ok) ++sent;
+    most = std::max(most, p.ends.client.stats().send_credits);
     (void)p.ends.client.flush();
-    return p.server.messages == 20000;
+    return p.server.messages == kMessages;
   }));
+  EXPECT_LE(most, 64u);  // connections.credits
   EXPECT_EQ(p.client.messages, 0u);
   EXPECT_EQ(p.ends.server.stats().messages_sent, 0u);
   // Told in steps, not message by message.
-  EXPECT_LT(p.server.engine.stats().doorbells, 20000u / 8);
+  EXPECT_LT(p.server.engine.stats().doorbells, kMessages / 8);
   b.reset();
   p.finish();
 }

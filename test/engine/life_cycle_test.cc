@@ -44,6 +44,21 @@ TEST(EngineClose, FromBothEndsAtOnce) {
   }
 }
 
+TEST(EngineClose, AMessageThatThePeerTookEndsWell) {
+  // Its answer comes with the goodbye, and the control step follows at once.
+  Config c = small_config();
+  c.engine.control = ControlMode::manual;
+  Pair p(c);
+  p.server.on_message = [](Connection conn, Message&) { EXPECT_EQ(conn.close(), Status::ok); };
+  Buffer b = p.client.filled(32, 1);
+  std::vector<Status> ends;
+  ASSERT_EQ(p.ends.client.send(b, [&ends](const Completion& e) { ends.push_back(e.status); }),
+            Status::ok);
+  b.reset();
+  expect_regular_end(p);
+  EXPECT_EQ(ends, std::vector<Status>{Status::ok});
+}
+
 enum class Where { on_message, on_ready_server, on_ready_client, on_completion };
 
 class EngineCloseInside : public testing::TestWithParam<Where> {};

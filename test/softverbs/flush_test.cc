@@ -51,6 +51,27 @@ TEST(SoftverbsFlush, BothQueuesInOrder) {
   EXPECT_EQ(link.at_a.size(), 2u);
 }
 
+TEST(SoftverbsFlush, WhatWasTakenIsNotFlushed) {
+  // The answer came with the peer's own message, and the queue pair fails before the next poll.
+  Link link;
+  ASSERT_EQ(link.a.post_recv(1, 0, 64), 0);
+  ASSERT_EQ(link.b.post_recv(1, 0, 64), 0);
+  ASSERT_EQ(Send(7, link.a.sge(0, 8)).post(link.qa), 0);
+  link.poll_b();
+  ASSERT_EQ(link.at_b.size(), 1u);
+  ASSERT_EQ(Send(8, link.b.sge(0, 8)).post(link.qb), 0);
+  link.poll_a();
+  ASSERT_EQ(Send(9, link.a.sge(0, 8)).post(link.qa), 0);
+  link.a.fail(link.qa);
+  link.steps(2);
+  ASSERT_EQ(link.at_a.size(), 3u);
+  EXPECT_EQ(link.at_a[0].opcode, IBV_WC_RECV);
+  EXPECT_EQ(link.at_a[1].wr_id, 7u);
+  EXPECT_EQ(link.at_a[1].status, IBV_WC_SUCCESS);
+  EXPECT_EQ(link.at_a[2].wr_id, 9u);
+  EXPECT_EQ(link.at_a[2].status, IBV_WC_WR_FLUSH_ERR);
+}
+
 TEST(SoftverbsFlush, PacketsOfAFailedQueuePairAreNotTaken) {
   // By reference: the memory is the user's again once the flush is reported.
   for (const std::uint32_t size : {100'000u, 1u << 20}) {
