@@ -216,6 +216,7 @@ void scatter(const ibv_grh& grh, LaneCursor& from, std::uint32_t length, const i
   const auto* header = reinterpret_cast<const std::byte*>(&grh);
   for (std::size_t left = sizeof grh; left != 0;) {
     const ScatterCursor::Piece piece = to.take(left);
+    if (piece.data == nullptr) return;
     std::memcpy(piece.data, header, piece.length);
     header += piece.length;
     left -= piece.length;
