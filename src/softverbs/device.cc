@@ -131,6 +131,7 @@ int query_device(ibv_context* context, ibv_device_attr* attr) noexcept {
   attr->max_res_rd_atom = attr->max_qp_rd_atom * attr->max_qp;
   attr->max_qp_init_rd_atom = 128;
   attr->atomic_cap = IBV_ATOMIC_NONE;
+  attr->max_ah = 1 << 16;
   attr->max_srq = 1 << 16;
   attr->max_srq_wr = kMaxWr;
   attr->max_srq_sge = kMaxSge;

@@ -32,6 +32,11 @@ int destroy_cq(ibv_cq* cq) noexcept;
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) noexcept;
 int destroy_srq(ibv_srq* srq) noexcept;
 
+/// The context with the GID given, which is opened and mapped if it was not known: set-up. Refused
+/// with the reason in errno if it cannot be reached.
+ibv_ah* create_ah(ibv_pd* pd, ibv_ah_attr* attr) noexcept;
+int destroy_ah(ibv_ah* ah) noexcept;
+
 ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) noexcept;
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) noexcept;
 int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) noexcept;

@@ -81,6 +81,26 @@ struct Srq : ibv_srq {
   Pd* domain = nullptr;
 };
 
+/// The way to another context, for datagrams.
+struct Ah : ibv_ah {
+  Peer* peer = nullptr;
+  std::uint32_t version_class_flow = 0;  ///< first word of the route header, in network order
+  std::uint8_t hop_limit = 0;
+  bool plain = true;  ///< no class, flow or hop limit: the receiver knows the header without
+};
+
+/// Why a datagram went nowhere.
+enum class Drop : std::uint8_t {
+  peer_gone,      ///< here: the receiver died or closed
+  no_room,        ///< here: the receiver does not keep up
+  malformed,      ///< there: not a datagram as we send them
+  no_queue_pair,  ///< there: no such queue pair, of another kind, or not in a state to receive
+  wrong_key,      ///< there: another Q_Key
+  no_receive,     ///< there: none posted
+  too_long,       ///< there: longer than the receive
+  count
+};
+
 /// A posted send work request; kept, inline bytes included, until it is acknowledged.
 struct alignas(64) SendWr {
   std::uint64_t wr_id;
@@ -299,7 +319,8 @@ struct Context {
   std::uint32_t next_queue_pair = 1;
   std::vector<std::uint8_t> queue_pair_generation;
   std::vector<std::uint32_t> object_users;
-  std::vector<ibv_async_event> events;         ///< oldest first
+  std::vector<ibv_async_event> events;                                       ///< oldest first
+  std::array<std::uint64_t, static_cast<std::size_t>(Drop::count)> drops{};  ///< datagrams
   std::shared_ptr<base::SharedMemory> memory;  ///< holds `segment`; peers of this process share it
   ibv_device device{};
   std::uint32_t objects_open = 0;  ///< verbs objects not destroyed yet

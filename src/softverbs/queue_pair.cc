@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <new>
+#include <span>
 #include <string>
 
 #include "base/log.h"
@@ -54,8 +55,21 @@ constexpr Transition kTransitions[] = {
          IBV_QP_MIN_RNR_TIMER},
 };
 
-const Transition* find_transition(ibv_qp_state from, ibv_qp_state to) noexcept {
-  for (const Transition& t : kTransitions) {
+/// The same of unreliable datagrams. A failed send leads to SQE, where receiving goes on.
+constexpr Transition kDatagramTransitions[] = {
+    {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0},
+    {IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY},
+    {IBV_QPS_INIT, IBV_QPS_RTR, 0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
+    {IBV_QPS_RTR, IBV_QPS_RTS, IBV_QP_SQ_PSN, IBV_QP_CUR_STATE | IBV_QP_QKEY},
+    {IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_CUR_STATE | IBV_QP_QKEY},
+    {IBV_QPS_SQE, IBV_QPS_RTS, 0, IBV_QP_CUR_STATE | IBV_QP_QKEY},
+};
+
+const Transition* find_transition(ibv_qp_type type, ibv_qp_state from, ibv_qp_state to) noexcept {
+  const std::span<const Transition> all = type == IBV_QPT_UD
+                                              ? std::span<const Transition>(kDatagramTransitions)
+                                              : std::span<const Transition>(kTransitions);
+  for (const Transition& t : all) {
     if (t.from == from && t.to == to) return &t;
   }
   return nullptr;
@@ -90,9 +104,10 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   qp->sq_mask = depth - 1;
   qp->max_sge = std::max(init.cap.max_send_sge, 1u);
   qp->max_inline = init.cap.max_inline_data;
-  qp->sq = std::make_unique<SendWr[]>(depth);
-  qp->sq_sges = std::make_unique<ibv_sge[]>(std::size_t{depth} * qp->max_sge);
-  qp->sq_inline = std::make_unique<std::byte[]>(std::size_t{depth} * qp->max_inline);
+  const std::size_t kept = init.qp_type == IBV_QPT_UD ? 0 : depth;  // datagrams are sent or lost
+  qp->sq = std::make_unique<SendWr[]>(kept);
+  qp->sq_sges = std::make_unique<ibv_sge[]>(kept * qp->max_sge);
+  qp->sq_inline = std::make_unique<std::byte[]>(kept * qp->max_inline);
   qp->signal_all = init.sq_sig_all != 0 ? IBV_SEND_SIGNALED : 0;
   qp->receives = init.srq != nullptr ? &static_cast<Srq*>(init.srq)->queue : &qp->own_receives;
   if (init.srq == nullptr)
@@ -133,6 +148,7 @@ void copy_attributes(Qp& qp, const ibv_qp_attr& attr, int mask) noexcept {
   if ((mask & IBV_QP_PKEY_INDEX) != 0) kept.pkey_index = attr.pkey_index;
   if ((mask & IBV_QP_PORT) != 0) kept.port_num = attr.port_num;
   if ((mask & IBV_QP_ACCESS_FLAGS) != 0) kept.qp_access_flags = attr.qp_access_flags;
+  if ((mask & IBV_QP_QKEY) != 0) kept.qkey = attr.qkey;
   if ((mask & IBV_QP_AV) != 0) kept.ah_attr = attr.ah_attr;
   if ((mask & IBV_QP_PATH_MTU) != 0) kept.path_mtu = attr.path_mtu;
   if ((mask & IBV_QP_DEST_QPN) != 0) kept.dest_qp_num = attr.dest_qp_num;
@@ -228,11 +244,13 @@ void to_reset(Qp& qp) noexcept {
 int enter(Context& c, Qp& qp, ibv_qp_state state) noexcept {
   switch (state) {
     case IBV_QPS_RTR:
+      if (qp.qp_type == IBV_QPT_UD) break;
       if (const int error = to_rtr(c, qp); error != 0) return error;
       break;
     case IBV_QPS_RTS:
       if (qp.state == IBV_QPS_RTR) qp.next_psn = qp.attr.sq_psn;
-      qp.open = !qp.waiting && !qp.peer->gone;
+      // Datagrams never take the way of connected messages.
+      qp.open = qp.peer != nullptr && !qp.waiting && !qp.peer->gone;
       break;
     default:
       break;
@@ -255,7 +273,7 @@ bool valid_init(const Context& c, const Pd& pd, const ibv_qp_init_attr& init) no
 ibv_qp* create_qp(ibv_pd* base, ibv_qp_init_attr* init) noexcept {
   Context& c = context_of(base->context);
   Pd& pd = *static_cast<Pd*>(base);
-  if (init->qp_type != IBV_QPT_RC) {
+  if (init->qp_type != IBV_QPT_RC && init->qp_type != IBV_QPT_UD) {
     errno = EOPNOTSUPP;
     return nullptr;
   }
@@ -289,7 +307,7 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
     }
     return 0;
   }
-  const Transition* transition = find_transition(qp.state, to);
+  const Transition* transition = find_transition(qp.qp_type, qp.state, to);
   if (transition == nullptr || (given & transition->required) != transition->required ||
       (given & ~(transition->required | transition->optional)) != 0)
     return EINVAL;

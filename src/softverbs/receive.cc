@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "softverbs/control.h"
+#include "softverbs/datagram.h"
 #include "softverbs/lane_io.h"
 #include "softverbs/objects.h"
 #include "softverbs/queue.h"
@@ -235,8 +236,14 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
 [[gnu::noinline]] void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
   Line* line = lane.next;
   const std::uint32_t qpn = word_qpn(word);
+  const std::uint32_t bytes = line->length;
+  // Whatever the sender says, the next packet lies within the lane.
+  const std::uint32_t lines = std::min(lines_for(bytes), kLaneLines);
+  if (word_packet(word) >= Packet::datagram) {
+    take_datagram(c, lane, word, bytes);
+    return advance(lane, lines);
+  }
   Qp* qp = c.queue_pairs[queue_pair_index(qpn)];
-  const std::uint32_t lines = lines_for(line->length);
   if (qp == nullptr || qp->qp_num != qpn || qp->expected == kNeverExpected || qp->peer != lane.peer)
       [[unlikely]] {
     answer_nak(lane, nullptr, Nak::not_ready);
@@ -247,7 +254,7 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
     answer_nak(lane, qp, Nak::rnr);
   } else {
     qp->nak_given = false;
-    const Arrival a{line, lane.head, word_packet(word), word_flags(word), line->length, lines};
+    const Arrival a{line, lane.head, word_packet(word), word_flags(word), bytes, lines};
     if (a.packet == Packet::write_imm) {
       take_write(lane, *qp, a);
     } else {
@@ -457,7 +464,8 @@ __attribute__((noinline)) static void look_at_answers(Context& c) noexcept {
     Peer& peer = *c.unacked[i];
     acknowledge(peer);
     if (peer.stalled != nullptr) c.ack_patience = 1;  // the next poll looks again
-    if (peer.out.in_flight_head == peer.out.in_flight_tail) {
+    // Datagrams have no record, but who waits for room waits for their lines too.
+    if (peer.out.head == peer.out.tail || peer.gone) {
       peer.unacked = false;
       c.unacked[i] = c.unacked[--c.pending.unacked];
     } else {

@@ -25,9 +25,9 @@ inline constexpr std::uint32_t kNoObject = ~0u;
 /// carry only `word` and payload; the first line's word is written last. Every line carries its
 /// lap's mark, so that bytes of an earlier lap are never taken for a new line.
 struct Line {
-  // mark:8 | opcode:4 | flags:4 | psn:24 | queue pair:24
+  // mark:8 | opcode:4 | flags:4 | psn:24 | queue pair:24; datagrams name their sender as the PSN
   std::atomic<std::uint64_t> word;
-  std::uint32_t imm;     ///< network order, as the work request has it
+  std::uint32_t imm;     ///< network order, as the work request has it; of datagrams the Q_Key
   std::uint16_t length;  ///< payload bytes in the lane; for a reference, of its descriptors
   std::uint16_t ack;     ///< low bits of what the sender has consumed of the opposite lane
   std::byte payload[48];
@@ -44,10 +44,11 @@ static_assert(std::endian::native == std::endian::little);
 inline constexpr std::size_t kFirstLineBytes = 48;
 inline constexpr std::size_t kNextLineBytes = 56;
 
-enum class Packet : std::uint8_t { none, send, send_imm, write_imm };
+enum class Packet : std::uint8_t { none, send, send_imm, write_imm, datagram = 14, datagram_imm };
 
 namespace line_flag {
 inline constexpr std::uint64_t kReference = 1;  ///< payload is Reference descriptors
+inline constexpr std::uint64_t kPrefixed = 1;   ///< datagrams: payload begins with their prefix
 inline constexpr std::uint64_t kSolicited = 2;
 inline constexpr std::uint64_t kNoAck = 4;  ///< `ack` may cover a packet that was not taken
 }  // namespace line_flag

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "softverbs/datagram.h"
 #include "softverbs/lane_io.h"
 #include "softverbs/objects.h"
 #include "softverbs/queue.h"
@@ -112,27 +113,6 @@ inline void note_in_flight(Qp& qp, Peer& peer, std::uint64_t end, std::uint32_t 
   if (peer.run_of != &qp) ++out.in_flight_tail;
   out.in_flight[(out.in_flight_tail - 1) & (kInFlight - 1)] = {end, qp.qp_num, sq_end, qp.epoch};
   peer.run_of = signaled ? nullptr : &qp;
-}
-
-/// The flag and the bits by which a packet acknowledges what came the other way.
-inline std::uint64_t ack_flag(const Peer& peer) noexcept {
-  return peer.in == nullptr || peer.in->head < peer.in->silent_until ? line_flag::kNoAck : 0;
-}
-inline std::uint16_t ack_bits(const Peer& peer) noexcept {
-  return peer.in == nullptr ? std::uint16_t{0} : static_cast<std::uint16_t>(peer.in->head);
-}
-
-/// After lines were published: has the peer's answers watched, and wakes the lane if it sleeps.
-inline void after_publishing(Peer& peer) noexcept {
-  if (!peer.unacked) {
-    peer.unacked = true;
-    Context& c = *peer.context;
-    if (c.pending.unacked == 0) c.ack_patience = kAckPatience;
-    c.unacked[c.pending.unacked++] = &peer;
-  }
-  std::atomic_signal_fence(std::memory_order_seq_cst);  // the sleeper's membarrier does the rest
-  if (peer.out.control->asleep.load(std::memory_order_relaxed) != 0) [[unlikely]]
-    ring_doorbell(peer);
 }
 
 /// Puts the packet's first line's word in place: from here on the receiver sees the packet.
@@ -402,6 +382,7 @@ namespace {
 
 /// Whatever is not a simple message that can go out at once.
 [[gnu::noinline]] int post_any(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  if (qp.qp_type == IBV_QPT_UD) return post_datagrams(qp, wr, bad);
   if (qp.state != IBV_QPS_RTS && qp.state != IBV_QPS_ERR) {
     *bad = wr;
     return EINVAL;

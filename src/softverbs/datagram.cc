@@ -1,0 +1,297 @@
+#include "softverbs/datagram.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+
+#include <cstring>
+
+#include "softverbs/lane_io.h"
+#include "softverbs/queue.h"
+#include "softverbs/region.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+constexpr std::uint32_t kOwnKey = 1u << 31;  ///< a remote_qkey with it means the sender's own
+constexpr std::uint8_t kNextHeader = 0x1b;   ///< InfiniBand transport
+/// What the lengths in a route header count besides payload: base and datagram transport headers,
+/// immediate data, the invariant checksum.
+constexpr std::uint32_t kTransportBytes = 12 + 8 + 4;
+constexpr std::uint32_t kImmBytes = 4;
+
+void drop(Context& c, Drop reason) noexcept { ++c.drops[static_cast<std::size_t>(reason)]; }
+
+/// Whether the lane has room besides what belongs to connected messages. Never waits.
+bool has_room(Peer& peer, std::uint32_t lines) noexcept {
+  const OutLane& out = peer.out;
+  if (out.tail + lines + kConnectedLines <= out.limit) [[likely]]
+    return true;
+  // Applied, not only looked at: lines that the peer has consumed may still hold the only copy of
+  // a short message that it did not take.
+  acknowledge(peer);
+  return out.tail + lines + kConnectedLines <= out.limit;
+}
+
+/// Copies a work request's bytes into the lane; nothing is visible yet.
+void write_lines(OutLane& out, const ibv_send_wr& wr, const DatagramPrefix* prefix,
+                 std::uint32_t lines) noexcept {
+  LaneCursor cursor(out.lines, out.tail);
+  if (prefix != nullptr) cursor.write(reinterpret_cast<const std::byte*>(prefix), sizeof *prefix);
+  for (int i = 0; i < wr.num_sge; ++i)
+    cursor.write(pointer(wr.sg_list[i].addr), wr.sg_list[i].length);
+  for (std::uint32_t i = 1; i < lines; ++i) {
+    out.lines[(out.tail + i) & (kLaneLines - 1)].word.store(lane_mark(out.tail + i) << 56,
+                                                            std::memory_order_relaxed);
+  }
+}
+
+/// Into the lane, whole, or nowhere.
+void transmit(Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept {
+  const Ah& ah = *static_cast<const Ah*>(wr.wr.ud.ah);
+  Peer& peer = *ah.peer;
+  Context& c = *peer.context;
+  const bool has_imm = wr.opcode == IBV_WR_SEND_WITH_IMM;
+  const bool prefixed = has_imm || !ah.plain;
+  const std::uint32_t bytes =
+      length + (prefixed ? static_cast<std::uint32_t>(sizeof(DatagramPrefix)) : 0);
+  const std::uint32_t lines = lines_for(bytes);
+  if (peer.gone) [[unlikely]]
+    return drop(c, Drop::peer_gone);
+  if (!has_room(peer, lines)) [[unlikely]]
+    return drop(c, Drop::no_room);
+
+  OutLane& out = peer.out;
+  const std::uint64_t position = out.tail;
+  Line& first = out.lines[position & (kLaneLines - 1)];
+  if (wr.num_sge == 1 && bytes == length && lines == 1) [[likely]] {
+    copy_small(first.payload, pointer(wr.sg_list->addr), length);
+  } else {
+    const DatagramPrefix prefix{has_imm ? wr.imm_data : 0, ah.version_class_flow, ah.hop_limit, {}};
+    write_lines(out, wr, prefixed ? &prefix : nullptr, lines);
+  }
+  const std::uint32_t key = wr.wr.ud.remote_qkey;
+  first.imm = (key & kOwnKey) != 0 ? qp.attr.qkey : key;
+  first.length = static_cast<std::uint16_t>(bytes);
+  first.ack = ack_bits(peer);
+  const std::uint64_t flags =
+      (prefixed ? line_flag::kPrefixed : 0) |
+      ((wr.send_flags & IBV_SEND_SOLICITED) != 0 ? line_flag::kSolicited : 0);
+  const std::uint64_t kind =
+      packet_kind(has_imm ? Packet::datagram_imm : Packet::datagram, flags | ack_flag(peer));
+  out.tail = position + lines;
+  first.word.store(lane_mark(position) << 56 | kind << 48 | std::uint64_t{qp.qp_num} << 24 |
+                       (wr.wr.ud.remote_qpn & 0xffffff),
+                   std::memory_order_release);
+  after_publishing(peer);
+}
+
+/// Whether the device may read all elements.
+bool readable(Qp& qp, const ibv_send_wr& wr) noexcept {
+  const Context& c = context_of(qp.context);
+  const Pd& pd = *static_cast<Pd*>(qp.pd);
+  if (wr.num_sge == 1) [[likely]]
+    return wr.sg_list->length == 0 || allows_again(c, pd, qp.readable, *wr.sg_list, 0);
+  for (int i = 0; i < wr.num_sge; ++i) {
+    const ibv_sge& sge = wr.sg_list[i];
+    if (sge.length != 0 && !local_allows(*c.segment, pd.id, sge, 0)) return false;
+  }
+  return true;
+}
+
+/// A send that failed here: the send queue stops, as the specification has it for datagrams (SQE),
+/// while receiving goes on.
+void fail_send(Qp& qp, std::uint64_t wr_id, ibv_wc_status status) noexcept {
+  push_error(*static_cast<Cq*>(qp.send_cq), qp, wr_id, status, IBV_WC_SEND);
+  qp.state = IBV_QPS_SQE;
+  qp.sq_reclaimed = qp.sq_head;
+}
+
+/// Errors that refuse a work request.
+int check(const Qp& qp, const ibv_send_wr& wr, std::uint64_t& length) noexcept {
+  if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
+    return ENOMEM;
+  if ((wr.opcode != IBV_WR_SEND && wr.opcode != IBV_WR_SEND_WITH_IMM) ||
+      static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge) [[unlikely]] {
+    return EINVAL;
+  }
+  const ibv_ah* ah = wr.wr.ud.ah;
+  if (ah == nullptr || ah->pd != qp.pd) [[unlikely]]
+    return EINVAL;
+  length = 0;
+  for (int i = 0; i < wr.num_sge; ++i) length += wr.sg_list[i].length;
+  return (wr.send_flags & IBV_SEND_INLINE) != 0 && length > qp.max_inline ? EINVAL : 0;
+}
+
+int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
+  std::uint64_t length = 0;
+  if (const int error = check(qp, wr, length); error != 0) [[unlikely]]
+    return error;
+  ++qp.sq_head;
+  if (qp.state != IBV_QPS_RTS) [[unlikely]] {
+    qp.sq_reclaimed = qp.sq_head;
+    push_error(*static_cast<Cq*>(qp.send_cq), qp, wr.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_SEND);
+    return 0;
+  }
+  // The specification (C10-93.1.1) wants nothing sent and no error told, which Soft-RoCE does.
+  // Adapters tell the error that it has for a message longer than the port takes, and so do we: a
+  // program that is tried here should not lose messages for a reason that nobody names.
+  if (length > kDatagramBytes) [[unlikely]] {
+    fail_send(qp, wr.wr_id, IBV_WC_LOC_LEN_ERR);
+    return 0;
+  }
+  if ((wr.send_flags & IBV_SEND_INLINE) == 0 && !readable(qp, wr)) [[unlikely]] {
+    fail_send(qp, wr.wr_id, IBV_WC_LOC_PROT_ERR);
+    return 0;
+  }
+  transmit(qp, wr, static_cast<std::uint32_t>(length));
+  qp.next_psn = psn_add(qp.next_psn, 1);
+  if (((wr.send_flags | qp.signal_all) & IBV_SEND_SIGNALED) == 0) return 0;
+  qp.sq_reclaimed = qp.sq_head;
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]] {
+    CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr.wr_id,
+                                                   static_cast<std::uint32_t>(length));
+  }
+  return 0;
+}
+
+/// A datagram that was found good, as far as it says itself.
+struct Datagram {
+  std::uint32_t length;  ///< of the payload
+  bool has_imm;
+  DatagramPrefix prefix;
+};
+
+bool read_prefix(LaneCursor& cursor, std::uint64_t word, std::uint32_t bytes,
+                 Datagram& datagram) noexcept {
+  datagram.has_imm = word_packet(word) == Packet::datagram_imm;
+  datagram.prefix = {0, htonl(kRouteVersion), 0, {}};
+  datagram.length = bytes;
+  if ((word_flags(word) & line_flag::kPrefixed) != 0) {
+    if (bytes < sizeof datagram.prefix) return false;
+    cursor.read(reinterpret_cast<std::byte*>(&datagram.prefix), sizeof datagram.prefix);
+    datagram.length -= static_cast<std::uint32_t>(sizeof datagram.prefix);
+  } else if (datagram.has_imm) {
+    return false;
+  }
+  return datagram.length <= kDatagramBytes;
+}
+
+ibv_grh route_header(const Context& c, const InLane& lane, const Datagram& datagram) noexcept {
+  const std::uint32_t padded = (datagram.length + 3) & ~3u;
+  ibv_grh grh{};
+  grh.version_tclass_flow = datagram.prefix.version_class_flow;
+  grh.paylen = htons(
+      static_cast<std::uint16_t>(padded + kTransportBytes + (datagram.has_imm ? kImmBytes : 0)));
+  grh.next_hdr = kNextHeader;
+  grh.hop_limit = datagram.prefix.hop_limit;
+  grh.sgid = c.segment->directory[lane.index].sender;
+  grh.dgid = c.segment->gid;
+  return grh;
+}
+
+bool receives_in(ibv_qp_state state) noexcept {
+  return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQE;
+}
+
+bool writable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
+  const Context& c = context_of(qp.context);
+  const Pd& pd = *static_cast<Pd*>(qp.pd);
+  if (count == 1) [[likely]]
+    return allows_again(c, pd, qp.writable, *sges, IBV_ACCESS_LOCAL_WRITE);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (sges[i].length != 0 && !local_allows(*c.segment, pd.id, sges[i], IBV_ACCESS_LOCAL_WRITE))
+      return false;
+  }
+  return true;
+}
+
+/// Header and payload into the elements, which have room for both.
+void scatter(const ibv_grh& grh, LaneCursor& from, std::uint32_t length, const ibv_sge* sges,
+             std::uint32_t count) noexcept {
+  if (count == 1) [[likely]] {
+    std::memcpy(pointer(sges->addr), &grh, sizeof grh);
+    return from.read(pointer(sges->addr) + sizeof grh, length);
+  }
+  ScatterCursor to(sges, count);
+  const auto* header = reinterpret_cast<const std::byte*>(&grh);
+  for (std::size_t left = sizeof grh; left != 0;) {
+    const ScatterCursor::Piece piece = to.take(left);
+    if (piece.data == nullptr) return;
+    std::memcpy(piece.data, header, piece.length);
+    header += piece.length;
+    left -= piece.length;
+  }
+  for (std::size_t left = length; left != 0;) {
+    const ScatterCursor::Piece piece = to.take(left);
+    from.read(piece.data, piece.length);
+    left -= piece.length;
+  }
+}
+
+void fail_receive(Qp& qp, const ReceiveWr& wr, ibv_wc_status status) noexcept {
+  const std::uint64_t wr_id = wr.wr_id;
+  ++qp.receives->head;
+  push_error(*static_cast<Cq*>(qp.recv_cq), qp, wr_id, status, IBV_WC_RECV);
+}
+
+/// A receive without room. The specification has the datagram dropped silently and the receive kept
+/// (responder error class D) on a queue of its own; a shared one has given the receive away by then
+/// and completes it with an error (class E). The queue pair goes on either way.
+void too_long(Context& c, Qp& qp, const ReceiveWr& wr) noexcept {
+  drop(c, Drop::too_long);
+  if (qp.srq != nullptr) fail_receive(qp, wr, IBV_WC_LOC_LEN_ERR);
+}
+
+}  // namespace
+
+int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  int error =
+      qp.state == IBV_QPS_RTS || qp.state == IBV_QPS_SQE || qp.state == IBV_QPS_ERR ? 0 : EINVAL;
+  for (; wr != nullptr && error == 0; wr = wr->next) {
+    error = post_one(qp, *wr);
+    if (error != 0) [[unlikely]]
+      break;
+  }
+  if (error != 0) [[unlikely]]
+    *bad = wr;
+  qp.sq_next = qp.sq_tail = qp.sq_head;  // nothing is ever outstanding
+  return error;
+}
+
+void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
+                   std::uint32_t bytes) noexcept {
+  Datagram datagram;
+  LaneCursor cursor(lane.lines, lane.head);
+  if (!read_prefix(cursor, word, bytes, datagram)) [[unlikely]]
+    return drop(c, Drop::malformed);
+  const std::uint32_t qpn = word_qpn(word);
+  Qp* const qp = c.queue_pairs[queue_pair_index(qpn)];
+  if (qp == nullptr || qp->qp_num != qpn || qp->qp_type != IBV_QPT_UD || !receives_in(qp->state))
+      [[unlikely]] {
+    return drop(c, Drop::no_queue_pair);
+  }
+  if (lane.next->imm != qp->attr.qkey) [[unlikely]]
+    return drop(c, Drop::wrong_key);
+  ReceiveQueue& receives = *qp->receives;
+  if (receives.count() == 0) [[unlikely]]
+    return drop(c, Drop::no_receive);
+  const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
+  const ibv_sge* const sges = receives.elements(wr);
+  const std::uint32_t length = datagram.length + static_cast<std::uint32_t>(sizeof(ibv_grh));
+  if (length > wr.capacity) [[unlikely]]
+    return too_long(c, *qp, wr);
+  if (!writable(*qp, sges, wr.sge_count)) [[unlikely]] {
+    // Our own fault (class A): a work request that cannot be carried out ends the queue pair.
+    fail_receive(*qp, wr, IBV_WC_LOC_PROT_ERR);
+    return enter_error(*qp);
+  }
+  scatter(route_header(c, lane, datagram), cursor, datagram.length, sges, wr.sge_count);
+  ++receives.head;
+  const unsigned flags = IBV_WC_GRH | (datagram.has_imm ? unsigned{IBV_WC_WITH_IMM} : 0u);
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp->recv_cq)); wc != nullptr) [[likely]] {
+    CompletionHead{IBV_WC_RECV, qp->qp_num, word_psn(word), datagram.prefix.imm, flags}.fill(
+        *wc, wr.wr_id, length);
+  }
+}
+
+}  // namespace spinwire::softverbs
