@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/membarrier.h"
 #include "base/random.h"
+#include "softverbs/atomic_lock.h"
 #include "softverbs/control.h"
 #include "softverbs/gid.h"
 #include "softverbs/local_segments.h"
@@ -51,6 +52,7 @@ void fill_context(Context& c) {
 void fill_segment(Context& c) {
   c.segment = reinterpret_cast<Segment*>(c.memory->data());
   c.nonce = base::random_seed() & kNonceMask;
+  c.process = process_word(static_cast<std::uint32_t>(getpid()));
   c.segment->magic = kSegmentMagic;
   c.segment->version = kSegmentVersion;
   c.segment->pid = static_cast<std::uint32_t>(getpid());
@@ -130,7 +132,7 @@ int query_device(ibv_context* context, ibv_device_attr* attr) noexcept {
   attr->max_qp_rd_atom = 128;
   attr->max_res_rd_atom = attr->max_qp_rd_atom * attr->max_qp;
   attr->max_qp_init_rd_atom = 128;
-  attr->atomic_cap = IBV_ATOMIC_NONE;
+  attr->atomic_cap = IBV_ATOMIC_HCA;  // private memory: under a lock, which processors ignore
   attr->max_srq = 1 << 16;
   attr->max_srq_wr = kMaxWr;
   attr->max_srq_sge = kMaxSge;

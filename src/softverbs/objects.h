@@ -84,7 +84,10 @@ struct Srq : ibv_srq {
 /// A posted send work request; kept, inline bytes included, until it is acknowledged.
 struct alignas(64) SendWr {
   std::uint64_t wr_id;
-  std::uint64_t lane_end;  ///< packets: lane position after the last line
+  union {
+    std::uint64_t lane_end;  ///< packets: lane position after the last line
+    std::uint64_t swap;
+  };
   std::uint32_t length;
   std::uint8_t opcode;
   std::uint8_t flags;       ///< IBV_SEND_*
@@ -93,6 +96,7 @@ struct alignas(64) SendWr {
   std::uint64_t remote_address;
   std::uint32_t rkey;
   std::uint32_t imm;
+  std::uint64_t compare_add;
 
   /// Writes `length`, `opcode`, `flags` and `sge_count` with one store.
   void set_kind(std::uint32_t bytes, ibv_wr_opcode op, unsigned send_flags,
@@ -281,6 +285,7 @@ struct Context {
   Clock clock = Clock::real();
   Driving driving = Driving::by_user;
   std::uint64_t nonce = 0;
+  std::uint64_t process = 0;  ///< process_word of ours
   std::uint64_t next_pd = 1;
   std::uint32_t self_control = 0;  ///< polls until the next control() in Driving::by_poll
   std::vector<Qp*> waiting;

@@ -30,6 +30,8 @@ void fetch_from_lane(Qp& qp) noexcept {
   }
 }
 
+}  // namespace
+
 void wait_until(Qp& qp, Nanoseconds delay) noexcept {
   Context& c = context_of(qp.context);
   qp.retry_at = c.clock.now() + c.clock.ticks(delay);
@@ -39,8 +41,6 @@ void wait_until(Qp& qp, Nanoseconds delay) noexcept {
   c.waiting.push_back(&qp);  // reserved for every queue pair at creation
   ++c.pending.attention;
 }
-
-}  // namespace
 
 void stop_waiting(Qp& qp) noexcept {
   if (!qp.waiting) return;

@@ -36,6 +36,18 @@ inline bool allows_again(const Context& c, const Pd& pd, KnownRegion& known, con
   return true;
 }
 
+/// Whether every element of a work request may be read (or written) by the device.
+inline bool elements_allowed(const Qp& qp, const SendWr& wr, const ibv_sge* sges,
+                             std::uint32_t access) noexcept {
+  if ((wr.flags & IBV_SEND_INLINE) != 0) return true;
+  const Segment& segment = *context_of(qp.context).segment;
+  const std::uint64_t pd = static_cast<Pd*>(qp.pd)->id;
+  for (std::uint32_t i = 0; i < wr.sge_count; ++i) {
+    if (sges[i].length != 0 && !local_allows(segment, pd, sges[i], access)) return false;
+  }
+  return true;
+}
+
 /// Where a peer's bytes can be reached from here.
 struct RemoteBytes {
   enum class Kind : std::uint8_t { refused, direct, kernel } kind = Kind::refused;

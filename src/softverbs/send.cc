@@ -1,4 +1,4 @@
-// The send queue: posting, transmission into lanes, one-sided work, completion. Hot.
+// The send queue: posting, transmission into lanes, completion. Hot.
 #include <errno.h>
 
 #include <algorithm>
@@ -22,18 +22,6 @@ constexpr std::uint32_t kTargetBytes = sizeof(ibv_sge);
 const ibv_sge* elements(Qp& qp, std::uint32_t slot) noexcept {
   const SendWr& wr = qp.sq[slot];
   return wr.sge_count == 1 ? &wr.first : &qp.sq_sges[std::size_t{slot} * qp.max_sge];
-}
-
-/// Whether every element may be read (or written, for READ) by the device.
-bool elements_allowed(Qp& qp, const SendWr& wr, const ibv_sge* sges,
-                      std::uint32_t access) noexcept {
-  if ((wr.flags & IBV_SEND_INLINE) != 0) return true;
-  const Context& c = context_of(qp.context);
-  const std::uint64_t pd = static_cast<Pd*>(qp.pd)->id;
-  for (std::uint32_t i = 0; i < wr.sge_count; ++i) {
-    if (sges[i].length != 0 && !local_allows(*c.segment, pd, sges[i], access)) return false;
-  }
-  return true;
 }
 
 /// Gathers an inline work request's bytes beside the queue, so that the user's memory is free at
@@ -60,10 +48,22 @@ bool known_opcode(ibv_wr_opcode opcode) noexcept {
     case IBV_WR_RDMA_WRITE:
     case IBV_WR_RDMA_WRITE_WITH_IMM:
     case IBV_WR_RDMA_READ:
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
       return true;
     default:
       return false;
   }
+}
+
+/// Work requests that return or change something other than the bytes of a message.
+bool inline_allowed(ibv_wr_opcode opcode) noexcept { return opcode < IBV_WR_RDMA_READ; }
+
+/// What work requests beyond the common ones say besides.
+void keep_operands(SendWr& kept, const ibv_send_wr& wr) noexcept {
+  kept.rkey = wr.wr.atomic.rkey;
+  kept.compare_add = wr.wr.atomic.compare_add;
+  kept.swap = wr.wr.atomic.swap;
 }
 
 /// Checks one work request and appends it to the queue; 0 or an errno value.
@@ -88,8 +88,10 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   kept.length = static_cast<std::uint32_t>(length);
   kept.remote_address = wr.wr.rdma.remote_addr;
   kept.rkey = wr.wr.rdma.rkey;
+  if (wr.opcode > IBV_WR_RDMA_READ) [[unlikely]]
+    keep_operands(kept, wr);
   if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
-    if (length > qp.max_inline || wr.opcode == IBV_WR_RDMA_READ) [[unlikely]]
+    if (length > qp.max_inline || !inline_allowed(wr.opcode)) [[unlikely]]
       return EINVAL;
     keep_inline(qp, slot, kept, wr);
   } else {
@@ -312,51 +314,10 @@ inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
   return wr;
 }
 
-enum class Ran : std::uint8_t { done, failed, again };
-
-/// READ and WRITE run here, in the initiator's thread, on the peer's memory.
-Ran run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
-  Peer& peer = *qp.peer;
-  const bool read = wr.opcode == IBV_WR_RDMA_READ;
-  if (!elements_allowed(qp, wr, sges, read ? IBV_ACCESS_LOCAL_WRITE : 0)) {
-    fail_oldest(qp, IBV_WC_LOC_PROT_ERR);
-    return Ran::failed;
-  }
-  const QueuePairEntry& remote = peer.segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
-  const std::uint32_t access = read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
-  begin_access(peer);
-  ibv_wc_status status = IBV_WC_SUCCESS;
-  bool ready = true;
-  if (remote.ident.load(std::memory_order_acquire) != queue_pair_ident(qp.dest_qpn, qp.qp_num) ||
-      remote.remote.load(std::memory_order_relaxed) != peer.context->nonce) {
-    ready = false;
-  } else if ((remote.access.load(std::memory_order_relaxed) & access) != access) {
-    status = IBV_WC_REM_ACCESS_ERR;
-  } else if (wr.length != 0) {
-    const RemoteBytes bytes = resolve(peer, remote.pd.load(std::memory_order_relaxed),
-                                      wr.remote_address, wr.length, wr.rkey, access);
-    if (bytes.kind == RemoteBytes::Kind::refused) {
-      status = IBV_WC_REM_ACCESS_ERR;
-    } else if (!copy_remote(peer, bytes, sges, wr.sge_count, wr.length,
-                            read ? Copy::from_peer : Copy::to_peer)) {
-      status = IBV_WC_REM_OP_ERR;
-      ready = errno != ESRCH;  // a dead process does not answer, that is all
-    }
-  }
-  end_access(peer);
-  if (!ready) {
-    retry(qp, Nak::not_ready, 0);
-    return Ran::again;
-  }
-  if (status != IBV_WC_SUCCESS) {
-    fail_oldest(qp, status);
-    return Ran::failed;
-  }
-  return Ran::done;
-}
-
-bool is_packet(std::uint8_t opcode) noexcept {
-  return opcode != IBV_WR_RDMA_WRITE && opcode != IBV_WR_RDMA_READ;
+constexpr bool is_packet(std::uint8_t opcode) noexcept {
+  constexpr std::uint32_t kPackets =
+      1u << IBV_WR_SEND | 1u << IBV_WR_SEND_WITH_IMM | 1u << IBV_WR_RDMA_WRITE_WITH_IMM;
+  return (kPackets >> opcode & 1) != 0;
 }
 
 }  // namespace
@@ -390,7 +351,7 @@ void pump(Qp& qp) noexcept {
       ++qp.sq_next;
     } else {
       if (qp.sq_next != qp.sq_tail) return;  // goes on when what is before it is acknowledged
-      if (run_one_sided(qp, wr, sges) != Ran::done) return;
+      if (!run_one_sided(qp, wr, sges)) return;
       ++qp.sq_next;
       complete_oldest(qp);
     }

@@ -1,0 +1,159 @@
+// READ, WRITE and atomics: they run in the initiator's thread, on the peer's memory.
+#include <errno.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+#include "softverbs/atomic_lock.h"
+#include "softverbs/lane_io.h"
+#include "softverbs/objects.h"
+#include "softverbs/queue.h"
+#include "softverbs/region.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+constexpr std::uint32_t kAtomicBytes = 8;
+/// Until the next try for a lock that is held: long against the time that a living holder needs.
+constexpr Nanoseconds kLockPatience = std::chrono::microseconds(50);
+
+constexpr bool is_atomic(std::uint8_t opcode) noexcept {
+  return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+constexpr std::uint32_t remote_right(std::uint8_t opcode) noexcept {
+  if (opcode == IBV_WR_RDMA_READ) return IBV_ACCESS_REMOTE_READ;
+  return opcode == IBV_WR_RDMA_WRITE ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_ATOMIC;
+}
+
+/// What can be told without the peer.
+ibv_wc_status check(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+  const bool atomic = is_atomic(wr.opcode);
+  if (atomic && wr.length != kAtomicBytes) return IBV_WC_LOC_LEN_ERR;
+  const bool writes = wr.opcode != IBV_WR_RDMA_WRITE;
+  if (!elements_allowed(qp, wr, sges, writes ? IBV_ACCESS_LOCAL_WRITE : 0))
+    return IBV_WC_LOC_PROT_ERR;
+  return atomic && wr.remote_address % kAtomicBytes != 0 ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_SUCCESS;
+}
+
+enum class Reached : std::uint8_t { done, not_ready, contended, refused, failed };
+
+/// A peer whose process is dead does not answer, that is all.
+Reached copy_failure() noexcept { return errno == ESRCH ? Reached::not_ready : Reached::failed; }
+
+std::uint64_t changed(const SendWr& wr, std::uint64_t old) noexcept {
+  if (wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) return old + wr.compare_add;
+  return old == wr.compare_add ? wr.swap : old;
+}
+
+/// By the processor, on memory that every context reaches by a mapping of the same pages.
+std::uint64_t change_mapped(const SendWr& wr, std::byte* data) noexcept {
+  std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(data));
+  if (wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) return word.fetch_add(wr.compare_add);
+  std::uint64_t old = wr.compare_add;
+  word.compare_exchange_strong(old, wr.swap);
+  return old;
+}
+
+/// Under the owner's lock, on memory that only the owner's process can map. Whoever dies in the
+/// midst of it has written all 8 bytes or none.
+Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
+                      std::uint64_t& old) noexcept {
+  std::atomic<std::uint64_t>& lock =
+      peer.segment->atomic_locks[wr.remote_address / kAtomicBytes % kAtomicLocks].holder;
+  if (!take_lock(lock, peer.context->process)) return Reached::contended;
+  std::uint64_t fresh = 0;
+  const ibv_sge to{reinterpret_cast<std::uint64_t>(&old), kAtomicBytes, 0};
+  const ibv_sge from{reinterpret_cast<std::uint64_t>(&fresh), kAtomicBytes, 0};
+  bool ok = true;
+  if (bytes.kind == RemoteBytes::Kind::direct) {
+    std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(bytes.data));
+    old = word.load(std::memory_order_relaxed);
+    word.store(changed(wr, old), std::memory_order_relaxed);
+  } else {
+    ok = copy_remote(peer, bytes, &to, 1, kAtomicBytes, Copy::from_peer);
+    fresh = changed(wr, old);
+    ok = ok && copy_remote(peer, bytes, &from, 1, kAtomicBytes, Copy::to_peer);
+  }
+  release_lock(lock);
+  return ok ? Reached::done : copy_failure();
+}
+
+/// An atomic on the bytes found; the old value goes to the local elements.
+Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
+               const RemoteBytes& bytes) noexcept {
+  std::uint64_t old = 0;
+  if (peer.segment->regions[region_index(wr.rkey)].object == kNoObject) {
+    const Reached reached = change_locked(peer, wr, bytes, old);
+    if (reached != Reached::done) return reached;
+  } else {
+    // Others use the processor's atomics there: with less than that it would not be atomic.
+    if (bytes.kind != RemoteBytes::Kind::direct ||
+        reinterpret_cast<std::uintptr_t>(bytes.data) % kAtomicBytes != 0)
+      return Reached::failed;
+    old = change_mapped(wr, bytes.data);
+  }
+  const auto* from = reinterpret_cast<const std::byte*>(&old);
+  ScatterCursor to(sges, wr.sge_count);
+  for (std::size_t left = kAtomicBytes; left != 0;) {
+    const ScatterCursor::Piece piece = to.take(left);
+    std::copy_n(from, piece.length, piece.data);
+    from += piece.length;
+    left -= piece.length;
+  }
+  return Reached::done;
+}
+
+/// To be called between begin_access and end_access.
+Reached reach(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+  Peer& peer = *qp.peer;
+  const QueuePairEntry& remote = peer.segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
+  const std::uint32_t access = remote_right(wr.opcode);
+  if (remote.ident.load(std::memory_order_acquire) != queue_pair_ident(qp.dest_qpn, qp.qp_num) ||
+      remote.remote.load(std::memory_order_relaxed) != peer.context->nonce) {
+    return Reached::not_ready;
+  }
+  if ((remote.access.load(std::memory_order_relaxed) & access) != access) return Reached::refused;
+  if (wr.length == 0) return Reached::done;
+  const RemoteBytes bytes = resolve(peer, remote.pd.load(std::memory_order_relaxed),
+                                    wr.remote_address, wr.length, wr.rkey, access);
+  if (bytes.kind == RemoteBytes::Kind::refused) return Reached::refused;
+  if (is_atomic(wr.opcode)) [[unlikely]]
+    return change(peer, wr, sges, bytes);
+  const Copy direction = wr.opcode == IBV_WR_RDMA_READ ? Copy::from_peer : Copy::to_peer;
+  if (copy_remote(peer, bytes, sges, wr.sge_count, wr.length, direction)) [[likely]]
+    return Reached::done;
+  return copy_failure();
+}
+
+}  // namespace
+
+bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+  if (const ibv_wc_status status = check(qp, wr, sges); status != IBV_WC_SUCCESS) [[unlikely]] {
+    fail_oldest(qp, status);
+    return false;
+  }
+  begin_access(*qp.peer);
+  const Reached reached = reach(qp, wr, sges);
+  end_access(*qp.peer);
+  switch (reached) {
+    case Reached::done:
+      return true;
+    case Reached::not_ready:
+      retry(qp, Nak::not_ready, 0);
+      break;
+    case Reached::contended:
+      wait_until(qp, kLockPatience);
+      break;
+    case Reached::refused:
+      fail_oldest(qp, IBV_WC_REM_ACCESS_ERR);
+      break;
+    case Reached::failed:
+      fail_oldest(qp, IBV_WC_REM_OP_ERR);
+      break;
+  }
+  return false;
+}
+
+}  // namespace spinwire::softverbs
