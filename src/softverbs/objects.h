@@ -18,6 +18,7 @@
 namespace spinwire::softverbs {
 
 struct Context;
+struct Mw;
 struct Peer;
 struct Qp;
 
@@ -65,6 +66,8 @@ struct ReceiveQueue {
   std::uint32_t mask = 0;
   std::uint32_t depth = 0;
   std::uint32_t max_sge = 0;
+  std::uint32_t limit = 0;     ///< of a shared one: tell when fewer are left; 0: do not
+  std::uint32_t withheld = 0;  ///< then: entries behind `tail` that only take_from_limit gives
   std::unique_ptr<ReceiveWr[]> ring;
   std::unique_ptr<ibv_sge[]> sges;  ///< max_sge per entry
 
@@ -87,6 +90,7 @@ struct alignas(64) SendWr {
   union {
     std::uint64_t lane_end;  ///< packets: lane position after the last line
     std::uint64_t swap;
+    std::uint64_t bind_length;
   };
   std::uint32_t length;
   std::uint8_t opcode;
@@ -235,6 +239,7 @@ struct Qp : ibv_qp {
   // Rarely touched.
   std::uint64_t retry_at = 0;
   std::uint32_t naks_handled = 0;
+  std::uint32_t windows = 0;  ///< bound to this queue pair
   Qp* next_of_peer = nullptr;
   Qp* next_stalled = nullptr;
   ibv_qp_attr attr{};
@@ -251,7 +256,9 @@ enum class Driving : std::uint8_t {
 struct RegionSlots {
   struct Slot {
     std::uint32_t generation = 0;
-    std::uint32_t next = 0;  ///< free entries; 0 ends
+    std::uint32_t next = 0;     ///< free entries; 0 ends
+    std::uint32_t windows = 0;  ///< bound to this region
+    Mw* window = nullptr;       ///< that has this entry
   };
   std::vector<Slot> slots = std::vector<Slot>(1);  ///< those ever used; entry 0 never is
   std::uint32_t first_free = 0;

@@ -117,7 +117,7 @@ Reached reach(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   if ((remote.access.load(std::memory_order_relaxed) & access) != access) return Reached::refused;
   if (wr.length == 0) return Reached::done;
   const RemoteBytes bytes = resolve(peer, remote.pd.load(std::memory_order_relaxed),
-                                    wr.remote_address, wr.length, wr.rkey, access);
+                                    wr.remote_address, wr.length, wr.rkey, access, qp.dest_qpn);
   if (bytes.kind == RemoteBytes::Kind::refused) return Reached::refused;
   if (is_atomic(wr.opcode)) [[unlikely]]
     return change(peer, wr, sges, bytes);

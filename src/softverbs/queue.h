@@ -32,6 +32,13 @@ inline constexpr std::int32_t kAckPatience = 48;
 ibv_wc* ring_slot(Cq& cq) noexcept;
 
 // Cold.
+/// Puts as many receives out of sight as the limit of a shared queue asks for.
+void withhold(ReceiveQueue& queue) noexcept;
+/// Puts them all in sight.
+void reveal(ReceiveQueue& queue) noexcept;
+/// For a packet that finds no receive: if the limit keeps some, it is reached, which is told, and
+/// they are in sight now. False if there are none.
+bool take_from_limit(Qp& qp) noexcept;
 /// Puts a queue pair at the end of those that wait for room in their peer's lane.
 void stall(Qp& qp) noexcept;
 /// Takes it out of there.
@@ -68,6 +75,10 @@ constexpr ibv_wc_opcode completion_opcode(std::uint8_t opcode) noexcept {
       return IBV_WC_COMP_SWAP;
     case IBV_WR_ATOMIC_FETCH_AND_ADD:
       return IBV_WC_FETCH_ADD;
+    case IBV_WR_LOCAL_INV:
+      return IBV_WC_LOCAL_INV;
+    case IBV_WR_BIND_MW:
+      return IBV_WC_BIND_MW;
     default:
       return IBV_WC_SEND;
   }

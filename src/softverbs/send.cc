@@ -8,6 +8,7 @@
 #include "softverbs/objects.h"
 #include "softverbs/queue.h"
 #include "softverbs/region.h"
+#include "softverbs/window.h"
 
 namespace spinwire::softverbs {
 namespace {
@@ -41,39 +42,42 @@ void keep_inline(Qp& qp, std::uint32_t slot, SendWr& kept, const ibv_send_wr& wr
   }
 }
 
-bool known_opcode(ibv_wr_opcode opcode) noexcept {
-  switch (opcode) {
-    case IBV_WR_SEND:
-    case IBV_WR_SEND_WITH_IMM:
-    case IBV_WR_RDMA_WRITE:
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-    case IBV_WR_RDMA_READ:
-    case IBV_WR_ATOMIC_CMP_AND_SWP:
-    case IBV_WR_ATOMIC_FETCH_AND_ADD:
-      return true;
-    default:
-      return false;
-  }
+/// Whether the bytes of such a work request may be kept beside the queue: if it only sends them.
+constexpr bool inline_allowed(ibv_wr_opcode opcode) noexcept {
+  return opcode < IBV_WR_RDMA_READ || opcode == IBV_WR_SEND_WITH_INV;
 }
 
-/// Work requests that return or change something other than the bytes of a message.
-bool inline_allowed(ibv_wr_opcode opcode) noexcept { return opcode < IBV_WR_RDMA_READ; }
+constexpr bool is_local(std::uint8_t opcode) noexcept {
+  return opcode == IBV_WR_BIND_MW || opcode == IBV_WR_LOCAL_INV;
+}
 
-/// What work requests beyond the common ones say besides.
-void keep_operands(SendWr& kept, const ibv_send_wr& wr) noexcept {
-  kept.rkey = wr.wr.atomic.rkey;
-  kept.compare_add = wr.wr.atomic.compare_add;
-  kept.swap = wr.wr.atomic.swap;
+/// What the less common work requests say besides; 0 or an errno value.
+[[gnu::noinline]] int keep_operands(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
+  switch (wr.opcode) {
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+      kept.rkey = wr.wr.atomic.rkey;
+      kept.compare_add = wr.wr.atomic.compare_add;
+      kept.swap = wr.wr.atomic.swap;
+      return 0;
+    case IBV_WR_BIND_MW:
+    case IBV_WR_LOCAL_INV:
+      kept.length = 0;
+      kept.sge_count = 0;
+      return wr.opcode == IBV_WR_BIND_MW ? keep_bind(qp, kept, wr) : 0;
+    case IBV_WR_SEND_WITH_INV:
+      return 0;
+    default:
+      return EINVAL;
+  }
 }
 
 /// Checks one work request and appends it to the queue; 0 or an errno value.
 int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
     return ENOMEM;
-  if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge ||
-      !known_opcode(wr.opcode)) [[unlikely]] {
+  if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge) [[unlikely]]
     return EINVAL;
-  }
   std::uint64_t length = 0;
   for (int i = 0; i < wr.num_sge; ++i) length += wr.sg_list[i].length;
   if (length > kMaxMessage) [[unlikely]]
@@ -88,8 +92,6 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   kept.length = static_cast<std::uint32_t>(length);
   kept.remote_address = wr.wr.rdma.remote_addr;
   kept.rkey = wr.wr.rdma.rkey;
-  if (wr.opcode > IBV_WR_RDMA_READ) [[unlikely]]
-    keep_operands(kept, wr);
   if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
     if (length > qp.max_inline || !inline_allowed(wr.opcode)) [[unlikely]]
       return EINVAL;
@@ -101,6 +103,9 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
     } else {
       std::copy_n(wr.sg_list, wr.num_sge, &qp.sq_sges[std::size_t{slot} * qp.max_sge]);
     }
+  }
+  if (wr.opcode > IBV_WR_RDMA_READ) [[unlikely]] {
+    if (const int error = keep_operands(qp, kept, wr); error != 0) return error;
   }
   ++qp.sq_head;
   return 0;
@@ -172,6 +177,7 @@ bool transmit(Qp& qp, SendWr& wr, const ibv_sge* sges) noexcept {
   const bool targeted = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   const Packet packet = targeted                            ? Packet::write_imm
                         : wr.opcode == IBV_WR_SEND_WITH_IMM ? Packet::send_imm
+                        : wr.opcode == IBV_WR_SEND_WITH_INV ? Packet::send_inv
                                                             : Packet::send;
   const bool reference = wr.length > kLaneBytes && (wr.flags & IBV_SEND_INLINE) == 0;
   const std::uint32_t body =
@@ -315,8 +321,8 @@ inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
 }
 
 constexpr bool is_packet(std::uint8_t opcode) noexcept {
-  constexpr std::uint32_t kPackets =
-      1u << IBV_WR_SEND | 1u << IBV_WR_SEND_WITH_IMM | 1u << IBV_WR_RDMA_WRITE_WITH_IMM;
+  constexpr std::uint32_t kPackets = 1u << IBV_WR_SEND | 1u << IBV_WR_SEND_WITH_IMM |
+                                     1u << IBV_WR_SEND_WITH_INV | 1u << IBV_WR_RDMA_WRITE_WITH_IMM;
   return (kPackets >> opcode & 1) != 0;
 }
 
@@ -337,7 +343,7 @@ void pump(Qp& qp) noexcept {
     const std::uint32_t slot = qp.sq_next & qp.sq_mask;
     SendWr& wr = qp.sq[slot];
     const ibv_sge* sges = elements(qp, slot);
-    if (qp.peer->gone) [[unlikely]] {
+    if (qp.peer->gone && !is_local(wr.opcode)) [[unlikely]] {
       if (qp.sq_next == qp.sq_tail) fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
       return;
     }
@@ -351,7 +357,7 @@ void pump(Qp& qp) noexcept {
       ++qp.sq_next;
     } else {
       if (qp.sq_next != qp.sq_tail) return;  // goes on when what is before it is acknowledged
-      if (!run_one_sided(qp, wr, sges)) return;
+      if (!(is_local(wr.opcode) ? run_local(qp, wr) : run_one_sided(qp, wr, sges))) return;
       ++qp.sq_next;
       complete_oldest(qp);
     }
