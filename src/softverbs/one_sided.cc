@@ -22,21 +22,6 @@ constexpr bool is_atomic(std::uint8_t opcode) noexcept {
   return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
 }
 
-constexpr std::uint32_t remote_right(std::uint8_t opcode) noexcept {
-  if (opcode == IBV_WR_RDMA_READ) return IBV_ACCESS_REMOTE_READ;
-  return opcode == IBV_WR_RDMA_WRITE ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_ATOMIC;
-}
-
-/// What can be told without the peer.
-ibv_wc_status check(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
-  const bool atomic = is_atomic(wr.opcode);
-  if (atomic && wr.length != kAtomicBytes) return IBV_WC_LOC_LEN_ERR;
-  const bool writes = wr.opcode != IBV_WR_RDMA_WRITE;
-  if (!elements_allowed(qp, wr, sges, writes ? IBV_ACCESS_LOCAL_WRITE : 0))
-    return IBV_WC_LOC_PROT_ERR;
-  return atomic && wr.remote_address % kAtomicBytes != 0 ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_SUCCESS;
-}
-
 enum class Reached : std::uint8_t { done, not_ready, contended, refused, failed };
 
 /// A peer whose process is dead does not answer, that is all.
@@ -105,55 +90,84 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
   return Reached::done;
 }
 
-/// To be called between begin_access and end_access.
-Reached reach(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+/// Finds the bytes that a work request names, if the remote queue pair answers and allows it. To be
+/// called between begin_access and end_access.
+[[gnu::always_inline]] inline Reached find(Qp& qp, const SendWr& wr, std::uint32_t access,
+                                           RemoteBytes& bytes) noexcept {
   Peer& peer = *qp.peer;
   const QueuePairEntry& remote = peer.segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
-  const std::uint32_t access = remote_right(wr.opcode);
   if (remote.ident.load(std::memory_order_acquire) != queue_pair_ident(qp.dest_qpn, qp.qp_num) ||
       remote.remote.load(std::memory_order_relaxed) != peer.context->nonce) {
     return Reached::not_ready;
   }
   if ((remote.access.load(std::memory_order_relaxed) & access) != access) return Reached::refused;
   if (wr.length == 0) return Reached::done;
-  const RemoteBytes bytes = resolve(peer, remote.pd.load(std::memory_order_relaxed),
-                                    wr.remote_address, wr.length, wr.rkey, access, qp.dest_qpn);
-  if (bytes.kind == RemoteBytes::Kind::refused) return Reached::refused;
-  if (is_atomic(wr.opcode)) [[unlikely]]
-    return change(peer, wr, sges, bytes);
-  const Copy direction = wr.opcode == IBV_WR_RDMA_READ ? Copy::from_peer : Copy::to_peer;
-  if (copy_remote(peer, bytes, sges, wr.sge_count, wr.length, direction)) [[likely]]
-    return Reached::done;
-  return copy_failure();
+  bytes = resolve(peer, remote.pd.load(std::memory_order_relaxed), wr.remote_address, wr.length,
+                  wr.rkey, access, qp.dest_qpn);
+  return bytes.kind == RemoteBytes::Kind::refused ? Reached::refused : Reached::done;
+}
+
+/// Ends or puts off a work request that did not succeed.
+[[gnu::noinline]] void give_up(Qp& qp, Reached reached) noexcept {
+  switch (reached) {
+    case Reached::not_ready:
+      return retry(qp, Nak::not_ready, 0);
+    case Reached::contended:
+      return wait_until(qp, kLockPatience);
+    case Reached::refused:
+      return fail_oldest(qp, IBV_WC_REM_ACCESS_ERR);
+    default:
+      return fail_oldest(qp, IBV_WC_REM_OP_ERR);
+  }
+}
+
+/// What can be told of an atomic without the peer.
+ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+  if (wr.length != kAtomicBytes) return IBV_WC_LOC_LEN_ERR;
+  if (!elements_allowed(qp, wr, sges, IBV_ACCESS_LOCAL_WRITE)) return IBV_WC_LOC_PROT_ERR;
+  return wr.remote_address % kAtomicBytes != 0 ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_SUCCESS;
+}
+
+[[gnu::noinline]] bool run_atomic(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+  if (const ibv_wc_status status = check(qp, wr, sges); status != IBV_WC_SUCCESS) {
+    fail_oldest(qp, status);
+    return false;
+  }
+  Peer& peer = *qp.peer;
+  begin_access(peer);
+  RemoteBytes bytes;
+  Reached reached = find(qp, wr, IBV_ACCESS_REMOTE_ATOMIC, bytes);
+  if (reached == Reached::done) reached = change(peer, wr, sges, bytes);
+  end_access(peer);
+  if (reached != Reached::done) give_up(qp, reached);
+  return reached == Reached::done;
 }
 
 }  // namespace
 
 bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
-  if (const ibv_wc_status status = check(qp, wr, sges); status != IBV_WC_SUCCESS) [[unlikely]] {
-    fail_oldest(qp, status);
+  if (is_atomic(wr.opcode)) [[unlikely]]
+    return run_atomic(qp, wr, sges);
+  const bool read = wr.opcode == IBV_WR_RDMA_READ;
+  if (!elements_allowed(qp, wr, sges, read ? IBV_ACCESS_LOCAL_WRITE : 0)) [[unlikely]] {
+    fail_oldest(qp, IBV_WC_LOC_PROT_ERR);
     return false;
   }
-  begin_access(*qp.peer);
-  const Reached reached = reach(qp, wr, sges);
-  end_access(*qp.peer);
-  switch (reached) {
-    case Reached::done:
-      return true;
-    case Reached::not_ready:
-      retry(qp, Nak::not_ready, 0);
-      break;
-    case Reached::contended:
-      wait_until(qp, kLockPatience);
-      break;
-    case Reached::refused:
-      fail_oldest(qp, IBV_WC_REM_ACCESS_ERR);
-      break;
-    case Reached::failed:
-      fail_oldest(qp, IBV_WC_REM_OP_ERR);
-      break;
+  Peer& peer = *qp.peer;
+  begin_access(peer);
+  RemoteBytes bytes;
+  Reached reached = find(qp, wr, read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE, bytes);
+  if (reached == Reached::done && wr.length != 0 &&
+      !copy_remote(peer, bytes, sges, wr.sge_count, wr.length,
+                   read ? Copy::from_peer : Copy::to_peer)) [[unlikely]] {
+    reached = copy_failure();
   }
-  return false;
+  end_access(peer);
+  if (reached != Reached::done) [[unlikely]] {
+    give_up(qp, reached);
+    return false;
+  }
+  return true;
 }
 
 }  // namespace spinwire::softverbs
