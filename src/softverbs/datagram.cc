@@ -273,7 +273,7 @@ void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
   if (lane.next->imm != qp->attr.qkey) [[unlikely]]
     return drop(c, Drop::wrong_key);
   ReceiveQueue& receives = *qp->receives;
-  if (receives.count() == 0) [[unlikely]]
+  if (receives.count() == 0 && !take_from_limit(*qp)) [[unlikely]]
     return drop(c, Drop::no_receive);
   const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
   const ibv_sge* const sges = receives.elements(wr);

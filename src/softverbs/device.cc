@@ -15,12 +15,14 @@
 #include "base/error.h"
 #include "base/membarrier.h"
 #include "base/random.h"
+#include "softverbs/atomic_lock.h"
 #include "softverbs/control.h"
 #include "softverbs/gid.h"
 #include "softverbs/local_segments.h"
 #include "softverbs/objects.h"
 #include "softverbs/peer.h"
 #include "softverbs/queue.h"
+#include "softverbs/window.h"
 
 namespace spinwire::softverbs {
 namespace {
@@ -39,6 +41,8 @@ void fill_context(Context& c) {
   c.verbs.num_comp_vectors = 1;
   c.verbs.ops.poll_cq = poll_cq;
   c.verbs.ops.req_notify_cq = no_notify;
+  c.verbs.ops.alloc_mw = alloc_mw;
+  c.verbs.ops.dealloc_mw = dealloc_mw;
   c.verbs.ops.post_srq_recv = post_srq_recv;
   c.verbs.ops.post_send = post_send;
   c.verbs.ops.post_recv = post_recv;
@@ -51,6 +55,7 @@ void fill_context(Context& c) {
 void fill_segment(Context& c) {
   c.segment = reinterpret_cast<Segment*>(c.memory->data());
   c.nonce = base::random_seed() & kNonceMask;
+  c.process = process_word(static_cast<std::uint32_t>(getpid()));
   c.segment->magic = kSegmentMagic;
   c.segment->version = kSegmentVersion;
   c.segment->pid = static_cast<std::uint32_t>(getpid());
@@ -126,11 +131,13 @@ int query_device(ibv_context* context, ibv_device_attr* attr) noexcept {
   attr->max_cq = 1 << 16;
   attr->max_cqe = kMaxCqe;
   attr->max_mr = kMaxRegions - 1;
+  attr->max_mw = attr->max_mr;  // all together
+  attr->device_cap_flags = IBV_DEVICE_MEM_WINDOW_TYPE_2B;
   attr->max_pd = 1 << 16;
   attr->max_qp_rd_atom = 128;
   attr->max_res_rd_atom = attr->max_qp_rd_atom * attr->max_qp;
   attr->max_qp_init_rd_atom = 128;
-  attr->atomic_cap = IBV_ATOMIC_NONE;
+  attr->atomic_cap = IBV_ATOMIC_HCA;  // private memory: under a lock, which processors ignore
   attr->max_ah = 1 << 16;
   attr->max_srq = 1 << 16;
   attr->max_srq_wr = kMaxWr;
@@ -247,8 +254,10 @@ ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* init) noexcept {
 int destroy_srq(ibv_srq* base) noexcept {
   Srq* srq = static_cast<Srq*>(base);
   if (srq->users != 0) return EBUSY;
+  Context& c = context_of(srq->context);
+  drop_events(c, base);
   --srq->domain->users;
-  --context_of(srq->context).objects_open;
+  --c.objects_open;
   delete srq;
   return 0;
 }

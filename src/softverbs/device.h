@@ -30,6 +30,9 @@ int dealloc_pd(ibv_pd* pd) noexcept;
 ibv_cq* create_cq(ibv_context* context, int entries) noexcept;
 int destroy_cq(ibv_cq* cq) noexcept;
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) noexcept;
+/// IBV_SRQ_LIMIT only: the depth is fixed.
+int modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) noexcept;
+int query_srq(ibv_srq* srq, ibv_srq_attr* attr) noexcept;
 int destroy_srq(ibv_srq* srq) noexcept;
 
 /// The context with the GID given, which is opened and mapped if it was not known: set-up. Refused
@@ -38,8 +41,10 @@ ibv_ah* create_ah(ibv_pd* pd, ibv_ah_attr* attr) noexcept;
 int destroy_ah(ibv_ah* ah) noexcept;
 
 ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) noexcept;
+/// To RESET: EBUSY while windows are bound to it.
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) noexcept;
 int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) noexcept;
+/// EBUSY while windows are bound to it.
 int destroy_qp(ibv_qp* qp) noexcept;
 
 }  // namespace spinwire::softverbs

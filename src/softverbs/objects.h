@@ -18,6 +18,7 @@
 namespace spinwire::softverbs {
 
 struct Context;
+struct Mw;
 struct Peer;
 struct Qp;
 
@@ -65,6 +66,8 @@ struct ReceiveQueue {
   std::uint32_t mask = 0;
   std::uint32_t depth = 0;
   std::uint32_t max_sge = 0;
+  std::uint32_t limit = 0;     ///< of a shared one: tell when fewer are left; 0: do not
+  std::uint32_t withheld = 0;  ///< then: entries behind `tail` that only take_from_limit gives
   std::unique_ptr<ReceiveWr[]> ring;
   std::unique_ptr<ibv_sge[]> sges;  ///< max_sge per entry
 
@@ -104,7 +107,11 @@ enum class Drop : std::uint8_t {
 /// A posted send work request; kept, inline bytes included, until it is acknowledged.
 struct alignas(64) SendWr {
   std::uint64_t wr_id;
-  std::uint64_t lane_end;  ///< packets: lane position after the last line
+  union {
+    std::uint64_t lane_end;  ///< packets: lane position after the last line
+    std::uint64_t swap;
+    std::uint64_t bind_length;
+  };
   std::uint32_t length;
   std::uint8_t opcode;
   std::uint8_t flags;       ///< IBV_SEND_*
@@ -113,6 +120,7 @@ struct alignas(64) SendWr {
   std::uint64_t remote_address;
   std::uint32_t rkey;
   std::uint32_t imm;
+  std::uint64_t compare_add;
 
   /// Writes `length`, `opcode`, `flags` and `sge_count` with one store.
   void set_kind(std::uint32_t bytes, ibv_wr_opcode op, unsigned send_flags,
@@ -251,6 +259,7 @@ struct Qp : ibv_qp {
   // Rarely touched.
   std::uint64_t retry_at = 0;
   std::uint32_t naks_handled = 0;
+  std::uint32_t windows = 0;  ///< bound to this queue pair
   Qp* next_of_peer = nullptr;
   Qp* next_stalled = nullptr;
   ibv_qp_attr attr{};
@@ -267,7 +276,9 @@ enum class Driving : std::uint8_t {
 struct RegionSlots {
   struct Slot {
     std::uint32_t generation = 0;
-    std::uint32_t next = 0;  ///< free entries; 0 ends
+    std::uint32_t next = 0;     ///< free entries; 0 ends
+    std::uint32_t windows = 0;  ///< bound to this region
+    Mw* window = nullptr;       ///< that has this entry
   };
   std::vector<Slot> slots = std::vector<Slot>(1);  ///< those ever used; entry 0 never is
   std::uint32_t first_free = 0;
@@ -301,6 +312,7 @@ struct Context {
   Clock clock = Clock::real();
   Driving driving = Driving::by_user;
   std::uint64_t nonce = 0;
+  std::uint64_t process = 0;  ///< process_word of ours
   std::uint64_t next_pd = 1;
   std::uint32_t self_control = 0;  ///< polls until the next control() in Driving::by_poll
   std::vector<Qp*> waiting;

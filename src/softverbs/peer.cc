@@ -278,6 +278,9 @@ void peer_gone(Peer& peer) noexcept {
   acknowledge(peer);
   while (peer.stalled != nullptr) unstall(*peer.stalled);
   for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) {
+    if (qp->sq_tail == qp->sq_head) continue;
+    stop_waiting(*qp);
+    pump(*qp);  // what needs no peer, such as to be sure that it has left a window
     if (qp->sq_tail != qp->sq_head) fail_oldest(*qp, IBV_WC_RETRY_EXC_ERR);
   }
   peer.out.in_flight_head = peer.out.in_flight_tail;

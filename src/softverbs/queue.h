@@ -16,6 +16,8 @@ int post_recv(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept;
 int post_srq_recv(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept;
 int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) noexcept;
 
+/// Runs a work request on the peer's memory; false if it did not succeed (yet).
+bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept;
 /// Runs and transmits what is queued, as far as order, room and retry timers allow.
 void pump(Qp& qp) noexcept;
 /// Looks at what the peer consumed of our lane, and at its negative answers, and applies both.
@@ -30,6 +32,13 @@ inline constexpr std::int32_t kAckPatience = 48;
 ibv_wc* ring_slot(Cq& cq) noexcept;
 
 // Cold.
+/// Puts as many receives out of sight as the limit of a shared queue asks for.
+void withhold(ReceiveQueue& queue) noexcept;
+/// Puts them all in sight.
+void reveal(ReceiveQueue& queue) noexcept;
+/// For a packet that finds no receive: if the limit keeps some, it is reached, which is told, and
+/// they are in sight now. False if there are none.
+bool take_from_limit(Qp& qp) noexcept;
 /// Puts a queue pair at the end of those that wait for room in their peer's lane.
 void stall(Qp& qp) noexcept;
 /// Takes it out of there.
@@ -44,6 +53,8 @@ void no_longer_served(Qp& qp) noexcept;
 void enter_error(Qp& qp) noexcept;
 /// Goes back to the oldest work request, to try again when the negative answer allows.
 void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept;
+/// Has the queue pair's next work request run again when `delay` is over.
+void wait_until(Qp& qp, Nanoseconds delay) noexcept;
 /// Takes the negative answers of a peer's queue pairs.
 void take_naks(Peer& peer, std::uint64_t head) noexcept;
 /// Timers, and control() for a context that its polls drive.
@@ -60,6 +71,14 @@ constexpr ibv_wc_opcode completion_opcode(std::uint8_t opcode) noexcept {
       return IBV_WC_RDMA_WRITE;
     case IBV_WR_RDMA_READ:
       return IBV_WC_RDMA_READ;
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+      return IBV_WC_COMP_SWAP;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+      return IBV_WC_FETCH_ADD;
+    case IBV_WR_LOCAL_INV:
+      return IBV_WC_LOCAL_INV;
+    case IBV_WR_BIND_MW:
+      return IBV_WC_BIND_MW;
     default:
       return IBV_WC_SEND;
   }

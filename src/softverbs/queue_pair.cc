@@ -297,6 +297,7 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
   const int given = mask & ~(IBV_QP_STATE | IBV_QP_CUR_STATE);
   // Any state may go to RESET, and all but RESET to ERR, with no attribute besides.
   if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) {
+    if (to == IBV_QPS_RESET && qp.windows != 0) return EBUSY;
     if (given != 0 || (to == IBV_QPS_ERR && qp.state == IBV_QPS_RESET)) return EINVAL;
     if (to == IBV_QPS_RESET) {
       to_reset(qp);
@@ -336,6 +337,7 @@ int query_qp(ibv_qp* base, ibv_qp_attr* attr, int, ibv_qp_init_attr* init) noexc
 int destroy_qp(ibv_qp* base) noexcept {
   Qp* qp = static_cast<Qp*>(base);
   Context& c = context_of(qp->context);
+  if (qp->windows != 0) return EBUSY;
   to_reset(*qp);
   qp->entry->ident.fetch_or(kDestroyed, std::memory_order_relaxed);
   drop_events(c, base);

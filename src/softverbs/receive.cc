@@ -11,6 +11,7 @@
 #include "softverbs/objects.h"
 #include "softverbs/queue.h"
 #include "softverbs/region.h"
+#include "softverbs/window.h"
 
 namespace spinwire::softverbs {
 namespace {
@@ -56,6 +57,15 @@ int post(ReceiveQueue& queue, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
   return error;
 }
 
+/// To a shared queue whose user wants to be told when it runs low.
+[[gnu::noinline]] int post_with_limit(ReceiveQueue& queue, ibv_recv_wr* wr,
+                                      ibv_recv_wr** bad) noexcept {
+  reveal(queue);
+  const int error = post(queue, wr, bad);
+  withhold(queue);
+  return error;
+}
+
 /// Tells the sender that a packet was not taken. The answer lies beside the queue pair's state; the
 /// lane's count tells that there is one. Cold.
 void answer_nak(InLane& lane, Qp* qp, Nak reason) noexcept {
@@ -93,7 +103,7 @@ bool fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count, ScatterCurs
     from.read(reinterpret_cast<std::byte*>(&part), sizeof part);
     if (part.length == 0) continue;
     RemoteBytes bytes = resolve(peer, sender.pd.load(std::memory_order_relaxed), part.address,
-                                part.length, part.key, 0);
+                                part.length, part.key, 0, 0);
     ok = bytes.kind != RemoteBytes::Kind::refused;
     while (ok && part.length != 0) {
       const ScatterCursor::Piece piece = to.take(part.length);
@@ -144,7 +154,9 @@ void refuse(InLane& lane, Qp& qp, Nak reason, ibv_event_type event) noexcept {
 inline void complete_receive(Qp& qp, std::uint64_t wr_id, Packet packet, std::uint32_t imm,
                              std::uint32_t length, ibv_wc_opcode opcode) noexcept {
   ++qp.receives->head;
-  const unsigned flags = packet == Packet::send ? 0u : unsigned{IBV_WC_WITH_IMM};
+  const unsigned flags = packet == Packet::send       ? 0u
+                         : packet == Packet::send_inv ? unsigned{IBV_WC_WITH_INV}
+                                                      : unsigned{IBV_WC_WITH_IMM};
   if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.recv_cq)); wc != nullptr) [[likely]]
     CompletionHead{opcode, qp.qp_num, qp.dest_qpn, imm, flags}.fill(*wc, wr_id, length);
 }
@@ -183,6 +195,10 @@ void take_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
       left -= static_cast<std::uint32_t>(piece.length);
     }
   }
+  if (a.packet == Packet::send_inv && !invalidate_for_peer(qp, a.line->imm)) [[unlikely]] {
+    fail_receive(qp, wr, IBV_WC_REM_INV_REQ_ERR);
+    return refuse(lane, qp, Nak::invalid_request, IBV_EVENT_QP_REQ_ERR);
+  }
   complete_receive(qp, wr.wr_id, a.packet, a.line->imm, length, IBV_WC_RECV);
 }
 
@@ -195,10 +211,12 @@ void take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   cursor.read(reinterpret_cast<std::byte*>(&target), sizeof target);
   const std::uint32_t body = a.bytes - static_cast<std::uint32_t>(sizeof target);
   const std::uint32_t length = message_length(a, cursor, body);
+  const auto allows = [&](std::uint64_t scope) {
+    return local_allows(*c.segment, scope, target, IBV_ACCESS_REMOTE_WRITE);
+  };
   const bool allowed =
       (qp.entry->access.load(std::memory_order_relaxed) & IBV_ACCESS_REMOTE_WRITE) != 0 &&
-      (length == 0 ||
-       local_allows(*c.segment, static_cast<Pd*>(qp.pd)->id, target, IBV_ACCESS_REMOTE_WRITE));
+      (length == 0 || allows(static_cast<Pd*>(qp.pd)->id) || allows(window_scope(qp.qp_num)));
   if (length != target.length || !allowed) [[unlikely]]
     return refuse(lane, qp, Nak::access, IBV_EVENT_QP_ACCESS_ERR);
   if ((a.flags & line_flag::kReference) != 0) {
@@ -250,7 +268,7 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
   } else if ((word & kExpectedMask) != qp->expected) [[unlikely]] {
     // Behind a packet that was not taken: the sender comes back to that one first.
     if (!qp->nak_given) answer_nak(lane, qp, Nak::not_ready);
-  } else if (qp->receives->count() == 0) [[unlikely]] {
+  } else if (qp->receives->count() == 0 && !take_from_limit(*qp)) [[unlikely]] {
     answer_nak(lane, qp, Nak::rnr);
   } else {
     qp->nak_given = false;
@@ -454,7 +472,10 @@ int post_recv(ibv_qp* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
 }
 
 int post_srq_recv(ibv_srq* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
-  return post(static_cast<Srq*>(base)->queue, wr, bad);
+  ReceiveQueue& queue = static_cast<Srq*>(base)->queue;
+  if (queue.limit != 0) [[unlikely]]
+    return post_with_limit(queue, wr, bad);
+  return post(queue, wr, bad);
 }
 
 /// Looks for acknowledgements in the lanes, and forgets the peers that owe none.

@@ -30,6 +30,8 @@ void fetch_from_lane(Qp& qp) noexcept {
   }
 }
 
+}  // namespace
+
 void wait_until(Qp& qp, Nanoseconds delay) noexcept {
   Context& c = context_of(qp.context);
   qp.retry_at = c.clock.now() + c.clock.ticks(delay);
@@ -39,8 +41,6 @@ void wait_until(Qp& qp, Nanoseconds delay) noexcept {
   c.waiting.push_back(&qp);  // reserved for every queue pair at creation
   ++c.pending.attention;
 }
-
-}  // namespace
 
 void stop_waiting(Qp& qp) noexcept {
   if (!qp.waiting) return;
@@ -62,23 +62,42 @@ void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,
   wc->qp_num = qp.qp_num;
 }
 
+namespace {
+
+/// The object that an event is about.
+const void* element_of(const ibv_async_event& event) noexcept {
+  switch (event.event_type) {
+    case IBV_EVENT_CQ_ERR:
+      return event.element.cq;
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+      return event.element.srq;
+    default:
+      return event.element.qp;
+  }
+}
+
+}  // namespace
+
 void raise_event(Context& c, ibv_event_type type, void* element) noexcept {
   if (c.events.size() == c.events.capacity()) return;  // reserved; the oldest tell most
   ibv_async_event event{};
   event.event_type = type;
-  if (type == IBV_EVENT_CQ_ERR) {
-    event.element.cq = static_cast<ibv_cq*>(element);
-  } else {
-    event.element.qp = static_cast<ibv_qp*>(element);
+  switch (type) {
+    case IBV_EVENT_CQ_ERR:
+      event.element.cq = static_cast<ibv_cq*>(element);
+      break;
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+      event.element.srq = static_cast<ibv_srq*>(element);
+      break;
+    default:
+      event.element.qp = static_cast<ibv_qp*>(element);
   }
   c.events.push_back(event);
 }
 
 void drop_events(Context& c, const void* element) noexcept {
-  std::erase_if(c.events, [&](const ibv_async_event& event) {
-    return (event.event_type == IBV_EVENT_CQ_ERR ? static_cast<const void*>(event.element.cq)
-                                                 : event.element.qp) == element;
-  });
+  std::erase_if(c.events,
+                [&](const ibv_async_event& event) { return element_of(event) == element; });
 }
 
 void stall(Qp& qp) noexcept {

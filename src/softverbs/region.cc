@@ -17,6 +17,27 @@
 #include "softverbs/lane_io.h"
 
 namespace spinwire::softverbs {
+std::uint32_t take_slot(RegionSlots& regions) {
+  constexpr std::uint32_t kRest = 1024;  // so many registrations an entry rests before its next use
+  const bool fresh = regions.slots.size() < kMaxRegions;
+  if (regions.free == 0 || (fresh && regions.free < kRest)) {
+    if (!fresh) return 0;
+    regions.slots.emplace_back();
+    return static_cast<std::uint32_t>(regions.slots.size() - 1);
+  }
+  const std::uint32_t index = regions.first_free;
+  regions.first_free = regions.slots[index].next;
+  --regions.free;
+  return index;
+}
+
+void give_slot_back(RegionSlots& regions, std::uint32_t index) noexcept {
+  regions.slots[index].next = 0;
+  (regions.free == 0 ? regions.first_free : regions.slots[regions.last_free].next) = index;
+  regions.last_free = index;
+  ++regions.free;
+}
+
 namespace {
 
 constexpr int kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
@@ -53,28 +74,6 @@ std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
   return free;
 }
 
-/// An entry of the region table; 0 if all are in use.
-std::uint32_t take_slot(RegionSlots& regions) {
-  constexpr std::uint32_t kRest = 1024;  // so many registrations an entry rests before its next use
-  const bool fresh = regions.slots.size() < kMaxRegions;
-  if (regions.free == 0 || (fresh && regions.free < kRest)) {
-    if (!fresh) return 0;
-    regions.slots.emplace_back();
-    return static_cast<std::uint32_t>(regions.slots.size() - 1);
-  }
-  const std::uint32_t index = regions.first_free;
-  regions.first_free = regions.slots[index].next;
-  --regions.free;
-  return index;
-}
-
-void give_slot_back(RegionSlots& regions, std::uint32_t index) noexcept {
-  regions.slots[index].next = 0;
-  (regions.free == 0 ? regions.first_free : regions.slots[regions.last_free].next) = index;
-  regions.last_free = index;
-  ++regions.free;
-}
-
 ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, int access) {
   auto mr = std::make_unique<Mr>();
   c.object_users.reserve(std::min<std::size_t>(c.object_users.size() + 1, kMaxObjects));
@@ -83,10 +82,9 @@ ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, i
     errno = ENOMEM;
     return nullptr;
   }
-  // 14 bits of generation above the index; 0 is left out so that a key is never 0.
   std::uint32_t& generation = c.regions.slots[index].generation;
-  generation = generation % 0x3fff + 1;
-  const std::uint32_t key = generation << 18 | index;
+  generation = (generation + 1) & kGenerationMask;
+  const std::uint32_t key = region_key(index, generation);
 
   RegionEntry& region = c.segment->regions[index];
   region.access = static_cast<std::uint32_t>(access);
@@ -169,6 +167,7 @@ int dereg_mr(ibv_mr* base) noexcept {
   Context& c = context_of(mr->context);
   // A forked child has the segment in common with its parent, who still uses the key.
   if (c.segment->pid != static_cast<std::uint32_t>(getpid())) return EPERM;
+  if (c.regions.slots[mr->index].windows != 0) return EBUSY;
   RegionEntry& region = c.segment->regions[mr->index];
   if (!mr->dead) {
     region.key.store(0, std::memory_order_release);
@@ -224,12 +223,23 @@ MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generati
 
 }  // namespace
 
+/// Whether the key is one of a window for queue pair `qpn`. A window's owner looks at what we are
+/// at without a barrier that reaches over to us, so there is one here, before the key is looked at.
+[[gnu::noinline]] static bool enter_window(Peer& peer, const RegionEntry& region, std::uint32_t key,
+                                           std::uint32_t qpn) noexcept {
+  if (region.pd != window_scope(qpn)) return false;
+  peer.out.control->busy.exchange(peer.out.busy, std::memory_order_seq_cst);
+  return region.key.load(std::memory_order_seq_cst) == key && region.pd == window_scope(qpn);
+}
+
 RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::uint64_t length,
-                    std::uint32_t key, std::uint32_t access) noexcept {
+                    std::uint32_t key, std::uint32_t access, std::uint32_t qpn) noexcept {
   const RegionEntry& region = peer.segment->regions[region_index(key)];
   if (region.key.load(std::memory_order_acquire) != key || key == 0) return {};
-  if (region.pd != pd || (region.access & access) != access || address < region.address ||
-      length > region.length || address - region.address > region.length - length) {
+  if (region.pd != pd && !enter_window(peer, region, key, qpn)) [[unlikely]]
+    return {};
+  if ((region.access & access) != access || address < region.address || length > region.length ||
+      address - region.address > region.length - length) {
     return {};
   }
   if (peer.same_process) return {RemoteBytes::Kind::direct, pointer(address), address};

@@ -10,10 +10,16 @@ namespace spinwire::softverbs {
 
 /// libibverbs calls: null and errno, or an errno value. Set-up.
 ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexcept;
-/// The key dies at once; EBUSY while a peer is in the midst of an access (call again).
+/// The key dies at once; EBUSY while a peer is in the midst of an access (call again). EBUSY and
+/// nothing changed while windows are bound to the region.
 int dereg_mr(ibv_mr* mr) noexcept;
 
-/// Whether `sge` lies within a living registration of `pd` with the rights asked. Hot.
+/// An entry of the region table; 0 if all are in use. May throw std::bad_alloc.
+std::uint32_t take_slot(RegionSlots& regions);
+void give_slot_back(RegionSlots& regions, std::uint32_t index) noexcept;
+
+/// Whether `sge` lies within a living registration of `pd` (or a window, if that is the
+/// window_scope of its queue pair) with the rights asked. Hot.
 inline bool local_allows(const Segment& segment, std::uint64_t pd, const ibv_sge& sge,
                          std::uint32_t access) noexcept {
   const RegionEntry& region = segment.regions[region_index(sge.lkey)];
@@ -36,6 +42,18 @@ inline bool allows_again(const Context& c, const Pd& pd, KnownRegion& known, con
   return true;
 }
 
+/// Whether every element of a work request may be read (or written) by the device.
+inline bool elements_allowed(const Qp& qp, const SendWr& wr, const ibv_sge* sges,
+                             std::uint32_t access) noexcept {
+  if ((wr.flags & IBV_SEND_INLINE) != 0) return true;
+  const Segment& segment = *context_of(qp.context).segment;
+  const std::uint64_t pd = static_cast<Pd*>(qp.pd)->id;
+  for (std::uint32_t i = 0; i < wr.sge_count; ++i) {
+    if (sges[i].length != 0 && !local_allows(segment, pd, sges[i], access)) return false;
+  }
+  return true;
+}
+
 /// Where a peer's bytes can be reached from here.
 struct RemoteBytes {
   enum class Kind : std::uint8_t { refused, direct, kernel } kind = Kind::refused;
@@ -44,10 +62,11 @@ struct RemoteBytes {
 };
 
 /// Resolves [address, address + length) under `key` of `peer`, with the rights asked and within
-/// protection domain `pd` of the peer. To be called, and the bytes touched, between begin_access
-/// and end_access. Maps the object on first use, which makes system calls; hot after that.
+/// protection domain `pd` of the peer or through a window for its queue pair `qpn`. To be called,
+/// and the bytes touched, between begin_access and end_access. Maps the object on first use, which
+/// makes system calls; hot after that.
 RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::uint64_t length,
-                    std::uint32_t key, std::uint32_t access) noexcept;
+                    std::uint32_t key, std::uint32_t access, std::uint32_t qpn) noexcept;
 
 /// Mark the initiator busy with plain stores; the revoker's membarrier makes up for the fence that
 /// is missing here.

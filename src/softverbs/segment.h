@@ -27,7 +27,8 @@ inline constexpr std::uint32_t kNoObject = ~0u;
 struct Line {
   // mark:8 | opcode:4 | flags:4 | psn:24 | queue pair:24; datagrams name their sender as the PSN
   std::atomic<std::uint64_t> word;
-  std::uint32_t imm;     ///< network order, as the work request has it; of datagrams the Q_Key
+  /// As the work request has it: in network order, or a key to invalidate. The Q_Key of datagrams.
+  std::uint32_t imm;
   std::uint16_t length;  ///< payload bytes in the lane; for a reference, of its descriptors
   std::uint16_t ack;     ///< low bits of what the sender has consumed of the opposite lane
   std::byte payload[48];
@@ -44,7 +45,15 @@ static_assert(std::endian::native == std::endian::little);
 inline constexpr std::size_t kFirstLineBytes = 48;
 inline constexpr std::size_t kNextLineBytes = 56;
 
-enum class Packet : std::uint8_t { none, send, send_imm, write_imm, datagram = 14, datagram_imm };
+enum class Packet : std::uint8_t {
+  none,
+  send,
+  send_imm,
+  write_imm,
+  send_inv,
+  datagram = 14,
+  datagram_imm
+};
 
 namespace line_flag {
 inline constexpr std::uint64_t kReference = 1;  ///< payload is Reference descriptors
@@ -128,14 +137,19 @@ constexpr std::uint64_t queue_pair_ident(std::uint32_t local, std::uint32_t remo
   return std::uint64_t{local} << 32 | std::uint64_t{remote} << 8 | kServed;
 }
 
-/// A registered range. The fields beside `key` change only while no peer can be reading them: at
-/// registration under a dead key, reused only after every peer was seen idle.
+/// What a window has for its domain: the queue pair that alone may use it. No domain has such an
+/// id.
+constexpr std::uint64_t window_scope(std::uint32_t qpn) { return std::uint64_t{1} << 63 | qpn; }
+
+/// A registered range, or part of one that a window was bound to. The fields beside `key` change
+/// only while no peer can be reading them: at registration under a dead key, reused only after
+/// every peer was seen idle.
 struct alignas(64) RegionEntry {
   std::atomic<std::uint32_t> key;  ///< 0: dead
   std::uint32_t access;
   std::uint64_t address;
   std::uint64_t length;
-  std::uint64_t pd;
+  std::uint64_t pd;  ///< a domain's id, or a window_scope
   std::uint64_t object_offset;
   std::uint32_t object;  ///< kNoObject: private memory, reached through the kernel
   std::uint32_t object_generation;
@@ -150,6 +164,12 @@ struct alignas(64) ObjectEntry {
   std::uint64_t inode;
 };
 
+/// Guards atomics on part of the owner's private memory.
+struct alignas(64) AtomicLock {
+  std::atomic<std::uint64_t> holder;  ///< process_word of who holds it, 0: nobody
+};
+inline constexpr std::uint32_t kAtomicLocks = 64;
+
 struct Segment {
   std::uint64_t magic;
   std::uint32_t version;
@@ -162,6 +182,7 @@ struct Segment {
   alignas(64) std::atomic<std::uint64_t> doorbells[kMaxLanes / 64];
   LaneEntry directory[kMaxLanes];
   ObjectEntry objects[kMaxObjects];
+  AtomicLock atomic_locks[kAtomicLocks];  ///< by address
   QueuePairEntry queue_pairs[kMaxQueuePairs];
   RegionEntry regions[kMaxRegions];
   alignas(4096) Lane lanes[kMaxLanes];
@@ -170,7 +191,14 @@ struct Segment {
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // Keys and numbers: an index and a generation, so that a stale one is recognised.
-constexpr std::uint32_t region_index(std::uint32_t key) { return key & (kMaxRegions - 1); }
+// The low 8 bits of a window's key are the consumer's.
+inline constexpr std::uint32_t kGenerationBits = 14;
+inline constexpr std::uint32_t kGenerationMask = (1u << kGenerationBits) - 1;
+static_assert(std::uint64_t{kMaxRegions} << kGenerationBits == std::uint64_t{1} << 32);
+constexpr std::uint32_t region_index(std::uint32_t key) { return key >> kGenerationBits; }
+constexpr std::uint32_t region_key(std::uint32_t index, std::uint32_t generation) {
+  return index << kGenerationBits | generation;
+}
 constexpr std::uint32_t queue_pair_index(std::uint32_t qpn) { return qpn & (kMaxQueuePairs - 1); }
 
 // The word of a line.

@@ -1,4 +1,4 @@
-// The send queue: posting, transmission into lanes, one-sided work, completion. Hot.
+// The send queue: posting, transmission into lanes, completion. Hot.
 #include <errno.h>
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include "softverbs/objects.h"
 #include "softverbs/queue.h"
 #include "softverbs/region.h"
+#include "softverbs/window.h"
 
 namespace spinwire::softverbs {
 namespace {
@@ -23,18 +24,6 @@ constexpr std::uint32_t kTargetBytes = sizeof(ibv_sge);
 const ibv_sge* elements(Qp& qp, std::uint32_t slot) noexcept {
   const SendWr& wr = qp.sq[slot];
   return wr.sge_count == 1 ? &wr.first : &qp.sq_sges[std::size_t{slot} * qp.max_sge];
-}
-
-/// Whether every element may be read (or written, for READ) by the device.
-bool elements_allowed(Qp& qp, const SendWr& wr, const ibv_sge* sges,
-                      std::uint32_t access) noexcept {
-  if ((wr.flags & IBV_SEND_INLINE) != 0) return true;
-  const Context& c = context_of(qp.context);
-  const std::uint64_t pd = static_cast<Pd*>(qp.pd)->id;
-  for (std::uint32_t i = 0; i < wr.sge_count; ++i) {
-    if (sges[i].length != 0 && !local_allows(*c.segment, pd, sges[i], access)) return false;
-  }
-  return true;
 }
 
 /// Gathers an inline work request's bytes beside the queue, so that the user's memory is free at
@@ -54,16 +43,33 @@ void keep_inline(Qp& qp, std::uint32_t slot, SendWr& kept, const ibv_send_wr& wr
   }
 }
 
-bool known_opcode(ibv_wr_opcode opcode) noexcept {
-  switch (opcode) {
-    case IBV_WR_SEND:
-    case IBV_WR_SEND_WITH_IMM:
-    case IBV_WR_RDMA_WRITE:
-    case IBV_WR_RDMA_WRITE_WITH_IMM:
-    case IBV_WR_RDMA_READ:
-      return true;
+/// Whether the bytes of such a work request may be kept beside the queue: if it only sends them.
+constexpr bool inline_allowed(ibv_wr_opcode opcode) noexcept {
+  return opcode < IBV_WR_RDMA_READ || opcode == IBV_WR_SEND_WITH_INV;
+}
+
+constexpr bool is_local(std::uint8_t opcode) noexcept {
+  return opcode == IBV_WR_BIND_MW || opcode == IBV_WR_LOCAL_INV;
+}
+
+/// What the less common work requests say besides; 0 or an errno value.
+[[gnu::noinline]] int keep_operands(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
+  switch (wr.opcode) {
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+      kept.rkey = wr.wr.atomic.rkey;
+      kept.compare_add = wr.wr.atomic.compare_add;
+      kept.swap = wr.wr.atomic.swap;
+      return 0;
+    case IBV_WR_BIND_MW:
+    case IBV_WR_LOCAL_INV:
+      kept.length = 0;
+      kept.sge_count = 0;
+      return wr.opcode == IBV_WR_BIND_MW ? keep_bind(qp, kept, wr) : 0;
+    case IBV_WR_SEND_WITH_INV:
+      return 0;
     default:
-      return false;
+      return EINVAL;
   }
 }
 
@@ -71,10 +77,8 @@ bool known_opcode(ibv_wr_opcode opcode) noexcept {
 int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
     return ENOMEM;
-  if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge ||
-      !known_opcode(wr.opcode)) [[unlikely]] {
+  if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge) [[unlikely]]
     return EINVAL;
-  }
   std::uint64_t length = 0;
   for (int i = 0; i < wr.num_sge; ++i) length += wr.sg_list[i].length;
   if (length > kMaxMessage) [[unlikely]]
@@ -90,7 +94,7 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   kept.remote_address = wr.wr.rdma.remote_addr;
   kept.rkey = wr.wr.rdma.rkey;
   if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
-    if (length > qp.max_inline || wr.opcode == IBV_WR_RDMA_READ) [[unlikely]]
+    if (length > qp.max_inline || !inline_allowed(wr.opcode)) [[unlikely]]
       return EINVAL;
     keep_inline(qp, slot, kept, wr);
   } else {
@@ -100,6 +104,9 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
     } else {
       std::copy_n(wr.sg_list, wr.num_sge, &qp.sq_sges[std::size_t{slot} * qp.max_sge]);
     }
+  }
+  if (wr.opcode > IBV_WR_RDMA_READ) [[unlikely]] {
+    if (const int error = keep_operands(qp, kept, wr); error != 0) return error;
   }
   ++qp.sq_head;
   return 0;
@@ -150,6 +157,7 @@ bool transmit(Qp& qp, SendWr& wr, const ibv_sge* sges) noexcept {
   const bool targeted = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   const Packet packet = targeted                            ? Packet::write_imm
                         : wr.opcode == IBV_WR_SEND_WITH_IMM ? Packet::send_imm
+                        : wr.opcode == IBV_WR_SEND_WITH_INV ? Packet::send_inv
                                                             : Packet::send;
   const bool reference = wr.length > kLaneBytes && (wr.flags & IBV_SEND_INLINE) == 0;
   const std::uint32_t body =
@@ -293,51 +301,10 @@ inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
   return wr;
 }
 
-enum class Ran : std::uint8_t { done, failed, again };
-
-/// READ and WRITE run here, in the initiator's thread, on the peer's memory.
-Ran run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
-  Peer& peer = *qp.peer;
-  const bool read = wr.opcode == IBV_WR_RDMA_READ;
-  if (!elements_allowed(qp, wr, sges, read ? IBV_ACCESS_LOCAL_WRITE : 0)) {
-    fail_oldest(qp, IBV_WC_LOC_PROT_ERR);
-    return Ran::failed;
-  }
-  const QueuePairEntry& remote = peer.segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
-  const std::uint32_t access = read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
-  begin_access(peer);
-  ibv_wc_status status = IBV_WC_SUCCESS;
-  bool ready = true;
-  if (remote.ident.load(std::memory_order_acquire) != queue_pair_ident(qp.dest_qpn, qp.qp_num) ||
-      remote.remote.load(std::memory_order_relaxed) != peer.context->nonce) {
-    ready = false;
-  } else if ((remote.access.load(std::memory_order_relaxed) & access) != access) {
-    status = IBV_WC_REM_ACCESS_ERR;
-  } else if (wr.length != 0) {
-    const RemoteBytes bytes = resolve(peer, remote.pd.load(std::memory_order_relaxed),
-                                      wr.remote_address, wr.length, wr.rkey, access);
-    if (bytes.kind == RemoteBytes::Kind::refused) {
-      status = IBV_WC_REM_ACCESS_ERR;
-    } else if (!copy_remote(peer, bytes, sges, wr.sge_count, wr.length,
-                            read ? Copy::from_peer : Copy::to_peer)) {
-      status = IBV_WC_REM_OP_ERR;
-      ready = errno != ESRCH;  // a dead process does not answer, that is all
-    }
-  }
-  end_access(peer);
-  if (!ready) {
-    retry(qp, Nak::not_ready, 0);
-    return Ran::again;
-  }
-  if (status != IBV_WC_SUCCESS) {
-    fail_oldest(qp, status);
-    return Ran::failed;
-  }
-  return Ran::done;
-}
-
-bool is_packet(std::uint8_t opcode) noexcept {
-  return opcode != IBV_WR_RDMA_WRITE && opcode != IBV_WR_RDMA_READ;
+constexpr bool is_packet(std::uint8_t opcode) noexcept {
+  constexpr std::uint32_t kPackets = 1u << IBV_WR_SEND | 1u << IBV_WR_SEND_WITH_IMM |
+                                     1u << IBV_WR_SEND_WITH_INV | 1u << IBV_WR_RDMA_WRITE_WITH_IMM;
+  return (kPackets >> opcode & 1) != 0;
 }
 
 }  // namespace
@@ -357,7 +324,7 @@ void pump(Qp& qp) noexcept {
     const std::uint32_t slot = qp.sq_next & qp.sq_mask;
     SendWr& wr = qp.sq[slot];
     const ibv_sge* sges = elements(qp, slot);
-    if (qp.peer->gone) [[unlikely]] {
+    if (qp.peer->gone && !is_local(wr.opcode)) [[unlikely]] {
       if (qp.sq_next == qp.sq_tail) fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
       return;
     }
@@ -371,7 +338,7 @@ void pump(Qp& qp) noexcept {
       ++qp.sq_next;
     } else {
       if (qp.sq_next != qp.sq_tail) return;  // goes on when what is before it is acknowledged
-      if (run_one_sided(qp, wr, sges) != Ran::done) return;
+      if (!(is_local(wr.opcode) ? run_local(qp, wr) : run_one_sided(qp, wr, sges))) return;
       ++qp.sq_next;
       complete_oldest(qp);
     }

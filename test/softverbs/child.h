@@ -1,12 +1,14 @@
-// Test helpers: a process of its own, and what it and its parent tell each other.
+// Test helpers: a second process, and how the two connect.
 #pragma once
 
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -16,12 +18,19 @@
 
 namespace softverbs_test {
 
+/// What each side tells the other about itself.
+struct Card {
+  Endpoint endpoint;
+  std::uint64_t memory;
+  std::uint32_t key;
+};
+
 template <typename T>
-inline void put(int fd, const T& value) {
+void put(int fd, const T& value) {
   must(::write(fd, &value, sizeof value) == static_cast<ssize_t>(sizeof value), "write");
 }
 template <typename T>
-inline T get(int fd) {
+T get(int fd) {
   T value{};
   must(::recv(fd, &value, sizeof value, MSG_WAITALL) == static_cast<ssize_t>(sizeof value), "recv");
   return value;
@@ -81,10 +90,34 @@ class Child {
   spinwire::base::UniqueFd socket_;
 };
 
+/// Exchanges cards over the socket and connects; answers the other's card.
+inline Card meet(Node& node, ibv_qp* qp, int socket, const ConnectOptions& how = {}) {
+  put(socket, Card{node.endpoint(qp), node.address(0), node.mr->rkey});
+  const Card theirs = get<Card>(socket);
+  must(node.init(qp) == 0, "INIT");
+  must(node.rtr(qp, theirs.endpoint, how.rnr_timer) == 0, "RTR");
+  must(node.rts(qp, how.timeout, how.retries, how.rnr_retry) == 0, "RTS");
+  put(socket, 'x');
+  (void)get<char>(socket);  // both are ready
+  sv::control_device(node.context);
+  return theirs;
+}
+
 /// Whether the socket's other end was closed.
 inline bool hung_up(int socket) {
   pollfd end{socket, POLLIN, 0};
   return poll(&end, 1, 0) == 1;
+}
+
+/// Whether a child of ours may reach into us, as the private memory of both must be reached.
+inline bool children_may_look() {
+  std::uint64_t word = 1;
+  Child child([&](int) {
+    std::uint64_t copy = 0;
+    const iovec here{&copy, sizeof copy}, there{&word, sizeof word};
+    must(process_vm_readv(getppid(), &here, 1, &there, 1, 0) == sizeof copy, "process_vm_readv");
+  });
+  return child.wait() == 0;
 }
 
 }  // namespace softverbs_test

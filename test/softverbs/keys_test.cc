@@ -134,9 +134,9 @@ TEST_P(SoftverbsKeys, AddressThatWrapsAround) {
   expect_refused(c);
 }
 TEST_P(SoftverbsKeys, NoSuchKey) {
-  for (const std::uint32_t wrong : {0u, 1u << 18, ~0u}) {
+  for (const std::uint32_t wrong : {0u, 1u, ~0u}) {
     Case c;
-    c.key = wrong == 1u << 18 ? c.key + wrong : wrong;  // the next generation, too
+    c.key = wrong == 1u ? c.key + wrong : wrong;  // the next generation, too
     expect_refused(c);
   }
 }
@@ -346,7 +346,7 @@ TEST(SoftverbsRevocation, BusyPeersAreWaitedFor) {
   ASSERT_EQ(sv::dereg_mr(mr), EBUSY);
   ASSERT_EQ(sv::dereg_mr(mr), EBUSY);
   // The key is dead already.
-  ASSERT_EQ(sv::resolve(peer, 1, link.b.address(0), 8, key, 0).kind,
+  ASSERT_EQ(sv::resolve(peer, 1, link.b.address(0), 8, key, 0, 0).kind,
             sv::RemoteBytes::Kind::refused);
   sv::end_access(peer);
   EXPECT_EQ(sv::dereg_mr(mr), 0);

@@ -91,8 +91,9 @@ class Node {
     sv::close_device(context);
   }
 
-  static constexpr int kAllAccess =
-      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+  static constexpr int kAllAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
+                                    IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC |
+                                    IBV_ACCESS_MW_BIND;
 
   /// With the node's own PD, CQ and SRQ.
   ibv_qp* make_qp() {

@@ -17,32 +17,13 @@
 #include <string>
 #include <thread>
 
+#include "base/unique_fd.h"
 #include "softverbs/child.h"
 #include "softverbs/link.h"
 
 namespace softverbs_test::process {
 
 constexpr std::uint32_t kMegabyte = 1u << 20;
-
-/// What each side tells the other about itself.
-struct Card {
-  Endpoint endpoint;
-  std::uint64_t memory;
-  std::uint32_t key;
-};
-
-/// Exchanges cards over the socket and connects; answers the other's card.
-Card meet(Node& node, ibv_qp* qp, int socket, const ConnectOptions& how = {}) {
-  put(socket, Card{node.endpoint(qp), node.address(0), node.mr->rkey});
-  const Card theirs = get<Card>(socket);
-  must(node.init(qp) == 0, "INIT");
-  must(node.rtr(qp, theirs.endpoint, how.rnr_timer) == 0, "RTR");
-  must(node.rts(qp, how.timeout, how.retries, how.rnr_retry) == 0, "RTS");
-  put(socket, 'x');
-  (void)get<char>(socket);  // both are ready
-  sv::control_device(node.context);
-  return theirs;
-}
 
 NodeOptions for_echo(bool private_memory) {
   NodeOptions options;
@@ -75,17 +56,6 @@ void echo(int socket, bool private_memory) {
     }
     sv::control_device(node.context);
   }
-}
-
-/// Whether a child of ours may reach into us, as the private memory of both must be reached.
-bool children_may_look() {
-  std::uint64_t word = 1;
-  Child child([&](int) {
-    std::uint64_t copy = 0;
-    const iovec here{&copy, sizeof copy}, there{&word, sizeof word};
-    must(process_vm_readv(getppid(), &here, 1, &there, 1, 0) == sizeof copy, "process_vm_readv");
-  });
-  return child.wait() == 0;
 }
 
 class SoftverbsProcesses : public testing::TestWithParam<bool> {};
