@@ -64,6 +64,7 @@ struct Host {
   ibv_context_ops bare{};  ///< the embedded device's own operations
   std::size_t events_told = 0;
   std::uint32_t armed = 0;
+  std::uint32_t empty_polls = 0;  ///< in a row
   std::vector<WatchedCq> watched;
   std::unordered_map<const ibv_qp*, std::unique_ptr<SendBuilder>> builders;
   ibv_cq* idle_cq = nullptr;  ///< of no queue pair: polling it only drives the device

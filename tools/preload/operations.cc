@@ -1,17 +1,34 @@
 // The operations that programs reach through their context, each under its lock.
 #include <sys/eventfd.h>
 
+#include <thread>
+
 #include "preload/host.h"
 
 namespace spinwire::preload {
 
 namespace {
 
-int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) {
+int poll_locked(ibv_cq* cq, int entries, ibv_wc* wc, bool& weary) noexcept {
+  constexpr std::uint32_t kPatience = 256;
   const Guard guard(cq->context);
   Host& host = guard.host();
   const int got = host.bare.poll_cq(cq, entries, wc);
+  if (got == 0) {
+    weary = ++host.empty_polls % kPatience == 0;
+    return 0;
+  }
+  host.empty_polls = 0;
   if (host.armed != 0 && got > 0) note_polled(host, cq, static_cast<std::uint32_t>(got));
+  return got;
+}
+
+/// Programs poll without a pause, as the device works by itself elsewhere. Here the peer's processor
+/// does its work, and may be this one: it gets a chance now and then.
+int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) {
+  bool weary = false;
+  const int got = poll_locked(cq, entries, wc, weary);
+  if (weary) std::this_thread::yield();
   return got;
 }
 
