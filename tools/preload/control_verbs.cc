@@ -14,18 +14,21 @@
 using namespace spinwire;
 using preload::actual;
 using preload::Guard;
+using preload::Kind;
+using preload::made;
 using preload::ours;
 using preload::refuse_with;
+using preload::unmade;
 
 SOFTVERBS_INTERPOSED ibv_pd* ibv_alloc_pd(ibv_context* context) {
   if (!ours(context)) return SOFTVERBS_NEXT(ibv_alloc_pd)(context);
   const Guard guard(context);
-  return softverbs::alloc_pd(context);
+  return made(guard, softverbs::alloc_pd(context), Kind::domain);
 }
 SOFTVERBS_INTERPOSED int ibv_dealloc_pd(ibv_pd* pd) {
   if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_dealloc_pd)(pd);
   const Guard guard(pd->context);
-  return softverbs::dealloc_pd(pd);
+  return unmade(guard, pd, softverbs::dealloc_pd(pd));
 }
 
 // ---- memory -----------------------------------------------------------------------------------
@@ -37,7 +40,7 @@ ibv_mr* register_memory(ibv_pd* pd, void* address, std::size_t length, std::uint
   if (seen_as != reinterpret_cast<std::uint64_t>(address)) return refuse_with<ibv_mr>(EOPNOTSUPP);
   const Guard guard(pd->context);
   const unsigned asked = access & ~static_cast<unsigned>(IBV_ACCESS_OPTIONAL_RANGE);
-  return softverbs::reg_mr(pd, address, length, static_cast<int>(asked));
+  return made(guard, softverbs::reg_mr(pd, address, length, static_cast<int>(asked)), Kind::memory);
 }
 
 /// EBUSY says that a peer is in the midst of an access. Programs do not expect that: wait for it.
@@ -48,7 +51,7 @@ int end_registration(ibv_mr* mr) {
   for (;;) {
     {
       const Guard guard(context);
-      const int error = softverbs::dereg_mr(mr);
+      const int error = unmade(guard, mr, softverbs::dereg_mr(mr));
       if (error != EBUSY || std::chrono::steady_clock::now() >= end) return error;
       softverbs::control_device(context);  // notices that the peer died
     }
@@ -110,7 +113,7 @@ SOFTVERBS_INTERPOSED ibv_cq* ibv_create_cq(ibv_context* context, int entries, vo
     (void)softverbs::destroy_cq(cq);
     return refuse_with<ibv_cq>(ENOMEM);
   }
-  return cq;
+  return made(guard, cq, Kind::completions);
 }
 
 /// Room that is there already is all the room there will be.
@@ -131,7 +134,7 @@ SOFTVERBS_INTERPOSED int ibv_destroy_cq(ibv_cq* cq) {
   }
   preload::wait_for_acknowledgements(cq, handed_out);
   const Guard guard(cq->context);
-  return softverbs::destroy_cq(cq);
+  return unmade(guard, cq, softverbs::destroy_cq(cq));
 }
 
 // ---- shared receive queues --------------------------------------------------------------------
@@ -139,7 +142,7 @@ SOFTVERBS_INTERPOSED int ibv_destroy_cq(ibv_cq* cq) {
 SOFTVERBS_INTERPOSED ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) {
   if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_create_srq)(pd, attr);
   const Guard guard(pd->context);
-  return softverbs::create_srq(pd, attr);
+  return made(guard, softverbs::create_srq(pd, attr), Kind::shared_receives);
 }
 SOFTVERBS_INTERPOSED int ibv_modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) {
   if (!ours(srq->context)) return SOFTVERBS_NEXT(ibv_modify_srq)(srq, attr, mask);
@@ -154,7 +157,7 @@ SOFTVERBS_INTERPOSED int ibv_query_srq(ibv_srq* srq, ibv_srq_attr* attr) {
 SOFTVERBS_INTERPOSED int ibv_destroy_srq(ibv_srq* srq) {
   if (!ours(srq->context)) return SOFTVERBS_NEXT(ibv_destroy_srq)(srq);
   const Guard guard(srq->context);
-  return softverbs::destroy_srq(srq);
+  return unmade(guard, srq, softverbs::destroy_srq(srq));
 }
 
 // ---- queue pairs ------------------------------------------------------------------------------
@@ -162,7 +165,7 @@ SOFTVERBS_INTERPOSED int ibv_destroy_srq(ibv_srq* srq) {
 SOFTVERBS_INTERPOSED ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) {
   if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_create_qp)(pd, attr);
   const Guard guard(pd->context);
-  return softverbs::create_qp(pd, attr);
+  return made(guard, softverbs::create_qp(pd, attr), Kind::queue_pair);
 }
 SOFTVERBS_INTERPOSED int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) {
   if (!ours(qp->context)) return SOFTVERBS_NEXT(ibv_modify_qp)(qp, attr, mask);
@@ -181,7 +184,7 @@ SOFTVERBS_INTERPOSED int ibv_destroy_qp(ibv_qp* base) {
   if (!ours(base->context)) return SOFTVERBS_NEXT(ibv_destroy_qp)(base);
   ibv_qp* qp = actual(base);
   const Guard guard(qp->context);
-  const int error = softverbs::destroy_qp(qp);
+  const int error = unmade(guard, qp, softverbs::destroy_qp(qp));
   if (error == 0) preload::drop_builder(guard.host(), qp);
   return error;
 }
@@ -210,12 +213,12 @@ SOFTVERBS_INTERPOSED int ibv_detach_mcast(ibv_qp* qp, const ibv_gid* gid, std::u
 SOFTVERBS_INTERPOSED ibv_ah* ibv_create_ah(ibv_pd* pd, ibv_ah_attr* attr) {
   if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_create_ah)(pd, attr);
   const Guard guard(pd->context);
-  return preload::later::create_ah(pd, attr);
+  return made(guard, preload::later::create_ah(pd, attr), Kind::address);
 }
 SOFTVERBS_INTERPOSED int ibv_destroy_ah(ibv_ah* ah) {
   if (!ours(ah->context)) return SOFTVERBS_NEXT(ibv_destroy_ah)(ah);
   const Guard guard(ah->context);
-  return preload::later::destroy_ah(ah);
+  return unmade(guard, ah, preload::later::destroy_ah(ah));
 }
 /// The sender is where the header says: there are no LIDs here.
 SOFTVERBS_INTERPOSED int ibv_init_ah_from_wc(ibv_context* context, std::uint8_t port, ibv_wc* wc,

@@ -56,6 +56,7 @@ ibv_context* open_ours() {
 
 int close_ours(ibv_context* context) noexcept {
   Host& host = host_of(context);
+  destroy_leftovers(context);
   {
     const Guard guard(context);
     if (host.device->objects_open > 1) return EBUSY;  // the idle queue is one

@@ -56,11 +56,11 @@ ibv_qp* create_qp_ex(ibv_context*, ibv_qp_init_attr_ex* attr) {
 
 ibv_mw* alloc_mw(ibv_pd* pd, ibv_mw_type type) {
   const Guard guard(pd->context);
-  return later::alloc_mw(pd, type);
+  return made(guard, later::alloc_mw(pd, type), Kind::window);
 }
 int dealloc_mw(ibv_mw* mw) {
   const Guard guard(mw->context);
-  return later::dealloc_mw(mw);
+  return unmade(guard, mw, later::dealloc_mw(mw));
 }
 /// Windows of type 1 alone are bound so.
 int bind_mw(ibv_qp*, ibv_mw*, ibv_mw_bind*) { return EOPNOTSUPP; }

@@ -53,6 +53,18 @@ struct WatchedCq {
 
 struct SendBuilder;
 
+/// In the order in which a context's leftovers can be destroyed.
+enum class Kind : std::uint8_t {
+  queue_pair,
+  address,
+  window,
+  shared_receives,
+  completions,
+  memory,
+  domain,
+  count
+};
+
 struct Host {
   Host();
   Host(const Host&) = delete;
@@ -67,7 +79,8 @@ struct Host {
   std::uint32_t empty_polls = 0;  ///< in a row
   std::vector<WatchedCq> watched;
   std::unordered_map<const ibv_qp*, std::unique_ptr<SendBuilder>> builders;
-  ibv_cq* idle_cq = nullptr;  ///< of no queue pair: polling it only drives the device
+  std::unordered_map<void*, Kind> objects;  ///< that the program made
+  ibv_cq* idle_cq = nullptr;                ///< of no queue pair: polling it only drives the device
 };
 
 /// The device in the list; every context that we opened names it.
@@ -110,6 +123,19 @@ void wait_for_acknowledgements(ibv_cq* cq, std::uint32_t handed_out) noexcept;
 std::uint32_t events_handed_out(const Host& host, const ibv_cq* cq) noexcept;
 /// Before the context goes.
 void stop_driving(Host& host) noexcept;
+
+// leftovers.cc
+/// Under the lock, as the next two.
+void note_made(Host& host, void* object, Kind kind) noexcept;
+template <typename T>
+T* made(const Guard& guard, T* object, Kind kind) noexcept {
+  if (object != nullptr) note_made(guard.host(), object, kind);
+  return object;
+}
+/// An object is gone, if `error` is 0.
+int unmade(const Guard& guard, void* object, int error) noexcept;
+/// What libibverbs leaves to the kernel at closing.
+void destroy_leftovers(ibv_context* context) noexcept;
 
 // extended.cc
 void fill_extended_operations(verbs_context& extended) noexcept;

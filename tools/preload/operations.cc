@@ -23,8 +23,8 @@ int poll_locked(ibv_cq* cq, int entries, ibv_wc* wc, bool& weary) noexcept {
   return got;
 }
 
-/// Programs poll without a pause, as the device works by itself elsewhere. Here the peer's processor
-/// does its work, and may be this one: it gets a chance now and then.
+/// Programs poll without a pause, as the device works by itself elsewhere. Here the peer's
+/// processor does its work, and may be this one: it gets a chance now and then.
 int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) {
   bool weary = false;
   const int got = poll_locked(cq, entries, wc, weary);
