@@ -82,9 +82,10 @@ LIBS := -libverbs -lrdmacm -lhugetlbfs -lxxhash -lfmt -lpthread
 GTEST := /usr/src/googletest/googletest
 INC_src := -Iinclude -Isrc
 INC_tools := -Iinclude -Itools
+INC_preload := -Iinclude -Isrc -Itools
 INC_bench := -Iinclude -Isrc -Ibench
 INC_test = -Iinclude -Isrc -Itest -I$(GEN) -isystem $(GTEST)/include -isystem $(GTEST)
-inc_of = $(INC_$(firstword $(subst /, ,$(1))))
+inc_of = $(INC_$(or $(filter preload,$(word 2,$(subst /, ,$(1)))),$(firstword $(subst /, ,$(1)))))
 
 # ---- sources and what they become -------------------------------------------------------------
 
@@ -102,6 +103,8 @@ LIB_SRC := $(call find,src,*.cc)
 TOOL_SRC := $(wildcard tools/*.cc)
 EXAMPLE_SRC := $(wildcard tools/examples/*.cc)
 TOOL_COMMON_SRC := $(wildcard tools/common/*.cc)
+PRELOAD_SRC := $(wildcard tools/preload/*.cc)
+PROBE_SRC := $(wildcard test/preload/programs/*.cc)
 BENCH_SRC := $(wildcard bench/bench.cc bench/*_bench.cc)
 BENCH_COMMON_SRC := $(wildcard bench/common/*.cc)
 COUNT_SRC := $(wildcard bench/count/*.cc)
@@ -112,6 +115,7 @@ TOOLS := $(addprefix $(BIN)/,$(call dashed,$(TOOL_SRC)))
 EXAMPLES := $(addprefix $(BIN)/,$(call dashed,$(EXAMPLE_SRC)))
 COUNTS := $(addprefix $(BIN)/count-,$(call dashed,$(COUNT_SRC)))
 PEERS := $(addprefix $(BIN)/peer-,$(call dashed,$(PEER_SRC)))
+PROBES := $(addprefix $(BIN)/preload-,$(call dashed,$(PROBE_SRC)))
 BENCH := $(if $(BENCH_SRC),$(BIN)/spinwire-bench)
 TESTS := $(BIN)/spinwire-tests
 
@@ -121,23 +125,27 @@ SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 STATIC := $(LIB)/libspinwire.a
 SONAME := libspinwire.so.$(SOVERSION)
 SHARED := $(LIB)/libspinwire.so.$(VERSION)
+PRELOAD := $(LIB)/libsoftverbs-preload.so
+PRELOAD_RUN := $(BIN)/softverbs-preload
 
 # ---- what can be asked for --------------------------------------------------------------------
 
 .PHONY: all libs tools examples tests everything demo test check bench peers count count-record \
   tidy check-layers check-headers check-format lint clang format asan tsan install install-deps \
-  clean help FORCE
+  preload clean help FORCE
 
 ## all: libraries, tools and examples
-all: libs tools examples
+all: libs tools examples preload
 libs: $(STATIC) $(SHARED)
 tools: $(TOOLS)
 examples: $(EXAMPLES)
+## preload: softverbs-preload, which shows the embedded device to programs for libibverbs
+preload: $(PRELOAD) $(PRELOAD_RUN)
 tests: $(TESTS)
 peers: $(PEERS)
 
 ## everything: all that can be compiled: all, tests, benchmarks, comparators
-everything: all tests peers $(BENCH) $(COUNTS)
+everything: all tests peers $(BENCH) $(COUNTS) $(PROBES)
 
 ## demo: install what is missing, build, run the demonstration
 demo: install-deps
@@ -160,7 +168,7 @@ export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
 ## check: the quick tests (FILTER=Suite* for some of them)
-check: $(TESTS) $(if $(VARIANT),,tools examples)
+check: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES))
 	@timeout -k 10 $(TEST_TIMEOUT) $(TEST_RUN) $< --gtest_filter='$(or $(FILTER),$(QUICK))' \
 	  $(GTEST_ARGS)
 
@@ -226,7 +234,7 @@ $(TEST_OBJ): $(GEN)/tests.inc
 $(TEST_OBJ): OPT = $(TEST_OPT)
 
 -include $(patsubst %.o,%.d,$(TEST_OBJ) $(call object,$(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) \
-  $(TOOL_COMMON_SRC) $(BENCH_SRC) $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC)))
+  $(TOOL_COMMON_SRC) $(BENCH_SRC) $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC)))
 
 # ---- linking ----------------------------------------------------------------------------------
 
@@ -256,6 +264,24 @@ $(SHARED): $(call object,$(LIB_SRC)) $(GEN)/lib.list $(GEN)/link $(EXPORTS)
 	  $(filter %.o,$^) $(LIBS) -o $@
 	$(Q)ln -sf $(@F) $(LIB)/$(SONAME) && ln -sf $(SONAME) $(LIB)/libspinwire.so
 
+# Preloaded into programs that need not know us: it takes of the library what it uses, shows
+# libibverbs' own names and nothing else, and always has libibverbs behind it.
+PRELOAD_EXPORTS := tools/preload/exports.map
+$(PRELOAD): $(call object,$(PRELOAD_SRC)) $(STATIC) $(GEN)/link $(PRELOAD_EXPORTS)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) -shared $(CXXFLAGS) $(SANITIZE) $(LDFLAGS) -Wl,-soname,$(@F) \
+	  -Wl,--version-script=$(PRELOAD_EXPORTS) $(if $(SANITIZE),,-Wl,-z,defs) \
+	  $(filter %.o,$^) $(STATIC) -Wl,--no-as-needed -libverbs -Wl,--as-needed $(LIBS) -o $@
+
+# $(call preload_script,FOLDER OF THE PROGRAM,FOLDER OF THE LIBRARY)
+preload_script = sed 's|@TO_LIB@|$(shell realpath -m --relative-to='$(1)' '$(2)')|' \
+  tools/softverbs_preload.sh
+$(PRELOAD_RUN): tools/softverbs_preload.sh
+	$(call say,GEN,$@)
+	@mkdir -p $(@D)
+	$(Q)$(call preload_script,$(BIN),$(LIB)) >$@ && chmod 755 $@
+
 # $(call program,NAME,SOURCES,ARCHIVES,LIBRARIES): how to link one program.
 define program
 $(BIN)/$(1): $(call object,$(2)) $(3) $(STATIC) $(GEN)/link
@@ -269,6 +295,15 @@ endef
 $(eval $(foreach s,$(TOOL_SRC) $(EXAMPLE_SRC),\
   $(call program,$(call dashed,$(s)),$(s),$(TOOL_COMMON))))
 $(eval $(foreach s,$(COUNT_SRC),$(call program,count-$(call dashed,$(s)),$(s),$(BENCH_COMMON))))
+# Programs of tests that know nothing but libibverbs.
+define probe
+$(BIN)/preload-$(call dashed,$(1)): $(call object,$(1)) $(GEN)/link
+	$$(call say,LINK,$$@)
+	@mkdir -p $$(@D)
+	$$(Q)$$(CXX) $$(CXXFLAGS) $$(SANITIZE) $$(LDFLAGS) $$(filter %.o,$$^) -libverbs -lpthread -o $$@
+
+endef
+$(eval $(foreach s,$(PROBE_SRC),$(call probe,$(s))))
 # Comparators are the only programs that link what they compare with.
 $(eval $(foreach s,$(PEER_SRC),$(call program,peer-$(call dashed,$(s)),$(s),$(BENCH_COMMON),\
   -lucp -lucs)))
@@ -301,7 +336,7 @@ format:
 
 # clang-tidy is slow, so each file is judged again only when its object was: the object knows the
 # headers.
-lint: $(patsubst %.cc,$(BUILD)/lint/%.ok,$(LIB_SRC))
+lint: $(patsubst %.cc,$(BUILD)/lint/%.ok,$(LIB_SRC) $(PRELOAD_SRC))
 $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 	$(call say,TIDY,$*.cc)
 	@mkdir -p $(@D)
@@ -312,7 +347,7 @@ $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 # clang's opinion of every source, without code. Like the objects, up to date until a source or a
 # header changes.
 CLANG_SRC := $(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) $(TOOL_COMMON_SRC) $(BENCH_SRC) \
-  $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) test/all_tests.cc
+  $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC) test/all_tests.cc
 CLANG_OK := $(patsubst %.cc,$(BUILD)/clang/%.ok,$(CLANG_SRC))
 
 ## clang: all sources through the other compiler's front end
@@ -346,13 +381,16 @@ FILL = sed -e 's|@PREFIX@|$(PREFIX)|g' -e 's|@LIBDIR@|$(LIBDIR)|g' -e 's|@VERSIO
 TEMPLATES := tools/dev/install
 
 ## install: headers, libraries, pkg-config and CMake files, tools, conf into DESTDIR/PREFIX
-install: libs tools
+install: libs tools preload
 	$(call say,INST,$(DESTDIR)$(PREFIX))
 	$(Q)install -d $(DESTDIR){$(INCLUDEDIR)/spinwire,$(LIBDIR)/pkgconfig,$(CMAKEDIR)} \
 	  $(DESTDIR){$(BINDIR),$(SHAREDIR)/conf}
 	$(Q)install -m 644 include/spinwire/*.h $(DESTDIR)$(INCLUDEDIR)/spinwire
 	$(Q)install -m 644 $(STATIC) $(DESTDIR)$(LIBDIR)
 	$(Q)install -m 755 $(SHARED) $(DESTDIR)$(LIBDIR)
+	$(Q)install -m 755 $(PRELOAD) $(DESTDIR)$(LIBDIR)
+	$(Q)$(call preload_script,$(BINDIR),$(LIBDIR)) >$(DESTDIR)$(BINDIR)/softverbs-preload
+	$(Q)chmod 755 $(DESTDIR)$(BINDIR)/softverbs-preload
 	$(Q)cp -d $(LIB)/$(SONAME) $(LIB)/libspinwire.so $(DESTDIR)$(LIBDIR)
 	$(Q)$(FILL) $(TEMPLATES)/spinwire.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/spinwire.pc
 	$(Q)for f in SpinwireConfig.cmake SpinwireConfigVersion.cmake; do \

@@ -16,6 +16,7 @@ packages=(
   # to test, check and measure
   googletest libbenchmark-dev libucx-dev valgrind
   clang-14 libclang-rt-14-dev 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
+  ibverbs-utils perftest
   cmake git ca-certificates
 )
 

@@ -296,7 +296,10 @@ struct alignas(8) Pending {
 
 /// One opened device. One thread drives it.
 struct Context {
-  ibv_context verbs{};  ///< first: users hold its address
+  /// What libibverbs finds before an ibv_context that says it is extended; ours does not, unless
+  /// who opened it makes it so.
+  alignas(verbs_context) std::byte extension[offsetof(verbs_context, context)]{};
+  ibv_context verbs{};  ///< users hold its address
   // Hot.
   Segment* segment = nullptr;
   std::uint32_t awake_count = 0;
@@ -339,7 +342,7 @@ struct Context {
 };
 
 inline Context& context_of(ibv_context* c) noexcept {
-  return *reinterpret_cast<Context*>(c);  // `verbs` is the first member
+  return *reinterpret_cast<Context*>(reinterpret_cast<std::byte*>(c) - sizeof(Context::extension));
 }
 
 void raise_event(Context& c, ibv_event_type type, void* element) noexcept;

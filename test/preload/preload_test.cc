@@ -1,0 +1,234 @@
+// Programs of others, unmodified, on the embedded device: each test runs one as server and client,
+// two processes, as their users do.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace preload_test {
+
+using Clock = std::chrono::steady_clock;
+using Words = std::vector<std::string>;
+
+std::string bin() {
+  const char* folder = std::getenv("SPINWIRE_BIN");
+  return folder != nullptr ? folder : "build/bin";
+}
+
+bool installed(const std::string& program) {
+  std::istringstream path(std::getenv("PATH"));
+  for (std::string folder; std::getline(path, folder, ':');) {
+    if (::access((folder + "/" + program).c_str(), X_OK) == 0) return true;
+  }
+  return false;
+}
+
+/// A program under softverbs-preload whose output is kept; killed when it goes away.
+class Program {
+ public:
+  explicit Program(Words words) {
+    words.insert(words.begin(), bin() + "/softverbs-preload");
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    output_ = ::memfd_create("output", MFD_CLOEXEC);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::dup2(output_, STDOUT_FILENO);
+      ::dup2(output_, STDERR_FILENO);
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program() {
+    if (!ended()) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+    ::close(output_);
+  }
+  bool ended() {
+    if (pid_ > 0 && ::waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = -1;
+    return pid_ < 0;
+  }
+  /// The exit code; -1 when the time was over, -2 when a signal ended it.
+  int wait(Clock::time_point end) {
+    while (!ended()) {
+      if (Clock::now() >= end) return -1;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return WIFEXITED(status_) ? WEXITSTATUS(status_) : -2;
+  }
+  [[nodiscard]] std::string output() const {
+    std::string text(static_cast<std::size_t>(::lseek(output_, 0, SEEK_END)), '\0');
+    const ssize_t got = ::pread(output_, text.data(), text.size(), 0);
+    text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+    return text;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int output_ = -1;
+  int status_ = 0;
+};
+
+std::uint16_t free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t length = sizeof address;
+  (void)::bind(socket, reinterpret_cast<sockaddr*>(&address), length);
+  (void)::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length);
+  ::close(socket);
+  return ntohs(address.sin_port);
+}
+
+/// Whether somebody listens, without connecting: the server would take that for its client.
+bool listened_to(std::uint16_t port) {
+  char wanted[16];
+  std::snprintf(wanted, sizeof wanted, ":%04X", port);
+  for (const char* file : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream table(file);
+    for (std::string line; std::getline(table, line);) {
+      std::istringstream words(line);
+      std::string number, local, remote, state;
+      words >> number >> local >> remote >> state;
+      if (local.ends_with(wanted) && state == "0A") return true;
+    }
+  }
+  return false;
+}
+
+struct Outcome {
+  int server = -1;
+  int client = -1;
+  std::string server_output;
+  std::string client_output;
+};
+
+Outcome run_pair(const Words& command, std::chrono::seconds limit) {
+  const auto end = Clock::now() + limit;
+  Outcome outcome;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const std::uint16_t port = free_port();
+    Words words = command;
+    words.insert(words.end(), {"-p", std::to_string(port)});
+    Program server(words);
+    while (!listened_to(port) && !server.ended() && Clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    outcome.server_output = server.output();
+    if (server.ended() && outcome.server_output.find("in use") != std::string::npos)
+      continue;  // somebody else was faster
+    words.emplace_back("localhost");
+    Program client(words);
+    outcome.client = client.wait(end);
+    outcome.server = server.wait(end);
+    outcome.server_output = server.output();
+    outcome.client_output = client.output();
+    return outcome;
+  }
+  return outcome;
+}
+
+void expect_good(const Words& command, const std::string& said = {}) {
+  SCOPED_TRACE(testing::PrintToString(command));
+  const Outcome outcome = run_pair(command, std::chrono::seconds(60));
+  EXPECT_EQ(outcome.server, 0) << outcome.server_output;
+  EXPECT_EQ(outcome.client, 0) << outcome.client_output;
+  EXPECT_NE(outcome.client_output.find(said), std::string::npos) << outcome.client_output;
+  // -c of the ping-pongs tells of wrong bytes, but exits with 0.
+  EXPECT_EQ(outcome.client_output.find("invalid data"), std::string::npos) << outcome.client_output;
+  EXPECT_EQ(outcome.server_output.find("invalid data"), std::string::npos) << outcome.server_output;
+}
+
+#define SKIP_UNLESS_INSTALLED(program, package) \
+  if (!installed(program)) GTEST_SKIP() << "install the package " package
+
+TEST(Preload, ShowsTheDevice) {
+  SKIP_UNLESS_INSTALLED("ibv_devinfo", "ibverbs-utils");
+  Program info({"ibv_devinfo", "-v", "-d", "softverbs"});
+  ASSERT_EQ(info.wait(Clock::now() + std::chrono::seconds(20)), 0) << info.output();
+  const std::string text = info.output();
+  for (const char* part : {"hca_id:\tsoftverbs", "PORT_ACTIVE", "GID[  0]:", "RoCE v2"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST(Preload, WithoutItThereIsNone) {
+  SKIP_UNLESS_INSTALLED("ibv_devinfo", "ibverbs-utils");
+  Program info({"env", "-u", "LD_PRELOAD", "ibv_devinfo", "-d", "softverbs"});
+  EXPECT_NE(info.wait(Clock::now() + std::chrono::seconds(20)), 0) << info.output();
+}
+
+TEST(Preload, PingPongs) {
+  SKIP_UNLESS_INSTALLED("ibv_rc_pingpong", "ibverbs-utils");
+  for (const Words& extra :
+       {Words{}, Words{"-c", "-s", "1000000", "-n", "20"}, Words{"-c", "-s", "1", "-r", "10"},
+        Words{"-c", "-e"}, Words{"-c", "-N"}}) {
+    Words words{"ibv_rc_pingpong", "-d", "softverbs", "-g", "0"};
+    words.insert(words.end(), extra.begin(), extra.end());
+    expect_good(words, "iters in");
+  }
+  // With several queue pairs its two ends stop with messages on the way, and one may see the other
+  // gone: on a network that takes until the retries are over.
+  for (const Words& extra : {Words{"-c", "-q", "1"}, Words{"-c", "-e", "-q", "1"}}) {
+    Words words{"ibv_srq_pingpong", "-d", "softverbs", "-g", "0"};
+    words.insert(words.end(), extra.begin(), extra.end());
+    expect_good(words, "iters in");
+  }
+}
+
+TEST(Preload, ThreadsChannelsAndLeftovers) {
+  Program program({bin() + "/preload-many-threads"});
+  EXPECT_EQ(program.wait(Clock::now() + std::chrono::seconds(60)), 0) << program.output();
+  EXPECT_EQ(program.output(), "done\n");
+}
+
+Words perftest(const std::string& program, const Words& extra) {
+  Words words{program, "-d", "softverbs", "-F", "-x", "0"};
+  words.insert(words.end(), extra.begin(), extra.end());
+  return words;
+}
+
+TEST(Preload, Measurements) {
+  SKIP_UNLESS_INSTALLED("ib_send_lat", "perftest");
+  for (const char* program :
+       {"ib_send_lat", "ib_write_lat", "ib_read_lat", "ib_send_bw", "ib_write_bw", "ib_read_bw"})
+    expect_good(perftest(program, {"-n", "40", "-s", "3000"}), "3000");
+}
+
+TEST(SlowPreload, MeasurementsInOtherWays) {
+  SKIP_UNLESS_INSTALLED("ib_send_bw", "perftest");
+  for (const char* program : {"ib_send_bw", "ib_write_bw", "ib_read_bw"})
+    expect_good(perftest(program, {"-a", "-n", "20"}), "8388608");
+  for (const Words& extra : {Words{"-q", "4"}, Words{"-b"}, Words{"-e"}, Words{"--use-srq"},
+                             Words{"--use_old_post_send"}, Words{"-I", "200", "-s", "64"}}) {
+    Words words = perftest("ib_send_bw", {"-n", "100"});
+    words.insert(words.end(), extra.begin(), extra.end());
+    expect_good(words);
+  }
+}
+
+TEST(Preload, TheCommandTellsItsUse) {
+  Program none({});
+  EXPECT_EQ(none.wait(Clock::now() + std::chrono::seconds(20)), 2);
+  EXPECT_NE(none.output().find("usage:"), std::string::npos);
+  Program exits({"sh", "-c", "exit 7"});
+  EXPECT_EQ(exits.wait(Clock::now() + std::chrono::seconds(20)), 7) << exits.output();
+}
+
+}  // namespace preload_test

@@ -1,0 +1,246 @@
+// Completion channels and asynchronous events: descriptors that programs read, poll(2) or epoll.
+// Nobody drives a softverbs device while its program sleeps, so a thread does as long as a queue
+// with a channel is armed.
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#include "preload/host.h"
+#include "preload/interpose.h"
+#include "softverbs/device.h"
+
+namespace spinwire::preload {
+
+namespace {
+
+WatchedCq* find(Host& host, const ibv_cq* cq) noexcept {
+  for (WatchedCq& watched : host.watched) {
+    if (watched.cq == cq) return &watched;
+  }
+  return nullptr;
+}
+
+std::uint32_t waiting(const ibv_cq* base) noexcept {
+  const auto* cq = static_cast<const softverbs::Cq*>(base);
+  return cq->tail - cq->head;
+}
+
+void disarm(Host& host, WatchedCq& watched) noexcept {
+  if (!watched.armed) return;
+  watched.armed = false;
+  --host.armed;
+}
+
+void fire(Host& host, WatchedCq& watched) noexcept {
+  try {
+    watched.channel->events.push_back(watched.cq);
+  } catch (const std::bad_alloc&) {
+    return;  // stays armed: the next look tries again
+  }
+  disarm(host, watched);
+  (void)eventfd_write(watched.channel->fd, 1);
+}
+
+/// Drives contexts that have an armed queue, and sleeps while there is none.
+class Driver {
+ public:
+  static Driver& get() {
+    static Driver driver;
+    return driver;
+  }
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+  ~Driver() {
+    if (!thread_.joinable()) return;
+    if (pid_ != getpid()) {  // a forked child has no such thread
+      thread_.detach();
+      return;
+    }
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+  void add(Host& host) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (std::find(hosts_.begin(), hosts_.end(), &host) == hosts_.end()) hosts_.push_back(&host);
+    if (!thread_.joinable()) {
+      pid_ = getpid();
+      thread_ = std::thread([this] { run(); });
+    }
+  }
+  void remove(Host& host) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase(hosts_, &host);
+  }
+  /// A queue was armed. Not to be called under the lock of a host, which run() takes inside.
+  void wake() noexcept {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      rounds_ = 0;
+    }
+    wake_.notify_all();
+  }
+
+ private:
+  Driver() = default;
+
+  void run() noexcept {
+    (void)prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!stop_) {
+      bool armed = false;
+      for (Host* host : hosts_) armed = drive(*host) || armed;
+      // Answers often come soon; who waits for longer can wait a little longer.
+      constexpr std::uint32_t kEagerRounds = 1000;
+      const auto nap = std::chrono::microseconds(rounds_ < kEagerRounds ? 10 : 200);
+      if (rounds_ < kEagerRounds) ++rounds_;
+      if (armed) {
+        wake_.wait_for(lock, nap);
+      } else {
+        wake_.wait(lock);
+      }
+    }
+  }
+
+  /// Whether a queue is still armed.
+  static bool drive(Host& host) noexcept {
+    // Acknowledgements that came without a packet are looked for every so many polls.
+    constexpr int kPolls = 50;
+    ibv_context* context = &host.device->verbs;
+    const Guard guard(context);
+    if (host.armed == 0) return false;
+    softverbs::control_device(context);
+    for (int i = 0; i < kPolls; ++i) (void)host.bare.poll_cq(host.idle_cq, 0, nullptr);
+    for (WatchedCq& watched : host.watched) {
+      if (watched.armed && waiting(watched.cq) > watched.older) fire(host, watched);
+    }
+    return host.armed != 0;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Host*> hosts_;
+  std::thread thread_;
+  std::uint32_t rounds_ = 0;
+  pid_t pid_ = 0;
+  bool stop_ = false;
+};
+
+}  // namespace
+
+void note_polled(Host& host, const ibv_cq* cq, std::uint32_t count) noexcept {
+  WatchedCq* watched = find(host, cq);
+  if (watched == nullptr || !watched->armed) return;
+  if (count > watched->older) return fire(host, *watched);
+  watched->older -= count;
+}
+
+void watch(Host& host, ibv_cq* cq, Channel* channel) {
+  host.watched.push_back({cq, channel});
+  cq->channel = channel;
+  ++channel->refcnt;
+}
+
+void unwatch(Host& host, ibv_cq* cq) noexcept {
+  WatchedCq* watched = find(host, cq);
+  if (watched == nullptr) return;
+  disarm(host, *watched);
+  std::erase(watched->channel->events, cq);
+  --watched->channel->refcnt;
+  *watched = host.watched.back();
+  host.watched.pop_back();
+}
+
+std::uint32_t events_handed_out(const Host& host, const ibv_cq* cq) noexcept {
+  const WatchedCq* watched = find(const_cast<Host&>(host), cq);
+  return watched != nullptr ? watched->handed_out : 0;
+}
+
+void wait_for_acknowledgements(ibv_cq* cq, std::uint32_t handed_out) noexcept {
+  pthread_mutex_lock(&cq->mutex);
+  while (cq->comp_events_completed != handed_out) pthread_cond_wait(&cq->cond, &cq->mutex);
+  pthread_mutex_unlock(&cq->mutex);
+}
+
+void stop_driving(Host& host) noexcept { Driver::get().remove(host); }
+
+/// Solicited or not makes no difference: a program may be woken more often than it asked for.
+int req_notify_cq(ibv_cq* cq, int) noexcept {
+  {
+    const Guard guard(cq->context);
+    WatchedCq* watched = find(guard.host(), cq);
+    if (watched == nullptr) return 0;  // without a channel there is nobody to tell
+    if (!watched->armed) {
+      watched->armed = true;
+      ++guard.host().armed;
+      watched->older = waiting(cq);
+    }
+  }
+  Driver::get().wake();
+  return 0;
+}
+
+}  // namespace spinwire::preload
+
+using namespace spinwire;
+using preload::Channel;
+using preload::Guard;
+using preload::ours;
+
+SOFTVERBS_INTERPOSED ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) {
+  if (!ours(context)) return SOFTVERBS_NEXT(ibv_create_comp_channel)(context);
+  try {
+    auto channel = std::make_unique<Channel>();
+    preload::Driver::get().add(preload::host_of(context));
+    channel->context = context;
+    channel->fd = eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
+    return channel->fd < 0 ? nullptr : channel.release();
+  } catch (const std::exception&) {
+    return preload::refuse_with<ibv_comp_channel>(ENOMEM);  // of memory, or of threads
+  }
+}
+
+SOFTVERBS_INTERPOSED int ibv_destroy_comp_channel(ibv_comp_channel* base) {
+  if (!ours(base->context)) return SOFTVERBS_NEXT(ibv_destroy_comp_channel)(base);
+  const Guard guard(base->context);
+  if (base->refcnt != 0) return EBUSY;
+  ::close(base->fd);
+  delete static_cast<Channel*>(base);
+  return 0;
+}
+
+SOFTVERBS_INTERPOSED int ibv_get_cq_event(ibv_comp_channel* base, ibv_cq** cq, void** cq_context) {
+  if (!ours(base->context)) return SOFTVERBS_NEXT(ibv_get_cq_event)(base, cq, cq_context);
+  auto* channel = static_cast<Channel*>(base);
+  for (eventfd_t one = 0;;) {
+    if (eventfd_read(channel->fd, &one) != 0) return -1;
+    const Guard guard(channel->context);
+    if (channel->events.empty()) continue;  // its queue was destroyed
+    *cq = channel->events.front();
+    *cq_context = (*cq)->cq_context;
+    channel->events.pop_front();
+    ++preload::find(guard.host(), *cq)->handed_out;
+    return 0;
+  }
+}
+
+SOFTVERBS_INTERPOSED int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
+  if (!ours(context)) return SOFTVERBS_NEXT(ibv_get_async_event)(context, event);
+  for (eventfd_t one = 0;;) {
+    if (eventfd_read(context->async_fd, &one) != 0) return -1;
+    const Guard guard(context);
+    if (softverbs::get_async_event(context, event) == 0) return 0;
+    // Its object was destroyed.
+  }
+}

@@ -1,0 +1,263 @@
+// Making, changing and destroying the verbs' objects. Each function is libibverbs' own for objects
+// of other devices.
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "preload/host.h"
+#include "preload/interpose.h"
+#include "preload/later_verbs.h"
+#include "softverbs/device.h"
+#include "softverbs/region.h"
+
+using namespace spinwire;
+using preload::actual;
+using preload::Guard;
+using preload::Kind;
+using preload::made;
+using preload::ours;
+using preload::refuse_with;
+using preload::unmade;
+
+SOFTVERBS_INTERPOSED ibv_pd* ibv_alloc_pd(ibv_context* context) {
+  if (!ours(context)) return SOFTVERBS_NEXT(ibv_alloc_pd)(context);
+  const Guard guard(context);
+  return made(guard, softverbs::alloc_pd(context), Kind::domain);
+}
+SOFTVERBS_INTERPOSED int ibv_dealloc_pd(ibv_pd* pd) {
+  if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_dealloc_pd)(pd);
+  const Guard guard(pd->context);
+  return unmade(guard, pd, softverbs::dealloc_pd(pd));
+}
+
+// ---- memory -----------------------------------------------------------------------------------
+
+namespace {
+
+ibv_mr* register_memory(ibv_pd* pd, void* address, std::size_t length, std::uint64_t seen_as,
+                        unsigned access) {
+  if (seen_as != reinterpret_cast<std::uint64_t>(address)) return refuse_with<ibv_mr>(EOPNOTSUPP);
+  const Guard guard(pd->context);
+  const unsigned asked = access & ~static_cast<unsigned>(IBV_ACCESS_OPTIONAL_RANGE);
+  return made(guard, softverbs::reg_mr(pd, address, length, static_cast<int>(asked)), Kind::memory);
+}
+
+/// EBUSY says that a peer is in the midst of an access. Programs do not expect that: wait for it.
+int end_registration(ibv_mr* mr) {
+  constexpr auto kPatience = std::chrono::seconds(2);
+  ibv_context* context = mr->context;
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  for (;;) {
+    {
+      const Guard guard(context);
+      const int error = unmade(guard, mr, softverbs::dereg_mr(mr));
+      if (error != EBUSY || std::chrono::steady_clock::now() >= end) return error;
+      softverbs::control_device(context);  // notices that the peer died
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+}  // namespace
+
+SOFTVERBS_INTERPOSED ibv_mr* ibv_reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) {
+  if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_reg_mr)(pd, address, length, access);
+  return register_memory(pd, address, length, reinterpret_cast<std::uint64_t>(address),
+                         static_cast<unsigned>(access));
+}
+SOFTVERBS_INTERPOSED ibv_mr* ibv_reg_mr_iova(ibv_pd* pd, void* address, std::size_t length,
+                                             std::uint64_t seen_as, int access) {
+  if (!ours(pd->context))
+    return SOFTVERBS_NEXT(ibv_reg_mr_iova)(pd, address, length, seen_as, access);
+  return register_memory(pd, address, length, seen_as, static_cast<unsigned>(access));
+}
+SOFTVERBS_INTERPOSED ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, std::size_t length,
+                                              std::uint64_t seen_as, unsigned access) {
+  if (!ours(pd->context))
+    return SOFTVERBS_NEXT(ibv_reg_mr_iova2)(pd, address, length, seen_as, access);
+  return register_memory(pd, address, length, seen_as, access);
+}
+SOFTVERBS_INTERPOSED ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length,
+                                               std::uint64_t seen_as, int fd, int access) {
+  if (!ours(pd->context))
+    return SOFTVERBS_NEXT(ibv_reg_dmabuf_mr)(pd, offset, length, seen_as, fd, access);
+  return refuse_with<ibv_mr>(EOPNOTSUPP);
+}
+SOFTVERBS_INTERPOSED int ibv_rereg_mr(ibv_mr* mr, int flags, ibv_pd* pd, void* address,
+                                      std::size_t length, int access) {
+  if (!ours(mr->context))
+    return SOFTVERBS_NEXT(ibv_rereg_mr)(mr, flags, pd, address, length, access);
+  errno = EOPNOTSUPP;
+  return IBV_REREG_MR_ERR_INPUT;
+}
+SOFTVERBS_INTERPOSED int ibv_dereg_mr(ibv_mr* mr) {
+  return ours(mr->context) ? end_registration(mr) : SOFTVERBS_NEXT(ibv_dereg_mr)(mr);
+}
+
+// ---- completion queues ------------------------------------------------------------------------
+
+SOFTVERBS_INTERPOSED ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* cq_context,
+                                           ibv_comp_channel* channel, int vector) {
+  if (!ours(context))
+    return SOFTVERBS_NEXT(ibv_create_cq)(context, entries, cq_context, channel, vector);
+  if (vector < 0 || vector >= context->num_comp_vectors) return refuse_with<ibv_cq>(EINVAL);
+  const Guard guard(context);
+  ibv_cq* cq = softverbs::create_cq(context, entries);
+  if (cq == nullptr) return nullptr;
+  cq->cq_context = cq_context;
+  try {
+    if (channel != nullptr)
+      preload::watch(guard.host(), cq, static_cast<preload::Channel*>(channel));
+  } catch (const std::bad_alloc&) {
+    (void)softverbs::destroy_cq(cq);
+    return refuse_with<ibv_cq>(ENOMEM);
+  }
+  return made(guard, cq, Kind::completions);
+}
+
+/// Room that is there already is all the room there will be.
+SOFTVERBS_INTERPOSED int ibv_resize_cq(ibv_cq* cq, int entries) {
+  if (!ours(cq->context)) return SOFTVERBS_NEXT(ibv_resize_cq)(cq, entries);
+  if (entries < 1) return EINVAL;
+  return entries <= cq->cqe ? 0 : EOPNOTSUPP;
+}
+
+SOFTVERBS_INTERPOSED int ibv_destroy_cq(ibv_cq* cq) {
+  if (!ours(cq->context)) return SOFTVERBS_NEXT(ibv_destroy_cq)(cq);
+  std::uint32_t handed_out = 0;
+  {
+    const Guard guard(cq->context);
+    if (static_cast<softverbs::Cq*>(cq)->users != 0) return EBUSY;
+    handed_out = preload::events_handed_out(guard.host(), cq);
+    preload::unwatch(guard.host(), cq);
+  }
+  preload::wait_for_acknowledgements(cq, handed_out);
+  const Guard guard(cq->context);
+  return unmade(guard, cq, softverbs::destroy_cq(cq));
+}
+
+// ---- shared receive queues --------------------------------------------------------------------
+
+SOFTVERBS_INTERPOSED ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) {
+  if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_create_srq)(pd, attr);
+  const Guard guard(pd->context);
+  return made(guard, softverbs::create_srq(pd, attr), Kind::shared_receives);
+}
+SOFTVERBS_INTERPOSED int ibv_modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) {
+  if (!ours(srq->context)) return SOFTVERBS_NEXT(ibv_modify_srq)(srq, attr, mask);
+  const Guard guard(srq->context);
+  return preload::later::modify_srq(srq, attr, mask);
+}
+SOFTVERBS_INTERPOSED int ibv_query_srq(ibv_srq* srq, ibv_srq_attr* attr) {
+  if (!ours(srq->context)) return SOFTVERBS_NEXT(ibv_query_srq)(srq, attr);
+  const Guard guard(srq->context);
+  return preload::later::query_srq(srq, attr);
+}
+SOFTVERBS_INTERPOSED int ibv_destroy_srq(ibv_srq* srq) {
+  if (!ours(srq->context)) return SOFTVERBS_NEXT(ibv_destroy_srq)(srq);
+  const Guard guard(srq->context);
+  return unmade(guard, srq, softverbs::destroy_srq(srq));
+}
+
+// ---- queue pairs ------------------------------------------------------------------------------
+
+SOFTVERBS_INTERPOSED ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) {
+  if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_create_qp)(pd, attr);
+  const Guard guard(pd->context);
+  return made(guard, softverbs::create_qp(pd, attr), Kind::queue_pair);
+}
+SOFTVERBS_INTERPOSED int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) {
+  if (!ours(qp->context)) return SOFTVERBS_NEXT(ibv_modify_qp)(qp, attr, mask);
+  const Guard guard(qp->context);
+  const int error = softverbs::modify_qp(actual(qp), attr, mask);
+  qp->state = actual(qp)->state;
+  return error;
+}
+SOFTVERBS_INTERPOSED int ibv_query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask,
+                                      ibv_qp_init_attr* init) {
+  if (!ours(qp->context)) return SOFTVERBS_NEXT(ibv_query_qp)(qp, attr, mask, init);
+  const Guard guard(qp->context);
+  return softverbs::query_qp(actual(qp), attr, mask, init);
+}
+SOFTVERBS_INTERPOSED int ibv_destroy_qp(ibv_qp* base) {
+  if (!ours(base->context)) return SOFTVERBS_NEXT(ibv_destroy_qp)(base);
+  ibv_qp* qp = actual(base);
+  const Guard guard(qp->context);
+  const int error = unmade(guard, qp, softverbs::destroy_qp(qp));
+  if (error == 0) preload::drop_builder(guard.host(), qp);
+  return error;
+}
+SOFTVERBS_INTERPOSED int ibv_query_qp_data_in_order(ibv_qp* qp, ibv_wr_opcode opcode,
+                                                    std::uint32_t flags) {
+  return ours(qp->context) ? 0 : SOFTVERBS_NEXT(ibv_query_qp_data_in_order)(qp, opcode, flags);
+}
+SOFTVERBS_INTERPOSED int ibv_set_ece(ibv_qp* qp, ibv_ece* ece) {
+  return ours(qp->context) ? EOPNOTSUPP : SOFTVERBS_NEXT(ibv_set_ece)(qp, ece);
+}
+/// There are no options to agree upon, which all zeros say.
+SOFTVERBS_INTERPOSED int ibv_query_ece(ibv_qp* qp, ibv_ece* ece) {
+  if (!ours(qp->context)) return SOFTVERBS_NEXT(ibv_query_ece)(qp, ece);
+  *ece = {};
+  return 0;
+}
+SOFTVERBS_INTERPOSED int ibv_attach_mcast(ibv_qp* qp, const ibv_gid* gid, std::uint16_t lid) {
+  return ours(qp->context) ? EOPNOTSUPP : SOFTVERBS_NEXT(ibv_attach_mcast)(qp, gid, lid);
+}
+SOFTVERBS_INTERPOSED int ibv_detach_mcast(ibv_qp* qp, const ibv_gid* gid, std::uint16_t lid) {
+  return ours(qp->context) ? EOPNOTSUPP : SOFTVERBS_NEXT(ibv_detach_mcast)(qp, gid, lid);
+}
+
+// ---- address handles --------------------------------------------------------------------------
+
+SOFTVERBS_INTERPOSED ibv_ah* ibv_create_ah(ibv_pd* pd, ibv_ah_attr* attr) {
+  if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_create_ah)(pd, attr);
+  const Guard guard(pd->context);
+  return made(guard, preload::later::create_ah(pd, attr), Kind::address);
+}
+SOFTVERBS_INTERPOSED int ibv_destroy_ah(ibv_ah* ah) {
+  if (!ours(ah->context)) return SOFTVERBS_NEXT(ibv_destroy_ah)(ah);
+  const Guard guard(ah->context);
+  return unmade(guard, ah, preload::later::destroy_ah(ah));
+}
+/// The sender is where the header says: there are no LIDs here.
+SOFTVERBS_INTERPOSED int ibv_init_ah_from_wc(ibv_context* context, std::uint8_t port, ibv_wc* wc,
+                                             ibv_grh* grh, ibv_ah_attr* attr) {
+  if (!ours(context)) return SOFTVERBS_NEXT(ibv_init_ah_from_wc)(context, port, wc, grh, attr);
+  *attr = {};
+  if (port != 1 || (wc->wc_flags & IBV_WC_GRH) == 0) return errno = EINVAL, -1;
+  attr->is_global = 1;
+  attr->port_num = port;
+  attr->sl = wc->sl;
+  attr->grh.dgid = grh->sgid;
+  attr->grh.hop_limit = 0xff;
+  return 0;
+}
+SOFTVERBS_INTERPOSED ibv_ah* ibv_create_ah_from_wc(ibv_pd* pd, ibv_wc* wc, ibv_grh* grh,
+                                                   std::uint8_t port) {
+  if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_create_ah_from_wc)(pd, wc, grh, port);
+  ibv_ah_attr attr;
+  if (ibv_init_ah_from_wc(pd->context, port, wc, grh, &attr) != 0) return nullptr;
+  return ibv_create_ah(pd, &attr);
+}
+/// There is no Ethernet below.
+SOFTVERBS_INTERPOSED int ibv_resolve_eth_l2_from_gid(ibv_context* context, ibv_ah_attr* attr,
+                                                     std::uint8_t* mac, std::uint16_t* vlan) {
+  return ours(context) ? EOPNOTSUPP
+                       : SOFTVERBS_NEXT(ibv_resolve_eth_l2_from_gid)(context, attr, mac, vlan);
+}
+
+// ---- objects of other processes ---------------------------------------------------------------
+
+SOFTVERBS_INTERPOSED ibv_pd* ibv_import_pd(ibv_context* context, std::uint32_t handle) {
+  return ours(context) ? refuse_with<ibv_pd>(EOPNOTSUPP)
+                       : SOFTVERBS_NEXT(ibv_import_pd)(context, handle);
+}
+SOFTVERBS_INTERPOSED ibv_mr* ibv_import_mr(ibv_pd* pd, std::uint32_t handle) {
+  return ours(pd->context) ? refuse_with<ibv_mr>(EOPNOTSUPP)
+                           : SOFTVERBS_NEXT(ibv_import_mr)(pd, handle);
+}
+SOFTVERBS_INTERPOSED ibv_dm* ibv_import_dm(ibv_context* context, std::uint32_t handle) {
+  return ours(context) ? refuse_with<ibv_dm>(EOPNOTSUPP)
+                       : SOFTVERBS_NEXT(ibv_import_dm)(context, handle);
+}

@@ -1,0 +1,150 @@
+// A softverbs device opened by a program that knows libibverbs only: what surrounds the embedded
+// device to make it thread-safe and to wake who sleeps on it.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "softverbs/objects.h"
+
+namespace spinwire::preload {
+
+/// First come, first served: a thread that polls in a tight loop must not shut out one that posts.
+class FairLock {
+ public:
+  void lock() noexcept {
+    const std::uint32_t ticket = next_.fetch_add(1, std::memory_order_relaxed);
+    for (;;) {
+      const std::uint32_t now = serving_.load(std::memory_order_acquire);
+      if (now == ticket) return;
+      serving_.wait(now, std::memory_order_acquire);  // spins a while before it sleeps
+    }
+  }
+  void unlock() noexcept {
+    serving_.fetch_add(1);
+    serving_.notify_all();
+  }
+
+ private:
+  std::atomic<std::uint32_t> next_{0};
+  std::atomic<std::uint32_t> serving_{0};
+};
+
+/// Its descriptor counts events, one per read; what they are lies in `events`.
+struct Channel : ibv_comp_channel {
+  std::deque<ibv_cq*> events;
+};
+
+/// A completion queue that was made with a channel.
+struct WatchedCq {
+  ibv_cq* cq;
+  Channel* channel;
+  bool armed = false;
+  std::uint32_t older = 0;       ///< completions that were there when it was armed
+  std::uint32_t handed_out = 0;  ///< events, to be acknowledged before it goes
+};
+
+struct SendBuilder;
+
+/// In the order in which a context's leftovers can be destroyed.
+enum class Kind : std::uint8_t {
+  queue_pair,
+  address,
+  window,
+  shared_receives,
+  completions,
+  memory,
+  domain,
+  count
+};
+
+struct Host {
+  Host();
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+  ~Host();
+
+  FairLock lock;
+  softverbs::Context* device = nullptr;
+  ibv_context_ops bare{};  ///< the embedded device's own operations
+  std::size_t events_told = 0;
+  std::uint32_t armed = 0;
+  std::uint32_t empty_polls = 0;  ///< in a row
+  std::vector<WatchedCq> watched;
+  std::unordered_map<const ibv_qp*, std::unique_ptr<SendBuilder>> builders;
+  std::unordered_map<void*, Kind> objects;  ///< that the program made
+  ibv_cq* idle_cq = nullptr;                ///< of no queue pair: polling it only drives the device
+};
+
+/// The device in the list; every context that we opened names it.
+extern ibv_device the_device;
+
+inline bool ours(const ibv_context* context) noexcept {
+  return context != nullptr && context->device == &the_device;
+}
+inline Host& host_of(ibv_context* context) noexcept {
+  return *reinterpret_cast<Host*>(verbs_get_ctx(context)->priv);
+}
+
+/// Holds the context's lock; on the way out tells of asynchronous events that came up.
+class Guard {
+ public:
+  explicit Guard(ibv_context* context) noexcept : host_(host_of(context)) { host_.lock.lock(); }
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+  ~Guard() {
+    if (host_.device->events.size() != host_.events_told) tell_events(host_);
+    host_.lock.unlock();
+  }
+  [[nodiscard]] Host& host() const noexcept { return host_; }
+
+ private:
+  static void tell_events(Host& host) noexcept;
+  Host& host_;
+};
+
+// operations.cc
+void lock_operations(ibv_context_ops& ops) noexcept;
+
+// channels.cc. The first three under the lock.
+/// The program took `count` completions out of the queue.
+void note_polled(Host& host, const ibv_cq* cq, std::uint32_t count) noexcept;
+void watch(Host& host, ibv_cq* cq, Channel* channel);
+void unwatch(Host& host, ibv_cq* cq) noexcept;
+int req_notify_cq(ibv_cq* cq, int solicited_only) noexcept;
+void wait_for_acknowledgements(ibv_cq* cq, std::uint32_t handed_out) noexcept;
+std::uint32_t events_handed_out(const Host& host, const ibv_cq* cq) noexcept;
+/// Before the context goes.
+void stop_driving(Host& host) noexcept;
+
+// leftovers.cc
+/// Under the lock, as the next two.
+void note_made(Host& host, void* object, Kind kind) noexcept;
+template <typename T>
+T* made(const Guard& guard, T* object, Kind kind) noexcept {
+  if (object != nullptr) note_made(guard.host(), object, kind);
+  return object;
+}
+/// An object is gone, if `error` is 0.
+int unmade(const Guard& guard, void* object, int error) noexcept;
+/// What libibverbs leaves to the kernel at closing.
+void destroy_leftovers(ibv_context* context) noexcept;
+
+// extended.cc
+void fill_extended_operations(verbs_context& extended) noexcept;
+
+// send_builder.cc
+bool make_builder(Host& host, ibv_qp* qp, const ibv_qp_cap& cap) noexcept;
+/// Under the lock.
+void drop_builder(Host& host, const ibv_qp* qp) noexcept;
+/// The queue pair itself, where a program names it by the base of its ibv_qp_ex.
+ibv_qp* actual(ibv_qp* qp) noexcept;
+
+}  // namespace spinwire::preload

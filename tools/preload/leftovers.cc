@@ -1,0 +1,76 @@
+// Programs may close a device whose objects they did not all destroy: the kernel ends them where
+// there is one.
+#include <infiniband/verbs.h>
+
+#include <new>
+#include <vector>
+
+#include "preload/host.h"
+#include "preload/interpose.h"
+
+namespace spinwire::preload {
+
+namespace {
+
+std::uint32_t events_taken(ibv_cq* cq) noexcept {
+  const Guard guard(cq->context);
+  return events_handed_out(guard.host(), cq);
+}
+
+void destroy(void* object, Kind kind) noexcept {
+  switch (kind) {
+    case Kind::queue_pair:
+      (void)ibv_destroy_qp(static_cast<ibv_qp*>(object));
+      break;
+    case Kind::address:
+      (void)ibv_destroy_ah(static_cast<ibv_ah*>(object));
+      break;
+    case Kind::window:
+      (void)ibv_dealloc_mw(static_cast<ibv_mw*>(object));
+      break;
+    case Kind::shared_receives:
+      (void)ibv_destroy_srq(static_cast<ibv_srq*>(object));
+      break;
+    case Kind::completions:
+      // Nobody will acknowledge what it told.
+      static_cast<ibv_cq*>(object)->comp_events_completed =
+          events_taken(static_cast<ibv_cq*>(object));
+      (void)ibv_destroy_cq(static_cast<ibv_cq*>(object));
+      break;
+    case Kind::memory:
+      (void)ibv_dereg_mr(static_cast<ibv_mr*>(object));
+      break;
+    default:
+      (void)ibv_dealloc_pd(static_cast<ibv_pd*>(object));
+  }
+}
+
+}  // namespace
+
+void note_made(Host& host, void* object, Kind kind) noexcept {
+  try {
+    host.objects.emplace(object, kind);
+  } catch (const std::bad_alloc&) {
+    return;  // the program has to destroy this one before it closes the device
+  }
+}
+
+int unmade(const Guard& guard, void* object, int error) noexcept {
+  if (error == 0) guard.host().objects.erase(object);
+  return error;
+}
+
+void destroy_leftovers(ibv_context* context) noexcept {
+  for (std::uint8_t kind = 0; kind < static_cast<std::uint8_t>(Kind::count); ++kind) {
+    std::vector<void*> left;
+    {
+      const Guard guard(context);
+      for (const auto& [object, its_kind] : guard.host().objects) {
+        if (its_kind == static_cast<Kind>(kind)) left.push_back(object);
+      }
+    }
+    for (void* object : left) destroy(object, static_cast<Kind>(kind));
+  }
+}
+
+}  // namespace spinwire::preload
