@@ -7,7 +7,6 @@
 
 #include "preload/host.h"
 #include "preload/interpose.h"
-#include "preload/later_verbs.h"
 #include "softverbs/device.h"
 #include "softverbs/region.h"
 
@@ -147,12 +146,12 @@ SOFTVERBS_INTERPOSED ibv_srq* ibv_create_srq(ibv_pd* pd, ibv_srq_init_attr* attr
 SOFTVERBS_INTERPOSED int ibv_modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) {
   if (!ours(srq->context)) return SOFTVERBS_NEXT(ibv_modify_srq)(srq, attr, mask);
   const Guard guard(srq->context);
-  return preload::later::modify_srq(srq, attr, mask);
+  return softverbs::modify_srq(srq, attr, mask);
 }
 SOFTVERBS_INTERPOSED int ibv_query_srq(ibv_srq* srq, ibv_srq_attr* attr) {
   if (!ours(srq->context)) return SOFTVERBS_NEXT(ibv_query_srq)(srq, attr);
   const Guard guard(srq->context);
-  return preload::later::query_srq(srq, attr);
+  return softverbs::query_srq(srq, attr);
 }
 SOFTVERBS_INTERPOSED int ibv_destroy_srq(ibv_srq* srq) {
   if (!ours(srq->context)) return SOFTVERBS_NEXT(ibv_destroy_srq)(srq);
@@ -213,12 +212,12 @@ SOFTVERBS_INTERPOSED int ibv_detach_mcast(ibv_qp* qp, const ibv_gid* gid, std::u
 SOFTVERBS_INTERPOSED ibv_ah* ibv_create_ah(ibv_pd* pd, ibv_ah_attr* attr) {
   if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_create_ah)(pd, attr);
   const Guard guard(pd->context);
-  return made(guard, preload::later::create_ah(pd, attr), Kind::address);
+  return made(guard, softverbs::create_ah(pd, attr), Kind::address);
 }
 SOFTVERBS_INTERPOSED int ibv_destroy_ah(ibv_ah* ah) {
   if (!ours(ah->context)) return SOFTVERBS_NEXT(ibv_destroy_ah)(ah);
   const Guard guard(ah->context);
-  return unmade(guard, ah, preload::later::destroy_ah(ah));
+  return unmade(guard, ah, softverbs::destroy_ah(ah));
 }
 /// The sender is where the header says: there are no LIDs here.
 SOFTVERBS_INTERPOSED int ibv_init_ah_from_wc(ibv_context* context, std::uint8_t port, ibv_wc* wc,

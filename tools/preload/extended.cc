@@ -5,8 +5,8 @@
 
 #include "preload/host.h"
 #include "preload/interpose.h"
-#include "preload/later_verbs.h"
 #include "softverbs/device.h"
+#include "softverbs/window.h"
 
 namespace spinwire::preload {
 
@@ -56,11 +56,11 @@ ibv_qp* create_qp_ex(ibv_context*, ibv_qp_init_attr_ex* attr) {
 
 ibv_mw* alloc_mw(ibv_pd* pd, ibv_mw_type type) {
   const Guard guard(pd->context);
-  return made(guard, later::alloc_mw(pd, type), Kind::window);
+  return made(guard, softverbs::alloc_mw(pd, type), Kind::window);
 }
 int dealloc_mw(ibv_mw* mw) {
   const Guard guard(mw->context);
-  return unmade(guard, mw, later::dealloc_mw(mw));
+  return unmade(guard, mw, softverbs::dealloc_mw(mw));
 }
 /// Windows of type 1 alone are bound so.
 int bind_mw(ibv_qp*, ibv_mw*, ibv_mw_bind*) { return EOPNOTSUPP; }
