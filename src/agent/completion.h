@@ -62,8 +62,11 @@ inline std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept {
     on_operation_failed(s, a, op->kind, wc);
     end_posted(s, a, status_of(wc.status));
   }
-  if (a.state != ConnectionState::ready && a.posted == nullptr) [[unlikely]]
+  // A goodbye may wait to be posted, as long as the queue pair takes it.
+  if (a.state != ConnectionState::ready && a.posted == nullptr &&
+      (a.deferred == nullptr || a.stage != Stage::up)) [[unlikely]] {
     on_drained(s, a);
+  }
   return ended;
 }
 
