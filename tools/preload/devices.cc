@@ -86,7 +86,7 @@ SOFTVERBS_INTERPOSED ibv_device** ibv_get_device_list(int* count) {
   int real_count = 0;
   ibv_device** real = SOFTVERBS_NEXT(ibv_get_device_list)(&real_count);
   const auto found = static_cast<std::size_t>(real != nullptr ? std::max(real_count, 0) : 0);
-  auto** list = static_cast<ibv_device**>(std::calloc(found + 3, sizeof(ibv_device*)));
+  auto** list = static_cast<ibv_device**>(std::calloc(found + 3, sizeof(void*)));
   if (list == nullptr) {
     if (real != nullptr) SOFTVERBS_NEXT(ibv_free_device_list)(real);
     return static_cast<ibv_device**>(nullptr);
