@@ -20,6 +20,9 @@
 
 namespace {
 
+// A number: the macro mixes it with an enumerator of another type.
+constexpr int kLocalWrite = IBV_ACCESS_LOCAL_WRITE;
+
 void must(bool good, const char* what) {
   if (good) return;
   std::fprintf(stderr, "failed: %s (errno %d: %s)\n", what, errno, std::strerror(errno));
@@ -49,7 +52,7 @@ struct End {
   ibv_pd* pd = ibv_alloc_pd(context);
   ibv_cq* cq = ibv_create_cq(context, 1024, this, channel, 0);
   std::vector<std::uint64_t> memory = std::vector<std::uint64_t>(2 * kThreads * kDepth * kSize / 8);
-  ibv_mr* mr = ibv_reg_mr(pd, memory.data(), memory.size() * 8, IBV_ACCESS_LOCAL_WRITE);
+  ibv_mr* mr = ibv_reg_mr(pd, memory.data(), memory.size() * 8, kLocalWrite);
   std::vector<ibv_qp*> qps;
 
   End() {
@@ -332,7 +335,7 @@ void close_with_leftovers() {
   ibv_pd* pd = ibv_alloc_pd(context);
   ibv_comp_channel* channel = ibv_create_comp_channel(context);
   static std::uint64_t word;
-  must(ibv_reg_mr(pd, &word, sizeof word, IBV_ACCESS_LOCAL_WRITE) != nullptr, "a region");
+  must(ibv_reg_mr(pd, &word, sizeof word, kLocalWrite) != nullptr, "a region");
   ibv_cq* cq = ibv_create_cq(context, 1, nullptr, channel, 0);
   must(cq != nullptr && ibv_req_notify_cq(cq, 0) == 0, "a queue");
   ibv_srq_init_attr shared{};
