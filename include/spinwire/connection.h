@@ -8,6 +8,7 @@
 
 #include "spinwire/buffer.h"
 #include "spinwire/callback.h"
+#include "spinwire/endpoint.h"
 #include "spinwire/export.h"
 #include "spinwire/status.h"
 
@@ -156,6 +157,15 @@ class SPINWIRE_API Connection {
   /// Posts what was deferred on this connection with one doorbell.
   Status flush();
 
+  /// Of a connection made by Engine::prepare(): the peer's end has come. The connection is ready
+  /// as soon as our queue pair is, which may be before the peer has joined; what is sent until then
+  /// is repeated as queue_pair.retry_count and ack_timeout say. Set-up; usable in on_endpoint.
+  /// Errors, with nothing changed: invalid_argument (not prepared, or joined already), protocol,
+  /// unsupported (what the endpoint says), not_connected, wrong_thread, forked_child.
+  Result<void> join(const Endpoint& peer);
+  /// Our end of such a connection; not_connected until on_endpoint has run. Set-up.
+  [[nodiscard]] Result<Endpoint> endpoint() const;
+
   /// Stops accepting operations, lets the outstanding ones complete up to the configured close
   /// time-out, tells the peer, and ends in on_closed. Further calls answer not_connected. Set-up.
   Status close();
@@ -170,7 +180,7 @@ class SPINWIRE_API Connection {
   [[nodiscard]] std::size_t max_message() const noexcept;
   /// Zeroes for a stale handle. Set-up.
   [[nodiscard]] ConnectionStats stats() const noexcept;
-  /// "address:port" of the peer's TCP end. Set-up.
+  /// "address:port" of the peer's TCP end; GID and queue pair if brought up by hand. Set-up.
   [[nodiscard]] std::string peer() const;
 
   friend bool operator==(const Connection&, const Connection&) noexcept = default;

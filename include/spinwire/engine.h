@@ -14,6 +14,7 @@
 #include "spinwire/clock.h"
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
+#include "spinwire/endpoint.h"
 #include "spinwire/export.h"
 #include "spinwire/status.h"
 
@@ -83,6 +84,14 @@ struct ConnectOptions {
   ConnectionHandlers handlers;
 };
 
+struct PrepareOptions {
+  ConnectionHandlers handlers;
+  /// Our end is there: bring it to the peer. May call join() and close().
+  Callback<void(Connection, const Endpoint&)> on_endpoint;
+  /// Until the connection must be ready, up to 1 h; 0: connections.connect_timeout.
+  Nanoseconds timeout{0};
+};
+
 /// A listening address. Dropping it stops listening; connections made through it stay.
 class SPINWIRE_API Listener {
  public:
@@ -137,6 +146,12 @@ class SPINWIRE_API Engine {
   /// Begins to connect; on_ready or on_closed tells. Set-up. Errors: invalid_argument, limit,
   /// system.
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
+
+  /// Makes one end of a connection that the application brings up itself, without sockets of the
+  /// engine's: on_endpoint tells our end, which the application brings to the peer; the peer's goes
+  /// into Connection::join(). Set-up. Errors: invalid_argument, limit, not_connected (the
+  /// engine is being destroyed).
+  Result<Connection> prepare(const PrepareOptions& options);
 
   /// A block with room for `size` bytes, which are not zeroed; empty when the pool is dry or the
   /// call is misused (status() tells). Never blocks, grows or registers. Hot.

@@ -84,8 +84,9 @@ void list_grant(Shared& s, Agent& a) noexcept;
 
 // Cold: life cycle.
 
-/// A fresh agent in `state`; null when the limit is reached.
-Agent* acquire(Shared& s, ConnectionState state, bool outbound) noexcept;
+/// A fresh agent in `state`, which has to be ready within `patience`, by default the configured
+/// time; null when the limit is reached.
+Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds patience = {}) noexcept;
 /// The only writer of Agent::state; stamps the deadline of the new one.
 void enter(Shared& s, Agent& a, ConnectionState state) noexcept;
 /// Takes the next step of the agent's set-up or tear-down, with at most one control verb.
@@ -106,10 +107,12 @@ void on_drained(Shared& s, Agent& a) noexcept;
 void on_timer(Shared& s, Agent& a, TimerKind kind) noexcept;
 /// Ready for traffic: the handshake is done at both ends.
 void become_ready(Shared& s, Agent& a) noexcept;
+/// A message has come while the connection is being made: it vouches for the peer.
+void overtake_handshake(Shared& s, Agent& a) noexcept;
 /// Our side of the handshake.
-wire::EndpointInfo endpoint(const Shared& s, const Agent& a) noexcept;
+Endpoint endpoint(const Shared& s, const Agent& a) noexcept;
 /// The peer's side; false and an error if it cannot be connected to.
-Result<void> take_endpoint(Shared& s, Agent& a, const wire::EndpointInfo& peer);
+Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer);
 /// Appends one of the agent's own operations; false if the pool is out of records.
 bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credits = 0) noexcept;
 /// Puts the handlers in place that the application set while one of the old may have been running.

@@ -236,8 +236,8 @@ bool take_other(Shared& s, Agent* a, Block* block, const ibv_wc& wc) noexcept {
     return false;
   }
   a->last_heard = s.now;
-  // A first message may overtake the last frame of the handshake: it vouches for that.
-  if (a->state == ConnectionState::exchanging && !a->outbound) become_ready(s, *a);
+  // A first message may overtake the last frame of the handshake, or our own last step.
+  if (a->state == ConnectionState::exchanging) overtake_handshake(s, *a);
   if (a->state != ConnectionState::ready) {
     if (a->state == ConnectionState::draining && wc.opcode == IBV_WC_RECV)
       take_while_draining(s, *a, block, wc.byte_len);

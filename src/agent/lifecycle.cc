@@ -141,7 +141,7 @@ Shared::Shared(const Config& settings, const Clock& time)
       incarnation(base::random_seed() | 1),
       starved(settings.connections.maximum, starved_count) {}
 
-Agent* acquire(Shared& s, ConnectionState state, bool outbound) noexcept {
+Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds patience) noexcept {
   if (s.allotted >= s.receive_capacity) return nullptr;  // no receive to promise
   const std::uint32_t index = s.agents.acquire();
   if (index == kNone) return nullptr;
@@ -159,6 +159,9 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound) noexcept {
   a.idle_timer.kind = kIdleTimer;
   a.cause.status = Status::ok;
   a.last_heard = a.last_sent = s.clock.now();
+  a.patience = patience.count() != 0 ? patience
+               : outbound            ? s.config.connections.connect_timeout
+                                     : s.config.connections.handshake_timeout;
   a.stage = Stage::expose;
   enter(s, a, state);
   list_setup(s, a);
@@ -172,11 +175,11 @@ void enter(Shared& s, Agent& a, ConnectionState state) noexcept {
   const Config::Connections& c = s.config.connections;
   switch (state) {
     case ConnectionState::resolving:
-      a.deadline = after(s, c.connect_timeout);
+      a.deadline = after(s, a.patience);
       break;
     case ConnectionState::exchanging:
-      // Outbound: the deadline of the whole attempt goes on.
-      if (!a.outbound) a.deadline = after(s, c.handshake_timeout);
+      // After `resolving` the deadline of the whole attempt goes on.
+      if (a.deadline == 0) a.deadline = after(s, a.patience);
       break;
     case ConnectionState::draining:
       a.deadline = after(s, c.close_timeout);
@@ -327,6 +330,19 @@ bool silent_too_long(Shared& s, Agent& a) noexcept {
   return a.waited > s.clock.ticks(c.peer_timeout);
 }
 
+Error set_up_timed_out(const Agent& a) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(a.patience).count();
+  const char* const remedy =
+      a.by_hand
+          ? "give the peer's endpoint to join(), or allow more time with PrepareOptions::timeout"
+      : a.outbound ? "see whether the peer polls its engine, or raise connections.connect_timeout"
+                   : "see what connects there, or raise connections.handshake_timeout";
+  return {Status::timed_out,
+          fmt::format("{} {} within {} ms", a.outbound ? "connect to" : "shake hands with",
+                      a.peer.data(), ms),
+          fmt::format("still {}", to_string(a.state)), remedy};
+}
+
 }  // namespace
 
 void on_timer(Shared& s, Agent& a, TimerKind kind) noexcept {
@@ -338,15 +354,7 @@ void on_timer(Shared& s, Agent& a, TimerKind kind) noexcept {
       list_setup(s, a);
       return;
     }
-    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(
-        a.outbound ? c.connect_timeout : c.handshake_timeout);
-    fail(s, a,
-         {Status::timed_out,
-          fmt::format("{} {} within {} ms", a.outbound ? "connect to" : "shake hands with",
-                      a.peer.data(), ms.count()),
-          fmt::format("still {}", to_string(a.state)),
-          a.outbound ? "see whether the peer polls its engine, or raise connections.connect_timeout"
-                     : "see what connects there, or raise connections.handshake_timeout"});
+    fail(s, a, set_up_timed_out(a));
     return;
   }
   if (a.state != ConnectionState::ready) return;
@@ -372,10 +380,16 @@ void become_ready(Shared& s, Agent& a) noexcept {
   if (a.handlers.on_ready) a.handlers.on_ready(handle(s, a));
 }
 
-wire::EndpointInfo endpoint(const Shared& s, const Agent& a) noexcept {
-  wire::EndpointInfo info{};
+void overtake_handshake(Shared& s, Agent& a) noexcept {
+  // A peer that was given our endpoint by hand may send as soon as we can receive.
+  if (a.by_hand && a.stage == Stage::rts) (void)advance(s, a);
+  if (a.stage == Stage::up && (a.by_hand || !a.outbound)) become_ready(s, a);
+}
+
+Endpoint endpoint(const Shared& s, const Agent& a) noexcept {
+  Endpoint info{};
   std::copy_n(s.device->gid().raw, info.gid.size(), info.gid.begin());
-  info.gid_type = wire::GidType::softverbs;
+  info.gid_type = GidType::softverbs;
   info.lid = s.device->lid();
   info.qp_num = a.qp->qp_num;
   info.psn = a.psn;
@@ -389,10 +403,10 @@ wire::EndpointInfo endpoint(const Shared& s, const Agent& a) noexcept {
   return info;
 }
 
-Result<void> take_endpoint(Shared& s, Agent& a, const wire::EndpointInfo& peer) {
-  if (peer.gid_type != wire::GidType::softverbs) {
+Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
+  if (peer.gid_type != GidType::softverbs) {
     return base::fail(Status::unsupported, "connect to a peer on an embedded device",
-                      fmt::format("the peer's GID is of type {}", wire::to_string(peer.gid_type)),
+                      fmt::format("the peer's GID is of type {}", to_string(peer.gid_type)),
                       "open the same kind of device at both ends");
   }
   if (peer.credits == 0) {

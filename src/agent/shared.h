@@ -112,6 +112,10 @@ struct alignas(64) Agent {
   bool setup_listed = false;
   bool was_ready = false;
   std::uint32_t handshake = kNone;  ///< exchange in use
+  bool by_hand = false;             ///< no exchange: the application brings the peer's endpoint
+  bool endpoint_told = false;       ///< then: on_endpoint has run
+  Nanoseconds patience{0};          ///< from the first attempt to `ready`
+  Callback<void(Connection, const Endpoint&)> on_endpoint;
   std::uint32_t next_setup = kNone;
   Block* cell_block = nullptr;
   RemoteRegion cell_region;  ///< what the peer is told of the cell

@@ -28,7 +28,11 @@ bool EngineCore::take_setup_step() noexcept {
     a.setup_listed = false;
     const agent::Stage before = a.stage;
     const bool verb = agent::advance(shared, a);
-    if (a.handshake != kNone) progress(handshakes.at(a.handshake));
+    if (a.handshake != kNone) {
+      progress(handshakes.at(a.handshake));
+    } else if (a.by_hand) {
+      progress_by_hand(a);
+    }
     if (a.stage == agent::Stage::over && a.state == ConnectionState::draining) {
       // If it has got into the line again meanwhile, at its next turn.
       if (!a.setup_listed) agent::finish(shared, a);

@@ -43,6 +43,14 @@ struct Listening {
 
 inline constexpr std::uint16_t kHandshakeTimer = 3;
 
+/// The Error of a set-up call from where it must not come, as the guard diagnosed.
+tl::unexpected<Error> misused(Status status, const char* asked);
+tl::unexpected<Error> ending_error(const char* asked);
+/// What the limits say to one more connection.
+Error no_more_connections(const agent::Shared& s, std::string asked);
+/// The peer as errors and Connection::peer() name it.
+void name_peer(agent::Agent& a, std::string_view text) noexcept;
+
 }  // namespace spinwire::engine
 
 namespace spinwire::detail {
@@ -73,6 +81,10 @@ class EngineCore {
   [[nodiscard]] engine::Listening* find_listener(std::uint32_t index,
                                                  std::uint32_t generation) noexcept;
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
+
+  // In by_hand.cc.
+  Result<Connection> prepare(const PrepareOptions& options);
+  Result<void> join(agent::Agent& a, const Endpoint& peer);
 
   [[nodiscard]] agent::Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
     return shared.find(index, generation);
@@ -117,6 +129,7 @@ class EngineCore {
   void progress(engine::Handshake& h) noexcept;
   void progress_inbound(engine::Handshake& h) noexcept;
   void progress_outbound(engine::Handshake& h) noexcept;
+  void progress_by_hand(agent::Agent& a) noexcept;
   void take_hello(engine::Handshake& h) noexcept;
   void take_confirmation(engine::Handshake& h, agent::Agent& a) noexcept;
   void take_answer(engine::Handshake& h, agent::Agent& a) noexcept;

@@ -9,6 +9,18 @@
 #include "engine/core.h"
 
 namespace spinwire {
+
+tl::unexpected<Error> engine::misused(Status status, const char* asked) {
+  switch (status) {
+    case Status::forked_child:
+      return base::fail(status, asked, "this process is a fork of the engine's owner",
+                        "open an engine of its own in the child");
+    default:
+      return base::fail(status, asked, "another thread than the one that opened the engine calls",
+                        "give each thread an engine of its own");
+  }
+}
+
 namespace detail {
 
 using agent::Agent;
@@ -166,34 +178,24 @@ Result<Engine> Engine::open(const Config& config, const Clock& clock) {
   });
 }
 
-namespace {
-
-/// The Error of a set-up call that was misused.
-tl::unexpected<Error> misused(Status status, const char* asked) {
-  switch (status) {
-    case Status::forked_child:
-      return base::fail(status, asked, "this process is a fork of the engine's owner",
-                        "open an engine of its own in the child");
-    default:
-      return base::fail(status, asked, "another thread than the one that opened the engine calls",
-                        "give each thread an engine of its own");
-  }
-}
-
-}  // namespace
-
 int Engine::poll() noexcept { return core_->poll(); }
 int Engine::poll_control() noexcept { return core_->poll_control(); }
 Status Engine::flush() noexcept { return core_->flush(); }
 
 Result<Listener> Engine::listen(std::string_view address, const ListenOptions& options) {
-  if (!core_->guard.owned()) return misused(core_->guard.diagnose(), "listen");
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "listen");
   return base::no_throw("listen", [&] { return core_->listen(address, options); });
 }
 
 Result<Connection> Engine::connect(std::string_view address, const ConnectOptions& options) {
-  if (!core_->guard.owned()) return misused(core_->guard.diagnose(), "connect");
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "connect");
   return base::no_throw("connect", [&] { return core_->connect(address, options); });
+}
+
+Result<Connection> Engine::prepare(const PrepareOptions& options) {
+  constexpr const char* kAsked = "prepare a connection";
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), kAsked);
+  return base::no_throw(kAsked, [&] { return core_->prepare(options); });
 }
 
 Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
@@ -214,7 +216,7 @@ Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
 Status Engine::allocate_status() const noexcept { return core_->allocate_status; }
 
 Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access access) {
-  if (!core_->guard.owned()) return misused(core_->guard.diagnose(), "register memory");
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "register memory");
   return base::no_throw("register memory", [&]() -> Result<MemoryRegion> {
     auto registered = core_->shared.registrations->register_memory(bytes, access);
     if (!registered) return tl::unexpected(registered.error());
@@ -223,7 +225,7 @@ Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access 
 }
 
 Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
-  if (!core_->guard.owned()) return misused(core_->guard.diagnose(), "expose memory");
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "expose memory");
   return base::no_throw("expose memory",
                         [&] { return core_->shared.registrations->expose(slice, access); });
 }

@@ -7,6 +7,28 @@
 #include "base/log.h"
 #include "engine/core.h"
 
+namespace spinwire::engine {
+
+tl::unexpected<Error> ending_error(const char* asked) {
+  return base::fail(Status::not_connected, asked, "the engine is being destroyed",
+                    "open another engine");
+}
+
+Error no_more_connections(const agent::Shared& s, std::string asked) {
+  return {Status::limit, std::move(asked),
+          fmt::format("{} connections, {} of {} receives promised", s.agents.size(), s.allotted,
+                      s.receive_capacity),
+          "raise connections.maximum or queues.receive_depth there"};
+}
+
+void name_peer(agent::Agent& a, std::string_view text) noexcept {
+  const std::size_t n = std::min(text.size(), a.peer.size() - 1);
+  std::copy_n(text.begin(), n, a.peer.begin());
+  a.peer[n] = '\0';
+}
+
+}  // namespace spinwire::engine
+
 namespace spinwire::detail {
 
 using agent::Agent;
@@ -27,21 +49,10 @@ constexpr std::uint64_t token(std::uint32_t generation, std::uint32_t index) noe
   return std::uint64_t{generation & 0x7fffffffu} << 32 | index;
 }
 
-void copy_peer(Agent& a, std::string_view text) noexcept {
-  const std::size_t n = std::min(text.size(), a.peer.size() - 1);
-  std::copy_n(text.begin(), n, a.peer.begin());
-  a.peer[n] = '\0';
-}
-
-tl::unexpected<Error> ended(const char* asked) {
-  return base::fail(Status::not_connected, asked, "the engine is being destroyed",
-                    "open another engine");
-}
-
 }  // namespace
 
 Result<Listener> EngineCore::listen(std::string_view text, const ListenOptions& options) {
-  if (ending) return ended("listen");
+  if (ending) return engine::ending_error("listen");
   auto address = connect::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   auto socket = connect::ListenSocket::open(*address, kBacklog);
@@ -94,7 +105,7 @@ Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
 }
 
 Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptions& options) {
-  if (ending) return ended("connect");
+  if (ending) return engine::ending_error("connect");
   auto address = connect::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   Handshake* h = begin_handshake(false);
@@ -111,12 +122,9 @@ Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptio
   Agent* a = agent::acquire(shared, ConnectionState::resolving, true);
   if (a == nullptr) {
     drop(*h);
-    return base::fail(Status::limit, fmt::format("connect to {}", text),
-                      fmt::format("{} connections, {} of {} receives promised",
-                                  shared.agents.size(), shared.allotted, shared.receive_capacity),
-                      "raise connections.maximum or queues.receive_depth");
+    return tl::unexpected(engine::no_more_connections(shared, fmt::format("connect to {}", text)));
   }
-  copy_peer(*a, address->text().view());
+  engine::name_peer(*a, address->text().view());
   a->handlers = options.handlers;
   a->handshake = h->index;
   h->agent = a->index;
@@ -326,15 +334,12 @@ void EngineCore::take_hello(Handshake& h) noexcept {
   }
   Agent* a = agent::acquire(shared, ConnectionState::exchanging, false);
   if (a == nullptr) {
-    return refuse(h, {Status::limit, "accept one more connection",
-                      fmt::format("{} connections, {} of {} receives promised",
-                                  shared.agents.size(), shared.allotted, shared.receive_capacity),
-                      "raise connections.maximum or queues.receive_depth at the listener"});
+    return refuse(h, engine::no_more_connections(shared, "accept one more connection"));
   }
   h.agent = a->index;
   h.agent_generation = a->generation;
   a->handshake = h.index;
-  copy_peer(*a, h.exchange.peer_address());
+  engine::name_peer(*a, h.exchange.peer_address());
   a->handlers = listening->options.handlers;
   const auto taken = agent::take_endpoint(shared, *a, hello->endpoint);
   if (!taken) {

@@ -15,7 +15,7 @@ namespace {
 // Statuses travel as their number, so the numbers are part of the protocol: new ones go at the end.
 static_assert(static_cast<int>(Status::ok) == 0 && static_cast<int>(Status::timed_out) == 16 &&
               static_cast<int>(Status::refused) == 17 && static_cast<int>(Status::system) == 24);
-static_assert(endpoint_at::max_rd_atomic + sizeof(EndpointInfo::max_rd_atomic) == kEndpointBytes);
+static_assert(endpoint_at::max_rd_atomic + sizeof(Endpoint::max_rd_atomic) == kEndpointBytes);
 static_assert(header_at::features + sizeof(FrameHeader::features) == kHeaderBytes);
 
 constexpr std::uint32_t kQpNumMin = 2;         // 0 and 1 are the management queue pairs
@@ -119,7 +119,7 @@ std::span<std::byte> body_of(Frame& frame) noexcept {
   return std::span(frame.storage).subspan(kHeaderBytes);
 }
 
-Frame encode_endpoint(FrameKind kind, const EndpointInfo& e, const Speaker& speaker) noexcept {
+Frame encode_endpoint(FrameKind kind, const Endpoint& e, const Speaker& speaker) noexcept {
   Frame frame = begin(kind, kEndpointBytes, speaker);
   Writer w(body_of(frame));
   w.copy(endpoint_at::gid, e.gid);
@@ -137,7 +137,7 @@ Frame encode_endpoint(FrameKind kind, const EndpointInfo& e, const Speaker& spea
   return frame;
 }
 
-Result<void> check_address(const EndpointInfo& e) {
+Result<void> check_address(const Endpoint& e) {
   constexpr std::string_view kWhat = "endpoint";
   if (e.gid_type > GidType::softverbs) {
     return bad_field(kWhat, "gid_type", std::to_string(static_cast<unsigned>(e.gid_type)),
@@ -170,20 +170,6 @@ std::string_view to_string(FrameKind kind) noexcept {
       return "refuse";
     case FrameKind::ready:
       return "ready";
-  }
-  return "unknown";
-}
-
-std::string_view to_string(GidType type) noexcept {
-  switch (type) {
-    case GidType::ib:
-      return "ib";
-    case GidType::roce_v1:
-      return "rocev1";
-    case GidType::roce_v2:
-      return "rocev2";
-    case GidType::softverbs:
-      return "softverbs";
   }
   return "unknown";
 }
@@ -272,7 +258,7 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
   return header;
 }
 
-Result<void> check(const EndpointInfo& e) {
+Result<void> check(const Endpoint& e) {
   constexpr std::string_view kWhat = "endpoint";
   if (auto address = check_address(e); !address) return address;
   if (e.mtu < 256 || e.mtu > 4096 || (e.mtu & (e.mtu - 1)) != 0) {
@@ -293,12 +279,12 @@ Result<void> check(const EndpointInfo& e) {
   return {};
 }
 
-Result<EndpointInfo> decode_endpoint(std::span<const std::byte> body) {
+Result<Endpoint> decode_endpoint(std::span<const std::byte> body) {
   if (body.size() != kEndpointBytes) {
     return bad_field("endpoint", "its size", std::to_string(body.size()), "58 bytes");
   }
   Reader r(body);
-  EndpointInfo e;
+  Endpoint e;
   r.copy(endpoint_at::gid, e.gid);
   e.qp_num = r.get<std::uint32_t>(endpoint_at::qp_num);
   e.psn = r.get<std::uint32_t>(endpoint_at::psn);
@@ -354,9 +340,9 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
   const auto wrap = [&](auto part) { return Received{header, std::move(part)}; };
   switch (header.kind) {
     case FrameKind::hello:
-      return decode_endpoint(known).map([&](const EndpointInfo& e) { return wrap(Hello{e}); });
+      return decode_endpoint(known).map([&](const Endpoint& e) { return wrap(Hello{e}); });
     case FrameKind::accept:
-      return decode_endpoint(known).map([&](const EndpointInfo& e) { return wrap(Accept{e}); });
+      return decode_endpoint(known).map([&](const Endpoint& e) { return wrap(Accept{e}); });
     case FrameKind::refuse:
       return decode_refuse(known, skips).map(wrap);
     case FrameKind::ready:

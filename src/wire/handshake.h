@@ -17,6 +17,7 @@
 #include <string_view>
 #include <variant>
 
+#include "spinwire/endpoint.h"
 #include "spinwire/status.h"
 
 namespace spinwire::wire {
@@ -64,31 +65,11 @@ struct FrameHeader {
   std::uint32_t features = 0;     ///< bits offered; in force are those that both ends offer
 };
 
-enum class GidType : std::uint8_t { ib = 0, roce_v1 = 1, roce_v2 = 2, softverbs = 3 };
-std::string_view to_string(GidType type) noexcept;
-
-/// What the other end needs to bring its queue pair up and to stay inside our limits.
-struct EndpointInfo {
-  std::array<std::uint8_t, 16> gid{};  ///< network order; not all zero
-  GidType gid_type = GidType::ib;
-  std::uint16_t lid = 0;              ///< 1 … 0xbfff on ib, ignored else
-  std::uint32_t qp_num = 0;           ///< 2 … 0xfffffe
-  std::uint32_t psn = 0;              ///< first packet sequence number sent; 24 bits
-  std::uint16_t mtu = 0;              ///< bytes: 256, 512, 1024, 2048 or 4096
-  std::uint32_t max_message = 0;      ///< longest message accepted, bytes; 1 … 2^31
-  std::uint32_t credits = 0;          ///< messages the other end may send at first; 0 … 32768
-  std::uint64_t incarnation = 0;      ///< random, one per engine's life; not 0
-  std::uint64_t control_address = 0;  ///< cell that the other end may write credits to; 8-aligned
-  std::uint32_t control_rkey = 0;     ///< its key; not 0
-  std::uint8_t max_rd_atomic = 0;     ///< READs and atomics accepted at once
-  friend bool operator==(const EndpointInfo&, const EndpointInfo&) noexcept = default;
-};
-
 struct Hello {
-  EndpointInfo endpoint;
+  Endpoint endpoint;
 };
 struct Accept {
-  EndpointInfo endpoint;
+  Endpoint endpoint;
 };
 struct Refuse {
   Status status = Status::refused;  ///< never ok
@@ -156,13 +137,13 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
                              VersionRange ours = kVersions);
 
 /// Decoders of single bodies, of exactly the size of this version.
-Result<EndpointInfo> decode_endpoint(std::span<const std::byte> body);
+Result<Endpoint> decode_endpoint(std::span<const std::byte> body);
 Result<Ready> decode_ready(std::span<const std::byte> body);
 /// From a peer of a newer version, a status that we do not know counts as `refused`.
 Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer = false);
 
 /// Checks an endpoint, ours or the peer's, however it was obtained. Errors: protocol naming the
 /// field, its value and the limit.
-Result<void> check(const EndpointInfo& endpoint);
+Result<void> check(const Endpoint& endpoint);
 
 }  // namespace spinwire::wire

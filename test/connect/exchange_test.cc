@@ -15,6 +15,8 @@
 namespace exchange_test {
 
 namespace wire = spinwire::wire;
+using spinwire::Endpoint;
+using spinwire::GidType;
 using spinwire::Status;
 using spinwire::base::UniqueFd;
 using spinwire::connect::Address;
@@ -27,10 +29,10 @@ using wire::FrameKind;
 constexpr wire::KindSet kHelloOnly = wire::kinds(FrameKind::hello);
 constexpr wire::KindSet kAnswer = wire::kinds(FrameKind::accept, FrameKind::refuse);
 
-wire::EndpointInfo endpoint(std::uint32_t qp_num) {
-  wire::EndpointInfo e;
+Endpoint endpoint(std::uint32_t qp_num) {
+  Endpoint e;
   e.gid[0] = 0xfe;
-  e.gid_type = wire::GidType::softverbs;
+  e.gid_type = GidType::softverbs;
   e.qp_num = qp_num;
   e.psn = 7;
   e.mtu = 4096;

@@ -14,6 +14,8 @@ namespace {
 
 using namespace engine_test;  // names of a test namespace of its own
 namespace wire = spinwire::wire;
+using spinwire::Endpoint;
+using spinwire::GidType;
 using spinwire::base::UniqueFd;
 
 Config quick_config() {
@@ -41,10 +43,10 @@ bool ended(const UniqueFd& fd) {
   }
 }
 
-wire::EndpointInfo plausible() {
-  wire::EndpointInfo e;
+Endpoint plausible() {
+  Endpoint e;
   e.gid.fill(0xfe);
-  e.gid_type = wire::GidType::softverbs;
+  e.gid_type = GidType::softverbs;
   e.qp_num = 77;
   e.mtu = 4096;
   e.max_message = 4096;
@@ -153,17 +155,17 @@ TEST_F(HandshakeAttack, FramesInTheWrongPlace) {
 }
 
 TEST_F(HandshakeAttack, AbsurdValues) {
-  std::vector<wire::EndpointInfo> each(8, plausible());
+  std::vector<Endpoint> each(8, plausible());
   each[0].qp_num = 0xffffffff;
   each[1].mtu = 333;
   each[2].max_message = 0;
   each[3].credits = 0;
-  each[4].gid_type = wire::GidType::roce_v2;
+  each[4].gid_type = GidType::roce_v2;
   each[5].control_address = 3;
   each[6].incarnation = 0;
   each[7].gid.fill(0);
   std::vector<UniqueFd> a;
-  for (const wire::EndpointInfo& e : each) {
+  for (const Endpoint& e : each) {
     a.push_back(attack(server_));
     say(a.back(), wire::encode(wire::Hello{e}).bytes());
   }

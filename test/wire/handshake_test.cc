@@ -13,12 +13,13 @@
 namespace handshake_test {
 
 namespace wire = spinwire::wire;
+using spinwire::Endpoint;
+using spinwire::GidType;
 using spinwire::Status;
 using wire::FrameKind;
-using wire::GidType;
 
-wire::EndpointInfo valid_endpoint() {
-  wire::EndpointInfo e;
+Endpoint valid_endpoint() {
+  Endpoint e;
   for (std::size_t i = 0; i < e.gid.size(); ++i) e.gid[i] = static_cast<std::uint8_t>(0xa0 + i);
   e.gid_type = GidType::roce_v2;
   e.lid = 0x1234;
@@ -111,11 +112,11 @@ TEST(Handshake, LayoutIsFixed) {
 struct FieldCase {
   std::string name;   // as the error has it
   std::string value;  // as the error has it
-  std::function<void(wire::EndpointInfo&)> set;
+  std::function<void(Endpoint&)> set;
 };
 
 TEST(Handshake, EveryFieldBeyondItsLimitIsRefusedByName) {
-  using E = wire::EndpointInfo;
+  using E = Endpoint;
   const std::vector<FieldCase> cases{
       {"gid", "all zero", [](E& e) { e.gid = {}; }},
       {"gid_type", "4", [](E& e) { e.gid_type = static_cast<GidType>(4); }},
@@ -155,7 +156,7 @@ TEST(Handshake, EveryFieldBeyondItsLimitIsRefusedByName) {
 }
 
 TEST(Handshake, EveryFieldAtItsLimitIsAccepted) {
-  using E = wire::EndpointInfo;
+  using E = Endpoint;
   const std::vector<std::function<void(E&)>> cases{
       [](E& e) { e.gid_type = GidType::ib, e.lid = 1; },
       [](E& e) { e.gid_type = GidType::ib, e.lid = 0xbfff; },

@@ -1,0 +1,98 @@
+// Connections that the application brings up itself. Cold.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "engine/core.h"
+
+namespace spinwire {
+namespace detail {
+
+using agent::Agent;
+using agent::Stage;
+
+Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
+  if (ending) return engine::ending_error("prepare a connection");
+  if (options.timeout < Nanoseconds{0} || options.timeout > std::chrono::hours(1)) {
+    return base::fail(Status::invalid_argument, "prepare a connection",
+                      fmt::format("its time-out is {} ns", options.timeout.count()),
+                      "allow up to an hour, or 0 for connections.connect_timeout");
+  }
+  Agent* const a = agent::acquire(shared, ConnectionState::exchanging, true, options.timeout);
+  if (a == nullptr)
+    return tl::unexpected(engine::no_more_connections(shared, "prepare a connection"));
+  a->by_hand = true;
+  a->handlers = options.handlers;
+  a->on_endpoint = options.on_endpoint;
+  engine::name_peer(*a, "a peer that was not joined yet");
+  next_control = next_control != ~std::uint64_t{0} ? 0 : next_control;
+  return agent::handle(shared, *a);
+}
+
+Result<void> EngineCore::join(Agent& a, const Endpoint& peer) {
+  if (!a.by_hand || a.remote.qp_num != 0) {
+    return base::fail(Status::invalid_argument, "join a peer's endpoint",
+                      a.by_hand ? "the connection has its peer already"
+                                : "the connection was not made by prepare()",
+                      "prepare one connection for each peer");
+  }
+  if (auto valid = wire::check(peer); !valid) return valid;
+  if (auto taken = agent::take_endpoint(shared, a, peer); !taken) return taken;
+  std::array<char, INET6_ADDRSTRLEN> gid{};
+  ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
+  engine::name_peer(a, fmt::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
+  if (a.stage == Stage::wait) {
+    a.stage = Stage::rtr;
+    agent::list_setup(shared, a);
+  }
+  next_control = next_control != ~std::uint64_t{0} ? 0 : next_control;
+  return {};
+}
+
+void EngineCore::progress_by_hand(Agent& a) noexcept {
+  if (a.state != ConnectionState::exchanging) return;
+  const bool at_init = a.stage == Stage::wait || a.stage == Stage::rtr;
+  if (at_init && !a.endpoint_told) {
+    a.endpoint_told = true;
+    const auto tell = a.on_endpoint;
+    if (tell) tell(agent::handle(shared, a), agent::endpoint(shared, a));
+  } else if (a.stage == Stage::up) {
+    agent::become_ready(shared, a);
+  }
+}
+
+namespace {
+
+/// The agent that a set-up call is about, or why not.
+Result<Agent*> locate(EngineCore* core, std::uint32_t index, std::uint32_t generation,
+                      const char* asked) {
+  if (core != nullptr && !core->guard.owned())
+    return engine::misused(core->guard.diagnose(), asked);
+  Agent* const a = core != nullptr ? core->find(index, generation) : nullptr;
+  if (a != nullptr && a->state != ConnectionState::draining) return a;
+  return base::fail(Status::not_connected, asked, "the connection has ended",
+                    "prepare another one");
+}
+
+}  // namespace
+}  // namespace detail
+
+Result<void> Connection::join(const Endpoint& peer) {
+  constexpr const char* kAsked = "join a peer's endpoint";
+  auto a = detail::locate(core_, index_, generation_, kAsked);
+  if (!a) return tl::unexpected(a.error());
+  return base::no_throw(kAsked, [&] { return core_->join(**a, peer); });
+}
+
+Result<Endpoint> Connection::endpoint() const {
+  constexpr const char* kAsked = "tell a connection's endpoint";
+  auto a = detail::locate(core_, index_, generation_, kAsked);
+  if (!a) return tl::unexpected(a.error());
+  if (!(*a)->endpoint_told) {
+    return base::fail(Status::not_connected, kAsked, "its queue pair is not there yet",
+                      "wait for on_endpoint");
+  }
+  return agent::endpoint(core_->shared, **a);
+}
+
+}  // namespace spinwire

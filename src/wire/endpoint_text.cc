@@ -1,0 +1,168 @@
+// An endpoint as a line of text.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+
+#include <charconv>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+#include "wire/handshake.h"
+
+namespace spinwire {
+namespace {
+
+constexpr std::string_view kName = "spinwire-endpoint-1";  // the number is the format's
+constexpr std::string_view kSpace = " \t\r\n";
+
+tl::unexpected<Error> bad_text(std::string found) {
+  return base::fail(Status::invalid_argument, "read an endpoint from text", std::move(found),
+                    "pass the whole line that Endpoint::text() gave at the other end");
+}
+
+constexpr std::array<GidType, 4> kTypes{GidType::ib, GidType::roce_v1, GidType::roce_v2,
+                                        GidType::softverbs};
+
+/// A field that is a number: how it is called, written and kept.
+struct Number {
+  std::string_view name;
+  bool hex;
+  std::uint64_t (*get)(const Endpoint&);
+  /// False if the field cannot hold it.
+  bool (*set)(Endpoint&, std::uint64_t);
+};
+
+template <auto Member>
+constexpr Number number(std::string_view name, bool hex) {
+  return {name, hex, [](const Endpoint& e) { return static_cast<std::uint64_t>(e.*Member); },
+          [](Endpoint& e, std::uint64_t value) {
+            using Field = std::remove_reference_t<decltype(e.*Member)>;
+            if (value > std::numeric_limits<Field>::max()) return false;
+            e.*Member = static_cast<Field>(value);
+            return true;
+          }};
+}
+
+constexpr std::array kNumbers{
+    number<&Endpoint::lid>("lid", false),
+    number<&Endpoint::qp_num>("qpn", true),
+    number<&Endpoint::psn>("psn", true),
+    number<&Endpoint::mtu>("mtu", false),
+    number<&Endpoint::max_message>("message", false),
+    number<&Endpoint::credits>("credits", false),
+    number<&Endpoint::incarnation>("incarnation", true),
+    number<&Endpoint::control_address>("cell", true),
+    number<&Endpoint::control_rkey>("cell-key", true),
+    number<&Endpoint::max_rd_atomic>("rd-atomic", false),
+};
+constexpr std::size_t kGidField = kNumbers.size();
+constexpr std::size_t kTypeField = kNumbers.size() + 1;
+constexpr std::size_t kFields = kNumbers.size() + 2;
+
+std::string_view field_name(std::size_t field) noexcept {
+  if (field == kGidField) return "gid";
+  return field == kTypeField ? "type" : kNumbers[field].name;
+}
+
+Result<void> set_number(Endpoint& e, const Number& field, std::string_view value) {
+  const bool hex = value.starts_with("0x");
+  const std::string_view digits = hex ? value.substr(2) : value;
+  std::uint64_t read = 0;
+  const auto [end, error] =
+      std::from_chars(digits.data(), digits.data() + digits.size(), read, hex ? 16 : 10);
+  if (error != std::errc{} || end != digits.data() + digits.size())
+    return bad_text(fmt::format("{} is '{}', no number", field.name, value));
+  if (!field.set(e, read))
+    return bad_text(fmt::format("{} is {}, more than the field holds", field.name, value));
+  return {};
+}
+
+Result<void> set_field(Endpoint& e, std::size_t field, std::string_view value) {
+  if (field == kGidField) {
+    if (::inet_pton(AF_INET6, std::string(value).c_str(), e.gid.data()) != 1)
+      return bad_text(fmt::format("gid is '{}', no GID in the notation of IPv6", value));
+    return {};
+  }
+  if (field == kTypeField) {
+    for (const GidType type : kTypes) {
+      if (value == to_string(type)) {
+        e.gid_type = type;
+        return {};
+      }
+    }
+    return bad_text(
+        fmt::format("type is '{}', allowed are ib, rocev1, rocev2 and softverbs", value));
+  }
+  return set_number(e, kNumbers[field], value);
+}
+
+/// Takes the first word off the text; empty at its end.
+std::string_view take_word(std::string_view& text) noexcept {
+  const std::size_t begin = std::min(text.find_first_not_of(kSpace), text.size());
+  text.remove_prefix(begin);
+  const std::string_view word = text.substr(0, text.find_first_of(kSpace));
+  text.remove_prefix(word.size());
+  return word;
+}
+
+Result<void> set_word(Endpoint& e, std::array<bool, kFields>& seen, std::string_view word) {
+  const std::size_t equals = std::min(word.find('='), word.size());
+  const std::string_view name = word.substr(0, equals);
+  for (std::size_t field = 0; field < kFields; ++field) {
+    if (field_name(field) != name || equals == word.size()) continue;
+    if (std::exchange(seen[field], true)) return bad_text(fmt::format("{} is there twice", name));
+    return set_field(e, field, word.substr(equals + 1));
+  }
+  return bad_text(fmt::format("'{}' is no part of an endpoint", word));
+}
+
+Result<Endpoint> parse_words(std::string_view text) {
+  constexpr std::size_t kShown = 40;
+  const std::string_view first = take_word(text);
+  if (first != kName)
+    return bad_text(fmt::format("it begins with '{}', not '{}'", first.substr(0, kShown), kName));
+  Endpoint e;
+  std::array<bool, kFields> seen{};
+  for (std::string_view word = take_word(text); !word.empty(); word = take_word(text)) {
+    if (auto done = set_word(e, seen, word); !done) return tl::unexpected(done.error());
+  }
+  for (std::size_t field = 0; field < kFields; ++field) {
+    if (!seen[field]) return bad_text(fmt::format("{} is missing", field_name(field)));
+  }
+  if (auto valid = wire::check(e); !valid) return tl::unexpected(valid.error());
+  return e;
+}
+
+}  // namespace
+
+std::string_view to_string(GidType type) noexcept {
+  switch (type) {
+    case GidType::ib:
+      return "ib";
+    case GidType::roce_v1:
+      return "rocev1";
+    case GidType::roce_v2:
+      return "rocev2";
+    case GidType::softverbs:
+      return "softverbs";
+  }
+  return "unknown";
+}
+
+std::string Endpoint::text() const {
+  std::array<char, INET6_ADDRSTRLEN> address{};
+  ::inet_ntop(AF_INET6, gid.data(), address.data(), address.size());
+  std::string line = fmt::format("{} gid={} type={}", kName, address.data(), to_string(gid_type));
+  for (const Number& field : kNumbers) {
+    const std::uint64_t value = field.get(*this);
+    line += field.hex ? fmt::format(" {}={:#x}", field.name, value)
+                      : fmt::format(" {}={}", field.name, value);
+  }
+  return line;
+}
+
+Result<Endpoint> Endpoint::parse(std::string_view text) {
+  return base::no_throw("read an endpoint from text", [&] { return parse_words(text); });
+}
+
+}  // namespace spinwire
