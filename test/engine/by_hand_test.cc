@@ -134,6 +134,36 @@ TEST(EngineByHand, SentBeforeThePeerJoinedArrivesOnce) {
   finish(a.node, b.node);
 }
 
+TEST(EngineByHand, AMessageBeforeOurLastStepMakesItReady) {
+  Config manual = small_config();
+  manual.engine.control = ControlMode::manual;
+  End a, b(manual);
+  b.node.listen();
+  (void)connect(a.node, b.node);  // opens the way between the devices
+  a.prepare();
+  b.prepare();
+  ASSERT_TRUE(both_told(a, b));
+  ASSERT_TRUE(a.connection.join(b.endpoint));
+  ASSERT_TRUE(b.connection.join(a.endpoint));
+  ASSERT_GE(b.node.engine.poll_control(), 0);  // its queue pair can receive now, but not send
+  ASSERT_TRUE(until({&a.node}, [&] { return a.connection.ready(); }));
+  {
+    const Buffer data = a.node.filled(100, 6);
+    ASSERT_EQ(a.node.tally.run([&](auto done) { return a.connection.send(data, done); }),
+              Status::ok);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + 10s;
+  while (b.node.messages == 0 && std::chrono::steady_clock::now() < deadline) {
+    (void)a.node.poll();
+    (void)b.node.engine.poll();
+  }
+  EXPECT_EQ(b.node.messages, 1u);
+  EXPECT_TRUE(b.connection.ready());
+  EXPECT_EQ(b.node.ready.size(), 2u);
+  expect_message(b, a, 8);
+  finish(a.node, b.node);
+}
+
 TEST(EngineByHand, WithoutAPeerItTimesOut) {
   std::uint64_t now = 1'000'000'000;
   End a(small_config(), &now);
