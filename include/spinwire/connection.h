@@ -97,8 +97,12 @@ struct ConnectionHandlers {
   /// A message, or the notice of a write with immediate, arrived; in the order of posting.
   Callback<void(Connection, Message&)> on_message;
   /// The connection reached `closed`, from any state: once, after its last completion. The error's
-  /// status is `ok` after close() here or at the peer.
+  /// status is `ok` after close() here or at the peer; else it is what first went wrong, however
+  /// often the connection was tried again since.
   Callback<void(Connection, const Error&)> on_closed;
+  /// The connection was lost and is about to be made again: it is `resolving`, everything that was
+  /// outstanding has completed, on_ready or on_closed comes next. See Reconnect.
+  Callback<void(Connection, const Error&)> on_interrupted;
 };
 
 struct ConnectionStats {

@@ -80,8 +80,20 @@ struct ListenOptions {
   ConnectionHandlers handlers;
 };
 
+/// How a connection is made again when it could not be made, or was lost. Operations that were
+/// outstanding have ended by then; what the peer keeps for the old connection is gone, regions
+/// included. A peer that says goodbye, refuses for good or speaks another protocol ends it at once.
+struct Reconnect {
+  std::uint32_t attempts = 0;  ///< in a row without lasting success; 0: never made again
+  /// Pause before the first; doubles with each further one up to `max_delay`, and is cut by a
+  /// random part of up to a half. A success counts as lasting after `max_delay`. 1 us … 1 h each.
+  Nanoseconds first_delay = std::chrono::milliseconds(10);
+  Nanoseconds max_delay = std::chrono::seconds(5);
+};
+
 struct ConnectOptions {
   ConnectionHandlers handlers;
+  Reconnect reconnect{};
 };
 
 struct PrepareOptions {

@@ -87,6 +87,10 @@ void list_grant(Shared& s, Agent& a) noexcept;
 /// A fresh agent in `state`, which has to be ready within `patience`, by default the configured
 /// time; null when the limit is reached.
 Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds patience = {}) noexcept;
+/// Parts of that, for an agent that begins anew.
+void prepare_timers(Agent& a) noexcept;
+/// False if none is left.
+[[nodiscard]] bool promise_receive(Shared& s, Agent& a) noexcept;
 /// The only writer of Agent::state; stamps the deadline of the new one.
 void enter(Shared& s, Agent& a, ConnectionState state) noexcept;
 /// Takes the next step of the agent's set-up or tear-down, with at most one control verb.

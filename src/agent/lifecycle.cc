@@ -141,6 +141,22 @@ Shared::Shared(const Config& settings, const Clock& time)
       incarnation(base::random_seed() | 1),
       starved(settings.connections.maximum, starved_count) {}
 
+void prepare_timers(Agent& a) noexcept {
+  a.deadline_timer.index = a.idle_timer.index = a.index;
+  a.deadline_timer.kind = kDeadlineTimer;
+  a.idle_timer.kind = kIdleTimer;
+  a.cause.status = Status::ok;
+}
+
+bool promise_receive(Shared& s, Agent& a) noexcept {
+  if (s.allotted >= s.receive_capacity) return false;
+  ++s.allotted;
+  a.allotment = 1;
+  a.granted = a.published = 1;
+  a.last_heard = a.last_sent = s.clock.now();
+  return true;
+}
+
 Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds patience) noexcept {
   if (s.allotted >= s.receive_capacity) return nullptr;  // no receive to promise
   const std::uint32_t index = s.agents.acquire();
@@ -151,14 +167,8 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
   a.index = index;
   a.generation = s.agents.generation(index);
   a.outbound = outbound;
-  a.allotment = 1;
-  a.granted = a.published = 1;
-  ++s.allotted;
-  a.deadline_timer.index = a.idle_timer.index = index;
-  a.deadline_timer.kind = kDeadlineTimer;
-  a.idle_timer.kind = kIdleTimer;
-  a.cause.status = Status::ok;
-  a.last_heard = a.last_sent = s.clock.now();
+  prepare_timers(a);
+  (void)promise_receive(s, a);
   a.patience = patience.count() != 0 ? patience
                : outbound            ? s.config.connections.connect_timeout
                                      : s.config.connections.handshake_timeout;
@@ -170,12 +180,13 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
 
 void enter(Shared& s, Agent& a, ConnectionState state) noexcept {
   a.state = state;
+  if (a.again != nullptr && state != ConnectionState::resolving) a.again->resting = false;
   a.sq_room = state == ConnectionState::ready ? s.config.queues.send_depth - kControlRequests : 0;
   s.timers.cancel(a.deadline_timer);
   const Config::Connections& c = s.config.connections;
   switch (state) {
     case ConnectionState::resolving:
-      a.deadline = after(s, a.patience);
+      a.deadline = after(s, a.again != nullptr && a.again->resting ? a.again->delay : a.patience);
       break;
     case ConnectionState::exchanging:
       // After `resolving` the deadline of the whole attempt goes on.
@@ -374,6 +385,10 @@ void become_ready(Shared& s, Agent& a) noexcept {
   if (a.state == ConnectionState::ready) return;
   a.last_heard = a.last_sent = s.clock.now();
   a.was_ready = true;
+  if (a.again != nullptr) {
+    a.again->ready_at = a.last_heard;
+    a.again->first.status = Status::ok;
+  }
   enter(s, a, ConnectionState::ready);
   ++(a.outbound ? s.stats.connected : s.stats.accepted);
   if (a.handlers_replaced) replace_handlers(a);
@@ -436,14 +451,16 @@ void finish(Shared& s, Agent& a) noexcept {
   s.dirty.remove(a);
   s.grants.remove(a);
   s.starved.remove(a);
+  if (a.handlers_replaced) replace_handlers(a);
+  if (tries_again(a)) return rest(s, a);
   ++s.stats.closed;
   s.stats.messages_sent += messages_sent(a);
   s.stats.messages_received += a.messages_received;
-  if (a.handlers_replaced) replace_handlers(a);
   const Callback<void(Connection, const Error&)> on_closed = a.handlers.on_closed;
   const Connection gone = handle(s, a);
-  const Error cause = std::move(a.cause);
+  const Error cause = final_cause(a);
   a.generation = 0;
+  a.again.reset();
   s.agents.release(a.index);
   if (on_closed) on_closed(gone, cause);
 }

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "agent/operation_pool.h"
+#include "agent/reconnect.h"
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
 #include "memory/arena.h"
@@ -116,6 +117,7 @@ struct alignas(64) Agent {
   bool endpoint_told = false;       ///< then: on_endpoint has run
   Nanoseconds patience{0};          ///< from the first attempt to `ready`
   Callback<void(Connection, const Endpoint&)> on_endpoint;
+  std::unique_ptr<Again> again;  ///< if it is made again when lost
   std::uint32_t next_setup = kNone;
   Block* cell_block = nullptr;
   RemoteRegion cell_region;  ///< what the peer is told of the cell

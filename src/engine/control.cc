@@ -89,6 +89,8 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
     return;  // else the agent's own deadline ends it
   }
   Agent& a = shared.agents.at(timer.index);
+  if (a.again != nullptr && a.again->resting && timer.kind == agent::kDeadlineTimer)
+    return reconnect(a);
   agent::on_timer(shared, a, static_cast<agent::TimerKind>(timer.kind));
 }
 

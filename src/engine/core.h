@@ -138,6 +138,9 @@ class EngineCore {
   void watch(engine::Handshake& h) noexcept;
   void drop(engine::Handshake& h) noexcept;
   engine::Handshake* begin_handshake(bool inbound) noexcept;
+  Result<engine::Handshake*> begin_exchange(const connect::Address& to);
+  void attach(engine::Handshake& h, agent::Agent& a) noexcept;
+  void reconnect(agent::Agent& a) noexcept;
   agent::Agent* agent_of(const engine::Handshake& h) noexcept {
     return h.agent == agent::kNone ? nullptr : find(h.agent, h.agent_generation);
   }

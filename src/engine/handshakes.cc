@@ -40,6 +40,15 @@ using wire::FrameKind;
 
 namespace {
 
+Result<void> check(const Reconnect& r) {
+  constexpr Nanoseconds kLeast = std::chrono::microseconds(1), kMost = std::chrono::hours(1);
+  if (r.first_delay >= kLeast && r.first_delay <= r.max_delay && r.max_delay <= kMost) return {};
+  return base::fail(
+      Status::invalid_argument, "connect with reconnecting",
+      fmt::format("delays from {} ns to {} ns", r.first_delay.count(), r.max_delay.count()),
+      "delays are 1 us to 1 h, and first_delay is at most max_delay");
+}
+
 constexpr int kBacklog = 512;
 constexpr int kAcceptsPerStep = 8;
 
@@ -104,34 +113,65 @@ Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
   return &h;
 }
 
+Result<Handshake*> EngineCore::begin_exchange(const connect::Address& to) {
+  Handshake* h = begin_handshake(false);
+  if (h == nullptr) {
+    return base::fail(Status::limit, fmt::format("connect to {}", to.str()),
+                      fmt::format("{} connections are being made already", outbound_handshakes),
+                      "wait until some are ready, or raise connections.handshakes");
+  }
+  auto begun = h->exchange.connect(to, wire::kinds(FrameKind::accept, FrameKind::refuse));
+  if (begun) return h;
+  drop(*h);
+  return tl::unexpected(begun.error());
+}
+
+void EngineCore::attach(Handshake& h, Agent& a) noexcept {
+  a.handshake = h.index;
+  h.agent = a.index;
+  h.agent_generation = a.generation;
+  watch(h);
+  next_control = next_control != ~std::uint64_t{0} ? 0 : next_control;
+}
+
 Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptions& options) {
   if (ending) return engine::ending_error("connect");
   auto address = connect::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
-  Handshake* h = begin_handshake(false);
-  if (h == nullptr) {
-    return base::fail(Status::limit, fmt::format("connect to {}", text),
-                      fmt::format("{} connections are being made already", outbound_handshakes),
-                      "wait until some are ready, or raise connections.handshakes");
-  }
-  auto begun = h->exchange.connect(*address, wire::kinds(FrameKind::accept, FrameKind::refuse));
-  if (!begun) {
-    drop(*h);
-    return tl::unexpected(begun.error());
-  }
+  if (auto valid = check(options.reconnect); !valid) return tl::unexpected(valid.error());
+  std::unique_ptr<agent::Again> again;
+  if (options.reconnect.attempts != 0)
+    again = std::make_unique<agent::Again>(options.reconnect, *address);
+  auto h = begin_exchange(*address);
+  if (!h) return tl::unexpected(h.error());
   Agent* a = agent::acquire(shared, ConnectionState::resolving, true);
   if (a == nullptr) {
-    drop(*h);
+    drop(**h);
     return tl::unexpected(engine::no_more_connections(shared, fmt::format("connect to {}", text)));
   }
   engine::name_peer(*a, address->text().view());
   a->handlers = options.handlers;
-  a->handshake = h->index;
-  h->agent = a->index;
-  h->agent_generation = a->generation;
-  watch(*h);
-  next_control = next_control != ~std::uint64_t{0} ? 0 : next_control;
+  a->again = std::move(again);
+  attach(**h, *a);
   return agent::handle(shared, *a);
+}
+
+/// The next attempt of a connection that rests. What fails here counts as one.
+void EngineCore::reconnect(Agent& a) noexcept {
+  try {
+    if (!agent::revive(shared, a)) {
+      return agent::fail(
+          shared, a,
+          engine::no_more_connections(shared, fmt::format("connect to {} again", a.peer.data())));
+    }
+    if (auto h = begin_exchange(a.again->address); h) {
+      attach(**h, a);
+    } else {
+      agent::fail(shared, a, h.error());
+    }
+  } catch (...) {
+    agent::fail(shared, a, base::out_of_memory());
+  }
 }
 
 void EngineCore::watch(Handshake& h) noexcept {
@@ -268,6 +308,8 @@ void EngineCore::progress(Handshake& h) noexcept {
 void EngineCore::take_answer(Handshake& h, Agent& a) noexcept {
   const wire::Received& got = h.exchange.received();
   if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
+    // A full peer may have room later; any other answer stays what it is.
+    if (a.again != nullptr) a.again->permanent = no->status != Status::limit;
     agent::fail(shared, a,
                 {no->status, fmt::format("connect to {}", a.peer.data()),
                  fmt::format("the peer refused: {}", no->message()), "see the peer's reason"});

@@ -1,0 +1,105 @@
+#include "agent/reconnect.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "agent/agent.h"
+#include "base/error.h"
+
+namespace spinwire::agent {
+namespace {
+
+/// Twice as long each time, up to the maximum, and somewhere in the upper half of that: those who
+/// lost the same peer shall not come back all at once.
+Nanoseconds next_delay(Again& again) noexcept {
+  constexpr std::uint32_t kMostDoublings = 30;
+  const std::uint32_t doublings = std::min(again.attempts, kMostDoublings);
+  const auto first = static_cast<std::uint64_t>(again.options.first_delay.count());
+  const auto most = static_cast<std::uint64_t>(again.options.max_delay.count());
+  const std::uint64_t longest = first > most >> doublings ? most : first << doublings;
+  return Nanoseconds(static_cast<std::int64_t>(longest - again.random.below(longest / 2 + 1)));
+}
+
+bool is_permanent(Status status) noexcept {
+  return status == Status::protocol || status == Status::unsupported ||
+         status == Status::invalid_argument || status == Status::remote_access;
+}
+
+/// As new, but for what belongs to the connection rather than to an attempt.
+void forget_attempt(Agent& a) noexcept {
+  struct {
+    std::uint32_t index, generation;
+    ConnectionHandlers handlers;
+    decltype(Agent::tallies) tallies;
+    std::uint64_t messages_received, bytes_received;
+    Nanoseconds patience;
+    std::array<char, 72> peer;
+  } const kept{a.index,          a.generation, a.handlers, a.tallies, a.messages_received,
+               a.bytes_received, a.patience,   a.peer};
+  std::unique_ptr<Again> again = std::move(a.again);
+  a.~Agent();
+  new (&a) Agent();
+  a.index = kept.index;
+  a.generation = kept.generation;
+  a.handlers = kept.handlers;
+  a.tallies = kept.tallies;
+  a.messages_received = kept.messages_received;
+  a.bytes_received = kept.bytes_received;
+  a.patience = kept.patience;
+  a.peer = kept.peer;
+  a.outbound = true;
+  a.again = std::move(again);
+  prepare_timers(a);
+}
+
+}  // namespace
+
+bool tries_again(const Agent& a) noexcept {
+  const Again* again = a.again.get();
+  if (again == nullptr || a.closing) return false;
+  return !again->permanent && !is_permanent(a.cause.status) &&
+         again->attempts < again->options.attempts;
+}
+
+void rest(Shared& s, Agent& a) noexcept {
+  Again& again = *a.again;
+  const bool interrupted = a.was_ready;
+  // One that comes and goes is no success: the delays go on growing.
+  const bool lasted =
+      interrupted && s.clock.now() - again.ready_at >= s.clock.ticks(again.options.max_delay);
+  if (lasted) again.attempts = 0;
+  again.last = std::move(a.cause);
+  if (again.first.status == Status::ok) again.first = again.last;
+  again.delay = next_delay(again);
+  ++again.attempts;
+  again.resting = true;
+  forget_attempt(a);
+  enter(s, a, ConnectionState::resolving);
+  if (interrupted && a.handlers.on_interrupted) a.handlers.on_interrupted(handle(s, a), again.last);
+}
+
+bool revive(Shared& s, Agent& a) noexcept {
+  a.again->resting = false;
+  if (!promise_receive(s, a)) return false;
+  a.stage = Stage::expose;
+  enter(s, a, ConnectionState::resolving);
+  list_setup(s, a);
+  return true;
+}
+
+Error final_cause(Agent& a) noexcept {
+  if (a.again == nullptr || a.closing || a.again->first.status == Status::ok)
+    return std::move(a.cause);
+  Error first = std::move(a.again->first);
+  try {
+    first.found += fmt::format("; made again {} times in vain, at last: {}", a.again->attempts,
+                               a.cause.message());
+  } catch (...) {  // the first cause alone tells most
+  }
+  return first;
+}
+
+}  // namespace spinwire::agent
