@@ -220,6 +220,19 @@ Result<void> check_magic(std::span<const std::byte> seen) {
   return {};
 }
 
+Result<std::uint16_t> agree(VersionRange theirs, VersionRange ours) {
+  if (theirs.min > theirs.max) {
+    return bad_field("handshake header", "the version range", show(theirs),
+                     "a minimum up to the maximum");
+  }
+  const std::uint16_t version = std::min(theirs.max, ours.max);
+  if (version >= std::max(theirs.min, ours.min)) return version;
+  return base::fail(
+      Status::unsupported, "agree on a handshake version",
+      fmt::format("the peer speaks version {}, we speak version {}", show(theirs), show(ours)),
+      "upgrade the older end");
+}
+
 Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange ours) {
   constexpr std::string_view kWhat = "handshake header";
   if (auto magic = check_magic(bytes); !magic) return tl::make_unexpected(magic.error());
@@ -233,17 +246,9 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
   header.features = r.get<std::uint32_t>(header_at::features);
   if (!r.ok()) return bad_field(kWhat, "its size", std::to_string(bytes.size()), "at least 16");
 
-  const VersionRange theirs = header.versions;
-  if (theirs.min > theirs.max) {
-    return bad_field(kWhat, "the version range", show(theirs), "a minimum up to the maximum");
-  }
-  header.version = std::min(theirs.max, ours.max);
-  if (header.version < std::max(theirs.min, ours.min)) {
-    return base::fail(
-        Status::unsupported, "agree on a handshake version",
-        fmt::format("the peer speaks version {}, we speak version {}", show(theirs), show(ours)),
-        "upgrade the older end");
-  }
+  const auto agreed = agree(header.versions, ours);
+  if (!agreed) return tl::make_unexpected(agreed.error());
+  header.version = *agreed;
   const Sizes sizes = body_sizes(header.kind);
   if (sizes.max == 0) {
     return bad_field(kWhat, "kind", std::to_string(kind),

@@ -126,6 +126,10 @@ Refuse make_refuse(Status status, std::string_view text) noexcept;
 /// length; only its first bytes are looked at. Errors: protocol, naming what was seen instead.
 Result<void> check_magic(std::span<const std::byte> seen);
 
+/// The highest version that both speak. Errors: protocol (no range), unsupported naming both
+/// ranges.
+Result<std::uint16_t> agree(VersionRange theirs, VersionRange ours);
+
 /// Checks the first kHeaderBytes of a frame; later bytes are ignored. Errors: protocol naming the
 /// field, its value and the limit; unsupported when no version is spoken by both, naming both
 /// ranges.

@@ -1,0 +1,125 @@
+#include "wire/cm_data.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "wire/codec.h"
+
+namespace cm_data_test {
+namespace {
+
+namespace wire = spinwire::wire;
+using spinwire::Endpoint;
+using spinwire::GidType;
+using spinwire::Status;
+
+Endpoint whole() {
+  Endpoint e;
+  e.gid.fill(0x11);
+  e.gid_type = GidType::roce_v2;
+  e.qp_num = 0x12345;
+  e.psn = 0x777;
+  e.mtu = 2048;
+  e.max_message = 70000;
+  e.credits = 3;
+  e.incarnation = 0x8877665544332211;
+  e.control_address = 0x7f1234567890;
+  e.control_rkey = 0xdeadbeef;
+  e.max_rd_atomic = 16;
+  return e;
+}
+/// What rdma_cm tells itself.
+Endpoint addressed() {
+  Endpoint e;
+  e.gid = whole().gid;
+  e.gid_type = whole().gid_type;
+  e.qp_num = whole().qp_num;
+  e.psn = whole().psn;
+  return e;
+}
+
+TEST(CmData, TellsTheRestOfAnEndpoint) {
+  const auto data = wire::encode_cm(whole());
+  Endpoint e = addressed();
+  const auto done = wire::decode_cm(data, e);
+  ASSERT_TRUE(done) << done.error().message();
+  EXPECT_EQ(e, whole());
+}
+
+TEST(CmData, PaddingIsSkipped) {
+  const auto data = wire::encode_cm(whole());
+  std::vector<std::byte> padded(data.begin(), data.end());
+  padded.resize(wire::kCmRequestMax);
+  Endpoint e = addressed();
+  ASSERT_TRUE(wire::decode_cm(padded, e));
+  EXPECT_EQ(e, whole());
+}
+
+TEST(CmData, EveryCutIsAnError) {
+  const auto data = wire::encode_cm(whole());
+  for (std::size_t n = 0; n + 1 < data.size(); ++n) {
+    Endpoint e = addressed();
+    const auto done = wire::decode_cm(std::span(data).first(n), e);
+    // The last byte is spare.
+    ASSERT_FALSE(done) << n;
+    EXPECT_EQ(done.error().status, Status::protocol);
+  }
+}
+
+TEST(CmData, FieldsAreChecked) {
+  Endpoint wrong = whole();
+  wrong.control_address = 3;
+  Endpoint e = addressed();
+  auto done = wire::decode_cm(wire::encode_cm(wrong), e);
+  ASSERT_FALSE(done);
+  EXPECT_NE(done.error().message().find("control_address is 0x3"), std::string::npos);
+  e = addressed();
+  e.qp_num = 0;  // what rdma_cm told is checked as well
+  EXPECT_FALSE(wire::decode_cm(wire::encode_cm(whole()), e));
+}
+
+TEST(CmData, ForeignersAndOtherVersionsAreTold) {
+  auto data = wire::encode_cm(whole());
+  data[0] = std::byte{'X'};
+  Endpoint e = addressed();
+  EXPECT_EQ(wire::decode_cm(data, e).error().status, Status::protocol);
+  wire::Speaker later;
+  later.versions = {7, 9};
+  const auto done = wire::decode_cm(wire::encode_cm(whole(), later), e);
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().status, Status::unsupported);
+  EXPECT_NE(done.error().message().find("7 to 9"), std::string::npos) << done.error().message();
+}
+
+TEST(CmData, RandomBytesAreRefusedQuietly) {
+  std::mt19937 random(3);
+  std::vector<std::byte> data(wire::kCmRequestMax);
+  for (int i = 0; i < 20000; ++i) {
+    for (std::byte& b : data) b = static_cast<std::byte>(random());
+    if (i % 2 == 0) std::copy_n(wire::encode_cm(whole()).begin(), 4 + i % 40, data.begin());
+    Endpoint e = addressed();
+    if (wire::decode_cm(data, e)) EXPECT_TRUE(wire::check(e));
+    const auto refuse = wire::decode_cm_refusal(data);
+    EXPECT_NE(refuse.status, Status::ok);
+  }
+}
+
+TEST(CmData, ARefusalFitsAndIsReadBack) {
+  const std::string text(400, 'w');
+  const auto frame = wire::encode_cm_refusal(wire::make_refuse(Status::limit, text));
+  EXPECT_EQ(frame.size, wire::kCmRejectMax);
+  const auto read = wire::decode_cm_refusal(frame.bytes());
+  EXPECT_EQ(read.status, Status::limit);
+  EXPECT_EQ(read.message(), text.substr(0, read.message().size()));
+  EXPECT_GT(read.message().size(), 100u);
+  const auto foreign = wire::decode_cm_refusal({});
+  EXPECT_EQ(foreign.status, Status::refused);
+  EXPECT_EQ(foreign.message(), "");
+}
+
+}  // namespace
+}  // namespace cm_data_test
