@@ -1,0 +1,120 @@
+// librdmacm without its blocking: identifiers that own an rdma_cm_id, and one channel whose events
+// come out one by one, already acknowledged. rdma_cm says what a queue pair's attributes are; the
+// queue pair itself is made and modified by its owner, on its own opened device. Cold.
+#pragma once
+
+#include <rdma/rdma_cma.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "connect/address.h"
+#include "spinwire/clock.h"
+#include "spinwire/status.h"
+
+namespace spinwire::connect {
+
+/// What both ends bring into a connection besides addresses.
+struct CmOffer {
+  std::uint32_t qp_num = 0;
+  bool shared_receives = true;
+  std::uint8_t responder_resources = 1;  ///< READs and atomics served at once
+  std::uint8_t initiator_depth = 1;      ///< … and started
+  std::uint8_t retry_count = 7;
+  std::uint8_t rnr_retry = 7;
+  std::span<const std::byte> data;  ///< private data
+};
+
+/// An event, taken off the channel.
+struct CmNews {
+  rdma_cm_event_type kind = RDMA_CM_EVENT_ADDR_ERROR;
+  int status = 0;                    ///< errno value, negative, or a rejection's reason
+  rdma_cm_id* id = nullptr;          ///< of a request: a new one
+  rdma_cm_id* listener = nullptr;    ///< of a request
+  std::uint32_t qp_num = 0;          ///< of a request or answer: the peer's
+  std::uint8_t initiator_depth = 0;  ///< likewise: what the peer starts at once
+  std::uint8_t responder_resources = 0;
+  std::size_t size = 0;  ///< bytes of `storage`
+  std::array<std::byte, 256> storage;
+  [[nodiscard]] std::span<const std::byte> data() const noexcept { return {storage.data(), size}; }
+  /// What happened, for an Error.
+  [[nodiscard]] std::string found() const;
+};
+
+/// The channel that all identifiers of one engine report to.
+class CmChannel {
+ public:
+  /// Opens librdmacm. Errors: no_device if the system has no rdma_cm; limit, no_memory, system.
+  static Result<CmChannel> open();
+  CmChannel() noexcept = default;
+
+  [[nodiscard]] explicit operator bool() const noexcept { return channel_ != nullptr; }
+  [[nodiscard]] int fd() const noexcept { return channel_->fd; }
+  [[nodiscard]] rdma_event_channel* get() const noexcept { return channel_.get(); }
+  /// False if there is nothing. Never blocks.
+  bool next(CmNews& news) noexcept;
+
+ private:
+  struct Close {
+    void operator()(rdma_event_channel* channel) const noexcept {
+      rdma_destroy_event_channel(channel);
+    }
+  };
+  std::unique_ptr<rdma_event_channel, Close> channel_;
+};
+
+/// One end of a connection, or a listener. Destroying it forgets its events that are not read yet.
+class CmId {
+ public:
+  /// Reports with `context` in rdma_cm_id::context. Errors: limit, no_memory, system.
+  static Result<CmId> create(const CmChannel& channel, void* context);
+  /// Takes a request's identifier over.
+  static CmId adopt(rdma_cm_id* id, void* context) noexcept {
+    id->context = context;
+    return CmId(id);
+  }
+  CmId() noexcept = default;
+
+  [[nodiscard]] explicit operator bool() const noexcept { return id_ != nullptr; }
+  [[nodiscard]] rdma_cm_id* get() const noexcept { return id_.get(); }
+
+  /// Each begins a step; its event tells how it ended. Errors: invalid_argument, no_device, in_use,
+  /// system, each naming the call.
+  Result<void> resolve_address(const Address& to, Nanoseconds timeout);
+  Result<void> resolve_route(Nanoseconds timeout);
+  Result<void> listen(const Address& at, int backlog);
+  Result<void> connect(const CmOffer& offer);
+  Result<void> accept(const CmOffer& offer);
+  /// The answer has been taken and our queue pair is up.
+  Result<void> establish();
+  void reject(std::span<const std::byte> data) noexcept;
+  void disconnect() noexcept;
+
+  /// What the queue pair needs for its next state. Errors: system.
+  Result<void> attributes(ibv_qp_state state, ibv_qp_attr& attr, int& mask) const;
+  /// The device that the addresses lead to; empty before they are resolved.
+  [[nodiscard]] std::string device() const;
+  [[nodiscard]] std::uint8_t port() const noexcept { return id_->port_num; }
+  [[nodiscard]] const ibv_gid& local_gid() const noexcept {
+    return id_->route.addr.addr.ibaddr.sgid;
+  }
+  [[nodiscard]] const ibv_gid& peer_gid() const noexcept {
+    return id_->route.addr.addr.ibaddr.dgid;
+  }
+  [[nodiscard]] Result<Address> local_address() const;
+  [[nodiscard]] Result<Address> peer_address() const;
+
+ private:
+  explicit CmId(rdma_cm_id* id) noexcept : id_(id) {}
+  struct Destroy {
+    void operator()(rdma_cm_id* id) const noexcept { (void)rdma_destroy_id(id); }
+  };
+  std::unique_ptr<rdma_cm_id, Destroy> id_;
+};
+
+}  // namespace spinwire::connect
