@@ -6,6 +6,7 @@
 #include "spinwire/clock.h"
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
+#include "spinwire/device.h"
 #include "spinwire/engine.h"
 #include "spinwire/log.h"
 #include "spinwire/status.h"
