@@ -22,9 +22,11 @@ enum class ControlMode : std::uint8_t { automatic, manual };
 /// and SPINWIRE_SECTION_KEY (upper case) in the environment.
 struct Config {
   struct Device {
-    std::string name = "softverbs";  ///< device to open
-    std::uint32_t port = 1;          ///< 1 … 255
-    std::int32_t gid_index = -1;     ///< -1: chosen by the library; else 0 … 255
+    /// Device to open: a name, "provider:name", or "auto" for the best that is no embedded one
+    std::string name = "softverbs";
+    std::uint32_t port = 0;       ///< 0: chosen by the library; else 1 … 255
+    std::int32_t gid_index = -1;  ///< -1: chosen by the library; else 0 … 255
+    std::string address;          ///< of this host, whose GID is wanted; empty: no matter
   } device;
 
   struct Memory {

@@ -8,19 +8,17 @@
 #include <string_view>
 
 #include "spinwire/export.h"
+#include "spinwire/gid_type.h"
 #include "spinwire/status.h"
 
 namespace spinwire {
-
-enum class GidType : std::uint8_t { ib = 0, roce_v1 = 1, roce_v2 = 2, softverbs = 3 };
-SPINWIRE_API std::string_view to_string(GidType type) noexcept;
 
 /// What the other end needs to bring its queue pair up and to stay inside our limits. Whoever has
 /// it can connect in the place of whom it was meant for: treat it as a secret.
 struct Endpoint {
   std::array<std::uint8_t, 16> gid{};  ///< network order; not all zero
-  GidType gid_type = GidType::ib;
-  std::uint16_t lid = 0;              ///< 1 … 0xbfff on ib, ignored else
+  GidType gid_type = GidType::infiniband;
+  std::uint16_t lid = 0;              ///< 1 … 0xbfff on InfiniBand, ignored else
   std::uint32_t qp_num = 0;           ///< 2 … 0xfffffe
   std::uint32_t psn = 0;              ///< first packet sequence number sent; 24 bits
   std::uint16_t mtu = 0;              ///< bytes: 256, 512, 1024, 2048 or 4096

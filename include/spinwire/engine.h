@@ -14,6 +14,7 @@
 #include "spinwire/clock.h"
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
+#include "spinwire/device.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
 #include "spinwire/status.h"
@@ -189,6 +190,8 @@ class SPINWIRE_API Engine {
   [[nodiscard]] MemoryStats memory_stats(Pool pool) const noexcept;
   /// Opened device's name, e.g. "softverbs".
   [[nodiscard]] std::string_view device_name() const noexcept;
+  /// The opened device, and why that one.
+  [[nodiscard]] const DeviceInfo& device() const noexcept;
   explicit operator bool() const noexcept { return core_ != nullptr; }
 
  private:

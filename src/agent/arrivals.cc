@@ -255,10 +255,13 @@ bool take_other(Shared& s, Agent* a, Block* block, const ibv_wc& wc) noexcept {
   return message ? take_message(s, *a, block, wc) : take_other(s, a, block, wc);
 }
 
+/// Devices set others as they like: on RoCE, for one, that there is a GRH.
+constexpr unsigned kUnusualFlags = IBV_WC_WITH_IMM | IBV_WC_WITH_INV;
+
 /// Whether nothing but the delivery is to be done for the message that came with `header`.
 inline bool is_plain(const Shared& s, const Agent& a, const ibv_wc& wc,
                      std::uint64_t header) noexcept {
-  return is_success(wc) && wc.opcode == IBV_WC_RECV && wc.wc_flags == 0 &&
+  return is_success(wc) && wc.opcode == IBV_WC_RECV && (wc.wc_flags & kUnusualFlags) == 0 &&
          wire::is_plain(header, wc.byte_len) && a.state == ConnectionState::ready &&
          peer_credits(a) != 0 && !s.scarce && !a.handlers_replaced;
 }

@@ -47,9 +47,7 @@ bool step_expose(Shared& s, Agent& a) noexcept {
 }
 
 bool step_create(Shared& s, Agent& a) noexcept {
-  const verbs::QueuePairOptions options{s.config.queues.send_depth, s.config.queues.inline_bytes,
-                                        0};
-  auto qp = s.device->create_qp(options);
+  auto qp = s.device->create_qp();
   if (!qp) return set_up_failed(s, a, qp.error());
   a.qp = *qp;
   try {
@@ -401,28 +399,39 @@ void overtake_handshake(Shared& s, Agent& a) noexcept {
   if (a.stage == Stage::up && (a.by_hand || !a.outbound)) become_ready(s, a);
 }
 
+namespace {
+
+GidType gid_type(const Shared& s) noexcept {
+  const GidType type = s.device->info().gid_type;
+  return type == GidType::unknown ? GidType::infiniband : type;
+}
+
+}  // namespace
+
 Endpoint endpoint(const Shared& s, const Agent& a) noexcept {
   Endpoint info{};
   std::copy_n(s.device->gid().raw, info.gid.size(), info.gid.begin());
-  info.gid_type = GidType::softverbs;
+  info.gid_type = gid_type(s);
   info.lid = s.device->lid();
   info.qp_num = a.qp->qp_num;
   info.psn = a.psn;
-  info.mtu = static_cast<std::uint16_t>(std::min(s.config.connections.mtu, s.device->mtu()));
+  info.mtu = static_cast<std::uint16_t>(std::min(s.config.connections.mtu, s.device->info().mtu));
   info.max_message = s.config.connections.eager_bytes;
   info.credits = a.granted;
   info.incarnation = s.incarnation;
   info.control_address = reinterpret_cast<std::uint64_t>(a.cell);
   info.control_rkey = a.cell_region.rkey;
-  info.max_rd_atomic = s.device->rd_atomic();
+  info.max_rd_atomic = static_cast<std::uint8_t>(s.device->info().rd_atomic);
   return info;
 }
 
 Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
-  if (peer.gid_type != GidType::softverbs) {
-    return base::fail(Status::unsupported, "connect to a peer on an embedded device",
+  if (peer.gid_type != gid_type(s)) {
+    return base::fail(Status::unsupported,
+                      fmt::format("connect a GID of type {} to the peer's", to_string(gid_type(s))),
                       fmt::format("the peer's GID is of type {}", to_string(peer.gid_type)),
-                      "open the same kind of device at both ends");
+                      "open the same kind of device at both ends; on RoCE set device.gid_index or "
+                      "device.address, so that both take the same version");
   }
   if (peer.credits == 0) {
     return base::fail(Status::protocol, "take the peer's endpoint", "it grants no credit",
@@ -433,7 +442,7 @@ Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
   a.remote.qp_num = peer.qp_num;
   a.remote.psn = peer.psn;
   a.remote.mtu = std::min<std::uint32_t>(
-      {peer.mtu, s.config.connections.mtu, s.device->mtu()});  // the smaller end's counts
+      {peer.mtu, s.config.connections.mtu, s.device->info().mtu});  // the smaller end's counts
   a.remote.rd_atomic = peer.max_rd_atomic;
   a.max_message = std::min(peer.max_message, s.config.connections.eager_bytes);
   a.granted_to_us = a.send_limit = peer.credits;

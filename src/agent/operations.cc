@@ -108,7 +108,7 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
   op.calls_back = false;
   op.wr.opcode = opcode_of(kind);
   op.wr.num_sge = kind == OperationKind::keepalive ? 0 : 1;
-  op.wr.send_flags = IBV_SEND_INLINE;
+  op.wr.send_flags = 0;
   op.wr.wr.rdma.remote_addr = a.peer_cell;
   op.wr.wr.rdma.rkey = a.peer_cell_key;
   if (has_header(kind)) {
@@ -125,7 +125,7 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
     auto* value = reinterpret_cast<std::uint64_t*>(a.cell_block->payload) + 8;
     *value = a.granted;
     op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value, a.cell_block->lkey};
-    if (s.config.queues.inline_bytes < sizeof *value) op.wr.send_flags = 0;
+    if (s.config.queues.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;
     op.block = a.cell_block;
     detail::retain(op.block);
     a.published = a.granted;

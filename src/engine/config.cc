@@ -1,5 +1,6 @@
 #include "spinwire/config.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <unistd.h>
@@ -287,6 +288,17 @@ Result<void> check_receive_pool(const Config& config) {
                   base::bytes_text((needed + (1u << 20) - 1) & ~((std::uint64_t{1} << 20) - 1))));
 }
 
+Result<void> check_address(const Config& config) {
+  const std::string& address = config.device.address;
+  in6_addr parsed{};
+  if (address.empty() || ::inet_pton(AF_INET, address.c_str(), &parsed) == 1 ||
+      ::inet_pton(AF_INET6, address.c_str(), &parsed) == 1)
+    return {};
+  return base::fail(Status::bad_config, "device.address",
+                    fmt::format("\"{}\" is no IP address", address),
+                    "give one such as \"10.0.0.1\" or \"fd00::1\", without port");
+}
+
 Result<void> check_times(const Config& config) {
   for (const string_view name : {"connect_timeout", "handshake_timeout", "close_timeout",
                                  "keepalive", "peer_timeout", "credit_idle"}) {
@@ -343,7 +355,7 @@ Result<Config> Config::parse(std::string_view toml, std::string_view origin) {
 Result<void> Config::check() const {
   return base::no_throw("check the settings", [&]() -> Result<void> {
     for (const auto part : {engine::check_ranges, engine::check_queues, engine::check_receive_pool,
-                            engine::check_times}) {
+                            engine::check_times, engine::check_address}) {
       if (auto done = part(*this); !done) return done;
     }
     return {};

@@ -90,11 +90,15 @@ constexpr ConfigKey choice(string_view section, string_view name,
 // clang-format off
 constexpr std::array kKeys{
     ConfigKey{"device", "name", ValueKind::text, 1, 63, "bytes",
-              "device to open, e.g. \"softverbs\", \"mlx5_0\", \"rxe0\"", {}, nullptr, nullptr,
+              "device to open, e.g. \"softverbs\", \"mlx5_0\", \"rxe0\", or \"auto\"", {}, nullptr, nullptr,
               [](Config& config) -> std::string& { return config.device.name; }},
-    SPINWIRE_NUMBER(device, Device, port, integer, 1, 255, "", "port of the device"),
+    SPINWIRE_NUMBER(device, Device, port, integer, 0, 255, "",
+                    "port of the device; 0: chosen by the library"),
     SPINWIRE_NUMBER(device, Device, gid_index, integer, -1, 255, "",
                     "index in the port's GID table; -1: chosen by the library"),
+    ConfigKey{"device", "address", ValueKind::text, 0, 63, "bytes",
+              "numeric IP address of this host whose GID is wanted, may be empty", {}, nullptr,
+              nullptr, [](Config& config) -> std::string& { return config.device.address; }},
 
     SPINWIRE_CHOICE(memory, Memory, hugepages, kPolicies, "take the pools in hugepages"),
     SPINWIRE_CHOICE(memory, Memory, lock, kPolicies, "lock the pools in memory"),

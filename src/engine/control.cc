@@ -67,7 +67,7 @@ void EngineCore::take_async_events() noexcept {
         }
         break;
       default:
-        base::log(LogLevel::error, "device {}: {}", shared.device->name(),
+        base::log(LogLevel::error, "device {}: {}", shared.device->info().name,
                   ibv_event_type_str(event.event_type));
         break;
     }

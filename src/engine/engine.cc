@@ -1,12 +1,15 @@
 // Opening and closing an engine, and its public face. Cold, but for allocate().
 #include "spinwire/engine.h"
 
+#include <errno.h>
 #include <fmt/format.h>
 
 #include <utility>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "engine/core.h"
+#include "engine/devices.h"
 
 namespace spinwire {
 
@@ -37,16 +40,10 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
 
 Result<void> EngineCore::open() {
   const Config& c = shared.config;
-  verbs::DeviceOptions options;
-  options.name = c.device.name;
-  options.port = static_cast<std::uint8_t>(c.device.port);
-  options.gid_index = c.device.gid_index;
-  options.completion_depth = c.queues.completion_depth;
-  options.receive_depth = c.queues.receive_depth;
-  options.clock = shared.clock;
-  auto device = verbs::Device::open(options);
+  auto device = verbs::Device::open(engine::device_options(c, shared.clock));
   if (!device) return tl::unexpected(device.error());
   shared.device = std::move(*device);
+  shared.config.queues.inline_bytes = shared.device->info().inline_bytes;
   cq = shared.device->cq();
   poll_batch = static_cast<int>(c.queues.poll_batch);
 
@@ -61,9 +58,16 @@ Result<void> EngineCore::open() {
   auto slab = memory::Arena::make(arena);
   if (!slab) return tl::unexpected(slab.error());
   shared.arena = std::move(*slab);
-  auto mr = shared.device->register_slab(shared.arena->slab());
-  if (!mr) return tl::unexpected(mr.error());
-  shared.arena->set_lkey((*mr)->lkey);
+  const std::span<std::byte> bytes = shared.arena->slab();
+  errno = 0;
+  const ibv_mr* mr = shared.device->register_slab(bytes);
+  if (mr == nullptr) {
+    const int error = errno;
+    return tl::unexpected(memory::registration_error(
+        fmt::format("register the pools, {} in all", base::bytes_text(bytes.size())), bytes.size(),
+        error));
+  }
+  shared.arena->set_lkey(mr->lkey);
   shared.staging_block = shared.arena->allocate(memory::PoolId::control, staging);
   if (shared.staging_block == nullptr) return tl::unexpected(base::out_of_memory());
   shared.staging = shared.staging_block->payload;
@@ -237,7 +241,8 @@ Status Engine::revoke(const RemoteRegion& region) {
 
 const Config& Engine::config() const noexcept { return core_->shared.config; }
 const Clock& Engine::clock() const noexcept { return core_->shared.clock; }
-std::string_view Engine::device_name() const noexcept { return core_->shared.device->name(); }
+std::string_view Engine::device_name() const noexcept { return device().name; }
+const DeviceInfo& Engine::device() const noexcept { return core_->shared.device->info(); }
 
 EngineStats Engine::stats() const noexcept {
   const agent::Shared& s = core_->shared;

@@ -18,8 +18,8 @@ extern "C" {  // which the header leaves to us
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/memlock.h"
 #include "base/units.h"
-#include "memory/memlock.h"
 
 // Newer than some of the C libraries we build with.
 #ifndef MADV_POPULATE_WRITE
@@ -144,9 +144,9 @@ Result<void> lock(const base::SharedMemory& memory, LockPolicy policy) {
   if (policy == LockPolicy::off || is_hugetlb(memory)) return {};
   if (::mlock(memory.data(), memory.size()) == 0) return {};
   const int error = errno;
-  Error failure =
-      lock_error(fmt::format("lock {} of memory (memory.lock)", base::bytes_text(memory.size())),
-                 "mlock", error, memory.size(), LockUse::lock, lock_limits());
+  Error failure = base::lock_error(
+      fmt::format("lock {} of memory (memory.lock)", base::bytes_text(memory.size())), "mlock",
+      error, memory.size(), base::LockUse::lock, base::lock_limits());
   if (policy == LockPolicy::require) return tl::unexpected(std::move(failure));
   base::log(LogLevel::warning, "memory stays unlocked: {}", failure.message());
   return {};

@@ -13,9 +13,9 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/memlock.h"
 #include "base/random.h"
 #include "base/units.h"
-#include "memory/memlock.h"
 
 namespace spinwire::memory {
 namespace {
@@ -46,7 +46,8 @@ int exposed_access_flags(Access access) noexcept {
 Error registration_error(std::string asked, std::uint64_t bytes, int error) {
   switch (error) {
     case ENOMEM:
-      return lock_error(std::move(asked), "reg_mr", error, bytes, LockUse::pin, lock_limits());
+      return base::lock_error(std::move(asked), "reg_mr", error, bytes, base::LockUse::pin,
+                              base::lock_limits());
     case EFAULT:
     case EINVAL:
       return base::make_error(Status::invalid_argument, std::move(asked),

@@ -5,8 +5,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "base/memlock.h"
 #include "verbs/providers.h"
 
 namespace spinwire::verbs {
@@ -14,6 +17,20 @@ namespace {
 
 Error refused(const char* asked, const char* call, int error, std::string remedy) {
   return base::fail_errno(Status::system, asked, call, error, std::move(remedy)).value();
+}
+
+/// A work request or completion, about, where memory for it is counted.
+constexpr std::uint64_t kEntryBytes = 128;
+
+/// Queues are pinned as other memory is, so that the limit on that may be why.
+tl::unexpected<Error> short_of_memory(std::string asked, const char* call, int error,
+                                      std::uint64_t bytes) {
+  if (error == ENOMEM) {
+    return tl::unexpected(base::lock_error(std::move(asked), call, error, bytes, base::LockUse::pin,
+                                           base::lock_limits()));
+  }
+  return base::fail_errno(Status::system, std::move(asked), call, error,
+                          "lower the depths under queues, or the number of connections");
 }
 
 tl::unexpected<Error> over_limit(const char* setting, std::uint64_t asked, std::uint64_t has,
@@ -34,123 +51,185 @@ ibv_mtu mtu_code(std::uint32_t bytes) noexcept {
 
 std::uint32_t mtu_bytes(ibv_mtu code) noexcept { return 128u << static_cast<unsigned>(code); }
 
-Result<std::unique_ptr<Device>> Device::open(const DeviceOptions& options) {
-  const Provider& provider = softverbs_provider();
-  const std::vector<std::string> names = provider.device_names();
-  if (std::find(names.begin(), names.end(), options.name) == names.end()) {
-    return base::fail(Status::no_device, fmt::format("open device \"{}\"", options.name),
-                      fmt::format("there are: {}", fmt::join(names, ", ")),
-                      "set device.name to one of them");
+Result<void> check_limits(const ibv_device_attr& device, const DeviceOptions& asked,
+                          const std::string& name) {
+  const struct {
+    const char* setting;
+    std::uint64_t asked;
+    int has;
+  } limits[] = {
+      {"queues.completion_depth", asked.completion_depth, device.max_cqe},
+      {"queues.receive_depth", asked.receive_depth, device.max_srq_wr},
+      {"queues.send_depth", asked.send_depth, device.max_qp_wr},
+  };
+  for (const auto& limit : limits) {
+    const auto has = static_cast<std::uint64_t>(std::max(limit.has, 0));
+    if (limit.asked > has) return over_limit(limit.setting, limit.asked, has, name);
   }
-  std::unique_ptr<Device> device(new Device(provider));
-  device->name_ = options.name;
-  if (auto done = device->set_up(options); !done) return tl::unexpected(done.error());
+  if (device.max_sge < static_cast<int>(kSendElements)) {
+    return base::fail(Status::limit, fmt::format("{} elements a work request", kSendElements),
+                      fmt::format("device {} has {}", name, device.max_sge), "use another device");
+  }
+  return {};
+}
+
+Result<std::unique_ptr<Device>> Device::open(const DeviceOptions& options) {
+  std::unique_ptr<Device> device(new Device(options));
+  auto selected = select_device(providers(), options.wish, options.clock);
+  if (!selected) return tl::unexpected(selected.error());
+  device->selected_ = std::move(*selected);
+  if (auto done = device->set_up(); !done) return tl::unexpected(done.error());
   return device;
 }
 
-Result<void> Device::choose_port(const DeviceOptions& options) {
-  ibv_port_attr port{};
-  if (const int error = provider_.query_port(context_, options.port, &port); error != 0) {
-    return tl::unexpected(refused("query the device's port", "ibv_query_port", error,
-                                  fmt::format("device.port = {} may not exist", options.port)));
-  }
-  port_ = options.port;
-  lid_ = port.lid;
-  mtu_ = mtu_bytes(port.active_mtu);
-  gid_index_ = std::max(options.gid_index, 0);
-  if (gid_index_ >= port.gid_tbl_len)
-    return over_limit("device.gid_index", static_cast<std::uint64_t>(gid_index_),
-                      static_cast<std::uint64_t>(port.gid_tbl_len - 1), name_);
-  if (const int error = provider_.query_gid(context_, port_, gid_index_, &gid_); error != 0) {
-    return tl::unexpected(refused("read the device's GID", "ibv_query_gid", error,
-                                  "choose another device.gid_index"));
-  }
-  return {};
-}
-
-Result<void> Device::set_up(const DeviceOptions& options) {
-  auto opened = provider_.open_device(options.name, options.clock);
-  if (!opened) return tl::unexpected(opened.error());
-  context_ = *opened;
+Result<void> Device::set_up() {
+  Selection& s = selected_;
   ibv_device_attr attr{};
-  if (const int error = provider_.query_device(context_, &attr); error != 0)
+  if (const int error = provider().query_device(context(), &attr); error != 0)
     return tl::unexpected(refused("query the device", "ibv_query_device", error, ""));
-  if (options.completion_depth > static_cast<std::uint32_t>(attr.max_cqe))
-    return over_limit("queues.completion_depth", options.completion_depth,
-                      static_cast<std::uint64_t>(attr.max_cqe), name_);
-  if (options.receive_depth > static_cast<std::uint32_t>(attr.max_srq_wr))
-    return over_limit("queues.receive_depth", options.receive_depth,
-                      static_cast<std::uint64_t>(attr.max_srq_wr), name_);
-  rd_atomic_ = static_cast<std::uint8_t>(
+  if (auto fits = check_limits(attr, options_, s.name); !fits) return fits;
+  const auto chosen = std::find_if(s.candidates.begin(), s.candidates.end(),
+                                   [](const DeviceCandidate& c) { return c.chosen; });
+  info_.provider = provider().name;
+  info_.name = s.name;
+  info_.port = s.port;
+  info_.gid_index = s.gid.index;
+  info_.gid = chosen->gid;
+  info_.netdev = s.gid.netdev;
+  info_.link_layer = chosen->link_layer;
+  info_.gid_type = s.gid.type;
+  info_.mtu = mtu_bytes(s.port_attr.active_mtu);
+  info_.rd_atomic = static_cast<std::uint32_t>(
       std::clamp(std::min(attr.max_qp_rd_atom, attr.max_qp_init_rd_atom), 1, 128));
-  if (auto port = choose_port(options); !port) return port;
+  info_.atomics = attr.atomic_cap != IBV_ATOMIC_NONE;
+  info_.memory_windows = (attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+  info_.candidates = std::move(s.candidates);
+  return make_queues();
+}
 
-  const char* memory = "raise the locked-memory limit (ulimit -l) or lower the depths";
-  pd_ = provider_.alloc_pd(context_);
-  if (pd_ == nullptr)
-    return tl::unexpected(refused("make a protection domain", "ibv_alloc_pd", errno, memory));
-  cq_ = provider_.create_cq(context_, static_cast<int>(options.completion_depth));
-  if (cq_ == nullptr)
-    return tl::unexpected(refused("make a completion queue", "ibv_create_cq", errno, memory));
+Result<void> Device::make_queues() {
+  pd_ = provider().alloc_pd(context());
+  if (pd_ == nullptr) return short_of_memory("make a protection domain", "ibv_alloc_pd", errno, 0);
+  make_thread_domain();
+  if (info_.memory_windows) probe_memory_windows();
+  const CompletionQueueOptions queue{static_cast<int>(options_.completion_depth),
+                                     /*single_threaded=*/true, domain_};
+  cq_ = provider().create_cq(context(), queue);
+  if (cq_ == nullptr) {
+    return short_of_memory(
+        fmt::format("make a completion queue of {} entries", options_.completion_depth),
+        "ibv_create_cq", errno, std::uint64_t{options_.completion_depth} * kEntryBytes);
+  }
   ibv_srq_init_attr srq{};
-  srq.attr.max_wr = options.receive_depth;
+  srq.attr.max_wr = options_.receive_depth;
   srq.attr.max_sge = 1;
-  srq_ = provider_.create_srq(pd_, &srq);
-  if (srq_ == nullptr)
-    return tl::unexpected(refused("make a shared receive queue", "ibv_create_srq", errno, memory));
-  return {};
-}
-
-Device::~Device() {
-  if (srq_ != nullptr) provider_.destroy_srq(srq_);
-  // A peer may be in the midst of an access to the slab; one that is stopped there costs the slab.
-  constexpr int kAttempts = 2000;
-  for (int i = 0; slab_ != nullptr && i < kAttempts; ++i) {
-    if (provider_.dereg_mr(slab_) != EBUSY) break;
-    sched_yield();
+  srq_ = provider().create_srq(queue_pd(), &srq);
+  if (srq_ == nullptr) {
+    return short_of_memory(fmt::format("make a shared receive queue of {}", options_.receive_depth),
+                           "ibv_create_srq", errno,
+                           std::uint64_t{options_.receive_depth} * kEntryBytes);
   }
-  if (cq_ != nullptr) provider_.destroy_cq(cq_);
-  if (pd_ != nullptr) provider_.dealloc_pd(pd_);
-  if (context_ != nullptr) provider_.close_device(context_);
+  info_.shared_receives = true;
+  return probe_queue_pair();
 }
 
-Result<ibv_mr*> Device::register_slab(std::span<std::byte> slab) {
-  slab_ =
-      provider_.reg_mr(pd_, slab.data(), slab.size(), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
-  if (slab_ == nullptr) {
-    const int error = errno;
-    return base::fail_errno(Status::no_memory,
-                            fmt::format("register the slab of {} bytes", slab.size()), "ibv_reg_mr",
-                            error, "raise the locked-memory limit (ulimit -l) or lower the pools");
-  }
-  return slab_;
+/// Where the device honours it, locks are left out: one thread drives all our queues.
+void Device::make_thread_domain() noexcept {
+  if (provider().alloc_td == nullptr) return;
+  td_ = provider().alloc_td(context());
+  if (td_ == nullptr) return;
+  domain_ = provider().alloc_parent_domain(context(), pd_, td_);
+  info_.single_threaded = domain_ != nullptr;
 }
 
-Result<ibv_qp*> Device::create_qp(const QueuePairOptions& options) {
+/// A device may tell of windows that it does not give.
+void Device::probe_memory_windows() noexcept {
+  ibv_mw* window = provider().alloc_mw(pd_, IBV_MW_TYPE_2);
+  info_.memory_windows = window != nullptr;
+  if (window != nullptr) (void)provider().dealloc_mw(window);
+}
+
+ibv_qp* Device::try_qp(std::uint32_t inline_bytes) noexcept {
   ibv_qp_init_attr init{};
   init.send_cq = init.recv_cq = cq_;
   init.srq = srq_;
   init.qp_type = IBV_QPT_RC;
-  init.cap.max_send_wr = options.send_depth;
-  init.cap.max_send_sge = 2;
-  init.cap.max_inline_data = options.inline_bytes;
-  ibv_qp* qp = provider_.create_qp(pd_, &init);
-  if (qp == nullptr)
-    return tl::unexpected(refused("make a queue pair", "ibv_create_qp", errno,
-                                  "lower queues.send_depth or queues.inline_bytes"));
+  init.cap.max_send_wr = options_.send_depth;
+  init.cap.max_send_sge = kSendElements;
+  init.cap.max_inline_data = inline_bytes;
+  return provider().create_qp(queue_pd(), &init);
+}
+
+/// What a queue pair can have together, no attribute tells: one is made to see. Inline data is a
+/// gain, no need, so that less of it will do.
+Result<void> Device::probe_queue_pair() {
+  for (std::uint32_t bytes = options_.inline_bytes;; bytes /= 2) {
+    ibv_qp* qp = try_qp(bytes);
+    if (qp != nullptr) {
+      info_.inline_bytes = bytes;
+      (void)provider().destroy_qp(qp);
+      break;
+    }
+    if (bytes == 0) {
+      return short_of_memory(
+          fmt::format("make a queue pair with queues.send_depth = {}", options_.send_depth),
+          "ibv_create_qp", errno, std::uint64_t{options_.send_depth} * kEntryBytes);
+    }
+  }
+  if (info_.inline_bytes != options_.inline_bytes) {
+    base::log(LogLevel::warning, "queues.inline_bytes = {}: device {} has {}, which is used",
+              options_.inline_bytes, info_.name, info_.inline_bytes);
+  }
+  return {};
+}
+
+Device::~Device() {
+  if (selected_.context == nullptr) return;
+  if (srq_ != nullptr) provider().destroy_srq(srq_);
+  // A peer may be in the midst of an access to the slab; one that is stopped there costs the slab.
+  constexpr int kAttempts = 2000;
+  for (int i = 0; slab_ != nullptr && i < kAttempts; ++i) {
+    if (provider().dereg_mr(slab_) != EBUSY) break;
+    sched_yield();
+  }
+  if (cq_ != nullptr) provider().destroy_cq(cq_);
+  if (domain_ != nullptr) provider().dealloc_pd(domain_);
+  if (td_ != nullptr) provider().dealloc_td(td_);
+  if (pd_ != nullptr) provider().dealloc_pd(pd_);
+  provider().close_device(context());
+}
+
+ibv_mr* Device::register_slab(std::span<std::byte> slab) noexcept {
+  const int windows = info_.memory_windows ? IBV_ACCESS_MW_BIND : 0;
+  slab_ = provider().reg_mr(pd_, slab.data(), slab.size(), IBV_ACCESS_LOCAL_WRITE | windows);
+  return slab_;
+}
+
+Result<ibv_qp*> Device::create_qp() {
+  ibv_qp* qp = try_qp(info_.inline_bytes);
+  if (qp == nullptr) {
+    return short_of_memory("make a queue pair", "ibv_create_qp", errno,
+                           std::uint64_t{options_.send_depth} * kEntryBytes);
+  }
   return qp;
 }
 
 Result<void> Device::to_init(ibv_qp* qp, int access) {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_INIT;
-  attr.port_num = port_;
+  attr.port_num = info_.port;
   attr.qp_access_flags = static_cast<unsigned>(access);
-  const int error = provider_.modify_qp(
+  const int error = provider().modify_qp(
       qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
   if (error != 0)
     return tl::unexpected(refused("bring a queue pair to INIT", "ibv_modify_qp", error, ""));
   return {};
+}
+
+/// Within an InfiniBand subnet the LID is enough; everywhere else the GID says where to.
+bool Device::needs_route(const ibv_gid& peer) const noexcept {
+  return info_.link_layer != LinkLayer::infiniband ||
+         peer.global.subnet_prefix != gid().global.subnet_prefix;
 }
 
 Result<void> Device::to_rtr(ibv_qp* qp, const RemoteQueuePair& remote, const RetryOptions& retry) {
@@ -159,18 +238,18 @@ Result<void> Device::to_rtr(ibv_qp* qp, const RemoteQueuePair& remote, const Ret
   attr.path_mtu = mtu_code(remote.mtu);
   attr.dest_qp_num = remote.qp_num;
   attr.rq_psn = remote.psn;
-  attr.max_dest_rd_atomic = rd_atomic_;
+  attr.max_dest_rd_atomic = static_cast<std::uint8_t>(info_.rd_atomic);
   attr.min_rnr_timer = retry.min_rnr_timer;
-  attr.ah_attr.is_global = 1;
-  attr.ah_attr.port_num = port_;
+  attr.ah_attr.is_global = needs_route(remote.gid) ? 1 : 0;
+  attr.ah_attr.port_num = info_.port;
   attr.ah_attr.dlid = remote.lid;
   attr.ah_attr.grh.dgid = remote.gid;
-  attr.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(gid_index_);
+  attr.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(info_.gid_index);
   attr.ah_attr.grh.hop_limit = 255;
   const int error =
-      provider_.modify_qp(qp, &attr,
-                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-                              IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+      provider().modify_qp(qp, &attr,
+                           IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+                               IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
   // A peer of the embedded device that died in the handshake, or has closed its device.
   if (error == ENOENT || error == ESRCH || error == ENODEV)
     return base::fail_errno(Status::peer_lost, "reach the peer's device (RTR)", "ibv_modify_qp",
@@ -189,11 +268,12 @@ Result<void> Device::to_rts(ibv_qp* qp, std::uint32_t psn, const RemoteQueuePair
   attr.retry_cnt = retry.retry_count;
   attr.rnr_retry = retry.rnr_retry;
   attr.sq_psn = psn;
-  attr.max_rd_atomic = std::max<std::uint8_t>(std::min(rd_atomic_, remote.rd_atomic), 1);
+  attr.max_rd_atomic =
+      static_cast<std::uint8_t>(std::clamp<std::uint32_t>(remote.rd_atomic, 1, info_.rd_atomic));
   const int error =
-      provider_.modify_qp(qp, &attr,
-                          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                              IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+      provider().modify_qp(qp, &attr,
+                           IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                               IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
   if (error != 0)
     return tl::unexpected(refused("bring a queue pair to RTS", "ibv_modify_qp", error, ""));
   return {};
@@ -202,9 +282,9 @@ Result<void> Device::to_rts(ibv_qp* qp, std::uint32_t psn, const RemoteQueuePair
 bool Device::to_error(ibv_qp* qp) noexcept {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_ERR;
-  return provider_.modify_qp(qp, &attr, IBV_QP_STATE) == 0;
+  return provider().modify_qp(qp, &attr, IBV_QP_STATE) == 0;
 }
 
-bool Device::destroy_qp(ibv_qp* qp) noexcept { return provider_.destroy_qp(qp) == 0; }
+bool Device::destroy_qp(ibv_qp* qp) noexcept { return provider().destroy_qp(qp) == 0; }
 
 }  // namespace spinwire::verbs

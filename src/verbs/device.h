@@ -10,26 +10,24 @@
 #include <string>
 
 #include "spinwire/clock.h"
+#include "spinwire/device.h"
 #include "spinwire/status.h"
 #include "verbs/provider.h"
+#include "verbs/selection.h"
 
 namespace spinwire::verbs {
 
 struct DeviceOptions {
-  std::string name;
-  std::uint8_t port = 1;
-  int gid_index = -1;  ///< -1: chosen
+  DeviceWish wish;
   std::uint32_t completion_depth = 0;
   std::uint32_t receive_depth = 0;
+  std::uint32_t send_depth = 0;    ///< of each queue pair
+  std::uint32_t inline_bytes = 0;  ///< wanted; fewer will do
   Clock clock = Clock::real();
 };
+/// Elements of a send work request: a header and a payload.
+inline constexpr std::uint32_t kSendElements = 2;
 
-/// What a reliable connection is brought up with.
-struct QueuePairOptions {
-  std::uint32_t send_depth = 0;
-  std::uint32_t inline_bytes = 0;
-  int access = 0;  ///< IBV_ACCESS_*
-};
 struct RemoteQueuePair {
   ibv_gid gid{};
   std::uint16_t lid = 0;
@@ -47,29 +45,28 @@ struct RetryOptions {
 
 class Device {
  public:
-  /// Errors: no_device naming those that there are; limit naming asked and available; system.
+  /// Errors: no_device naming those that there are and why none was taken; limit naming asked and
+  /// available; no_memory with the limit on locked memory; system.
   static Result<std::unique_ptr<Device>> open(const DeviceOptions& options);
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
   ~Device();
 
-  [[nodiscard]] const Provider& provider() const noexcept { return provider_; }
-  [[nodiscard]] ibv_context* context() const noexcept { return context_; }
-  [[nodiscard]] ibv_pd* pd() const noexcept { return pd_; }
+  [[nodiscard]] const Provider& provider() const noexcept { return *selected_.provider; }
+  [[nodiscard]] ibv_context* context() const noexcept { return selected_.context; }
+  [[nodiscard]] ibv_pd* pd() const noexcept { return pd_; }  ///< for memory
   [[nodiscard]] ibv_cq* cq() const noexcept { return cq_; }
   [[nodiscard]] ibv_srq* srq() const noexcept { return srq_; }
-  [[nodiscard]] const ibv_gid& gid() const noexcept { return gid_; }
-  [[nodiscard]] int gid_index() const noexcept { return gid_index_; }
-  [[nodiscard]] std::uint16_t lid() const noexcept { return lid_; }
-  [[nodiscard]] std::uint32_t mtu() const noexcept { return mtu_; }  ///< active, bytes
-  [[nodiscard]] const std::string& name() const noexcept { return name_; }
-  [[nodiscard]] std::uint8_t rd_atomic() const noexcept { return rd_atomic_; }
+  [[nodiscard]] const ibv_gid& gid() const noexcept { return selected_.gid.gid; }
+  [[nodiscard]] std::uint16_t lid() const noexcept { return selected_.port_attr.lid; }
+  /// Name, place, and what it can do.
+  [[nodiscard]] const DeviceInfo& info() const noexcept { return info_; }
 
-  /// Registers the slab: local use and memory windows only.
-  Result<ibv_mr*> register_slab(std::span<std::byte> slab);
+  /// Registers the slab: local use, and memory windows where the device has them. Null and errno.
+  ibv_mr* register_slab(std::span<std::byte> slab) noexcept;
 
   // One control verb each.
-  Result<ibv_qp*> create_qp(const QueuePairOptions& options);
+  Result<ibv_qp*> create_qp();
   Result<void> to_init(ibv_qp* qp, int access);
   Result<void> to_rtr(ibv_qp* qp, const RemoteQueuePair& remote, const RetryOptions& retry);
   Result<void> to_rts(ibv_qp* qp, std::uint32_t psn, const RemoteQueuePair& remote,
@@ -79,27 +76,34 @@ class Device {
   bool destroy_qp(ibv_qp* qp) noexcept;
 
  private:
-  explicit Device(const Provider& provider) : provider_(provider) {}
-  Result<void> set_up(const DeviceOptions& options);
-  Result<void> choose_port(const DeviceOptions& options);
+  explicit Device(const DeviceOptions& options) : options_(options) {}
+  Result<void> set_up();
+  Result<void> make_queues();
+  Result<void> probe_queue_pair();
+  void probe_memory_windows() noexcept;
+  void make_thread_domain() noexcept;
+  [[nodiscard]] ibv_pd* queue_pd() const noexcept { return domain_ != nullptr ? domain_ : pd_; }
+  [[nodiscard]] bool needs_route(const ibv_gid& peer) const noexcept;
+  ibv_qp* try_qp(std::uint32_t inline_bytes) noexcept;
 
-  const Provider& provider_;
-  ibv_context* context_ = nullptr;
+  DeviceOptions options_;
+  Selection selected_;
   ibv_pd* pd_ = nullptr;
+  ibv_td* td_ = nullptr;
+  ibv_pd* domain_ = nullptr;  ///< the protection domain with our thread's domain
   ibv_cq* cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
   ibv_mr* slab_ = nullptr;
-  ibv_gid gid_{};
-  int gid_index_ = 0;
-  std::uint8_t port_ = 1;
-  std::uint16_t lid_ = 0;
-  std::uint32_t mtu_ = 0;
-  std::uint8_t rd_atomic_ = 1;
-  std::string name_;
+  DeviceInfo info_;
 };
 
 /// IBV_MTU_* of a path MTU in bytes, the largest that does not exceed it.
 ibv_mtu mtu_code(std::uint32_t bytes) noexcept;
 std::uint32_t mtu_bytes(ibv_mtu code) noexcept;
+
+/// Whether a device has what is asked for; `name` is for the error. Errors: limit, naming the
+/// setting, what was asked and what there is.
+Result<void> check_limits(const ibv_device_attr& device, const DeviceOptions& asked,
+                          const std::string& name);
 
 }  // namespace spinwire::verbs

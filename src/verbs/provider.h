@@ -10,13 +10,23 @@
 
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
+#include "verbs/gid.h"
 
 namespace spinwire::verbs {
+
+struct CompletionQueueOptions {
+  int entries = 0;
+  /// Only one thread at a time will use the queue, and all that completes there: the device may
+  /// leave out its locks. One that cannot ignores it.
+  bool single_threaded = false;
+  ibv_pd* parent_domain = nullptr;  ///< null: none
+};
 
 /// Calls answering int give 0 or an errno value; calls answering a pointer give null and set errno,
 /// as libibverbs does.
 struct Provider {
   const char* name;
+  bool reaches_other_hosts;  ///< else its devices have to be asked for by name
   std::vector<std::string> (*device_names)();
   Result<ibv_context*> (*open_device)(const std::string& name, const Clock& clock);
   int (*close_device)(ibv_context* context);
@@ -24,19 +34,32 @@ struct Provider {
   int (*query_device)(ibv_context* context, ibv_device_attr* attr);
   int (*query_port)(ibv_context* context, std::uint8_t port, ibv_port_attr* attr);
   int (*query_gid)(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid);
+  /// The first `slots` entries of the port's table, without those that cannot be read.
+  std::vector<GidEntry> (*gid_table)(ibv_context* context, std::uint8_t port, int slots);
   /// Next async event, EAGAIN if there is none; never blocks.
   int (*get_async_event)(ibv_context* context, ibv_async_event* event);
 
   ibv_pd* (*alloc_pd)(ibv_context* context);
   int (*dealloc_pd)(ibv_pd* pd);
+  /// Thread domains; null where the provider has none. EOPNOTSUPP where the device has none.
+  ibv_td* (*alloc_td)(ibv_context* context);
+  int (*dealloc_td)(ibv_td* td);
+  ibv_pd* (*alloc_parent_domain)(ibv_context* context, ibv_pd* pd, ibv_td* td);
+
   ibv_mr* (*reg_mr)(ibv_pd* pd, void* address, std::size_t length, int access);
   /// EBUSY: the keys are dead, but a peer is in the midst of an access; call again.
   int (*dereg_mr)(ibv_mr* mr);
+  ibv_mw* (*alloc_mw)(ibv_pd* pd, ibv_mw_type type);
+  /// EBUSY as for dereg_mr.
+  int (*dealloc_mw)(ibv_mw* mw);
 
-  ibv_cq* (*create_cq)(ibv_context* context, int entries);
+  ibv_cq* (*create_cq)(ibv_context* context, const CompletionQueueOptions& options);
   int (*destroy_cq)(ibv_cq* cq);
   ibv_srq* (*create_srq)(ibv_pd* pd, ibv_srq_init_attr* attr);
+  int (*modify_srq)(ibv_srq* srq, ibv_srq_attr* attr, int mask);
   int (*destroy_srq)(ibv_srq* srq);
+  ibv_ah* (*create_ah)(ibv_pd* pd, ibv_ah_attr* attr);
+  int (*destroy_ah)(ibv_ah* ah);
   ibv_qp* (*create_qp)(ibv_pd* pd, ibv_qp_init_attr* attr);
   int (*modify_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask);
   int (*query_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init);

@@ -3,6 +3,7 @@
 #include "softverbs/device.h"
 #include "softverbs/objects.h"
 #include "softverbs/region.h"
+#include "softverbs/window.h"
 #include "verbs/providers.h"
 
 namespace spinwire::verbs {
@@ -14,26 +15,48 @@ Result<ibv_context*> open(const std::string&, const Clock& clock) {
   return softverbs::open_device(clock, softverbs::Driving::by_user);
 }
 
+std::vector<GidEntry> gid_table(ibv_context* context, std::uint8_t port, int) {
+  GidEntry entry;
+  entry.type = GidType::embedded;
+  if (softverbs::query_gid(context, port, entry.index, &entry.gid) != 0) return {};
+  return {entry};
+}
+
+/// Its queues have no locks.
+ibv_cq* create_cq(ibv_context* context, const CompletionQueueOptions& options) {
+  return softverbs::create_cq(context, options.entries);
+}
+
 }  // namespace
 
 const Provider& softverbs_provider() noexcept {
   static const Provider provider = {
       .name = "softverbs",
+      .reaches_other_hosts = false,
       .device_names = names,
       .open_device = open,
       .close_device = softverbs::close_device,
       .query_device = softverbs::query_device,
       .query_port = softverbs::query_port,
       .query_gid = softverbs::query_gid,
+      .gid_table = gid_table,
       .get_async_event = softverbs::get_async_event,
       .alloc_pd = softverbs::alloc_pd,
       .dealloc_pd = softverbs::dealloc_pd,
+      .alloc_td = nullptr,
+      .dealloc_td = nullptr,
+      .alloc_parent_domain = nullptr,
       .reg_mr = softverbs::reg_mr,
       .dereg_mr = softverbs::dereg_mr,
-      .create_cq = softverbs::create_cq,
+      .alloc_mw = softverbs::alloc_mw,
+      .dealloc_mw = softverbs::dealloc_mw,
+      .create_cq = create_cq,
       .destroy_cq = softverbs::destroy_cq,
       .create_srq = softverbs::create_srq,
+      .modify_srq = softverbs::modify_srq,
       .destroy_srq = softverbs::destroy_srq,
+      .create_ah = softverbs::create_ah,
+      .destroy_ah = softverbs::destroy_ah,
       .create_qp = softverbs::create_qp,
       .modify_qp = softverbs::modify_qp,
       .query_qp = softverbs::query_qp,

@@ -20,8 +20,19 @@ tl::unexpected<Error> bad_text(std::string found) {
                     "pass the whole line that Endpoint::text() gave at the other end");
 }
 
-constexpr std::array<GidType, 4> kTypes{GidType::ib, GidType::roce_v1, GidType::roce_v2,
-                                        GidType::softverbs};
+constexpr std::array<std::pair<GidType, std::string_view>, 4> kTypes{{
+    {GidType::infiniband, "ib"},
+    {GidType::roce_v1, "rocev1"},
+    {GidType::roce_v2, "rocev2"},
+    {GidType::embedded, "softverbs"},
+}};
+
+std::string_view type_word(GidType type) noexcept {
+  for (const auto& [known, word] : kTypes) {
+    if (known == type) return word;
+  }
+  return "unknown";
+}
 
 /// A field that is a number: how it is called, written and kept.
 struct Number {
@@ -84,8 +95,8 @@ Result<void> set_field(Endpoint& e, std::size_t field, std::string_view value) {
     return {};
   }
   if (field == kTypeField) {
-    for (const GidType type : kTypes) {
-      if (value == to_string(type)) {
+    for (const auto& [type, word] : kTypes) {
+      if (value == word) {
         e.gid_type = type;
         return {};
       }
@@ -135,24 +146,10 @@ Result<Endpoint> parse_words(std::string_view text) {
 
 }  // namespace
 
-std::string_view to_string(GidType type) noexcept {
-  switch (type) {
-    case GidType::ib:
-      return "ib";
-    case GidType::roce_v1:
-      return "rocev1";
-    case GidType::roce_v2:
-      return "rocev2";
-    case GidType::softverbs:
-      return "softverbs";
-  }
-  return "unknown";
-}
-
 std::string Endpoint::text() const {
   std::array<char, INET6_ADDRSTRLEN> address{};
   ::inet_ntop(AF_INET6, gid.data(), address.data(), address.size());
-  std::string line = fmt::format("{} gid={} type={}", kName, address.data(), to_string(gid_type));
+  std::string line = fmt::format("{} gid={} type={}", kName, address.data(), type_word(gid_type));
   for (const Number& field : kNumbers) {
     const std::uint64_t value = field.get(*this);
     line += field.hex ? fmt::format(" {}={:#x}", field.name, value)

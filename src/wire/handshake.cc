@@ -139,14 +139,14 @@ Frame encode_endpoint(FrameKind kind, const Endpoint& e, const Speaker& speaker)
 
 Result<void> check_address(const Endpoint& e) {
   constexpr std::string_view kWhat = "endpoint";
-  if (e.gid_type > GidType::softverbs) {
+  if (e.gid_type > GidType::embedded) {
     return bad_field(kWhat, "gid_type", std::to_string(static_cast<unsigned>(e.gid_type)),
                      "0 (ib), 1 (rocev1), 2 (rocev2) or 3 (softverbs)");
   }
   if (std::all_of(e.gid.begin(), e.gid.end(), [](std::uint8_t b) { return b == 0; })) {
     return bad_field(kWhat, "gid", "all zero", "the address of a port");
   }
-  if (e.gid_type == GidType::ib && (e.lid == 0 || e.lid > kLidMax)) {
+  if (e.gid_type == GidType::infiniband && (e.lid == 0 || e.lid > kLidMax)) {
     return bad_field(kWhat, "lid", fmt::format("{:#x}", e.lid), "0x1 to 0xbfff on ib");
   }
   if (e.qp_num < kQpNumMin || e.qp_num > kQpNumMax) {

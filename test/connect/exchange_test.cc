@@ -32,7 +32,7 @@ constexpr wire::KindSet kAnswer = wire::kinds(FrameKind::accept, FrameKind::refu
 Endpoint endpoint(std::uint32_t qp_num) {
   Endpoint e;
   e.gid[0] = 0xfe;
-  e.gid_type = GidType::softverbs;
+  e.gid_type = GidType::embedded;
   e.qp_num = qp_num;
   e.psn = 7;
   e.mtu = 4096;

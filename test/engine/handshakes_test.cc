@@ -46,7 +46,7 @@ bool ended(const UniqueFd& fd) {
 Endpoint plausible() {
   Endpoint e;
   e.gid.fill(0xfe);
-  e.gid_type = GidType::softverbs;
+  e.gid_type = GidType::embedded;
   e.qp_num = 77;
   e.mtu = 4096;
   e.max_message = 4096;

@@ -18,9 +18,9 @@
 #include <string>
 #include <vector>
 
+#include "base/memlock.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
-#include "memory/memlock.h"
 #include "memory/poison.h"
 #include "spinwire/log.h"
 
@@ -31,10 +31,10 @@ using spinwire::HugepagePolicy;
 using spinwire::LockPolicy;
 using spinwire::LogLevel;
 using spinwire::Status;
+using spinwire::base::LockLimits;
+using spinwire::base::LockUse;
 using spinwire::base::SharedMemory;
 using spinwire::memory::HugepageSize;
-using spinwire::memory::LockLimits;
-using spinwire::memory::LockUse;
 using spinwire::memory::take_pages;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -424,12 +424,12 @@ TEST_F(MemlockRealTest, PreferredLockBeyondTheLimitIsAWarning) {
 TEST_F(MemlockRealTest, LockingWithinTheLimitLocks) {
   const std::string text = without_privilege(256 * 1024, [] {
     const Warnings warnings;
-    const std::uint64_t before = spinwire::memory::lock_limits().locked;
+    const std::uint64_t before = spinwire::base::lock_limits().locked;
     auto off = take_pages(64 * 1024, HugepagePolicy::off, LockPolicy::off, "off");
     auto memory = take_pages(128 * 1024, HugepagePolicy::off, LockPolicy::require, "lock");
     auto preferred = take_pages(64 * 1024, HugepagePolicy::off, LockPolicy::prefer, "prefer");
     if (!off || !memory || !preferred) return std::string("refused");
-    const LockLimits limits = spinwire::memory::lock_limits();
+    const LockLimits limits = spinwire::base::lock_limits();
     return std::to_string(limits.locked - before) + (limits.privileged ? " privileged" : "") +
            (warnings.texts.empty() ? "" : " warned");
   });
@@ -442,7 +442,7 @@ TEST(MemlockTest, LimitThatIsNotExceededIsAPossibleCauseOnly) {
   limits.locked = kMiB;
   limits.pinned = 2 * kMiB;
   const auto text = [&](std::uint64_t bytes, LockUse use) {
-    return spinwire::memory::lock_error("register memory", "reg_mr", ENOMEM, bytes, use, limits)
+    return spinwire::base::lock_error("register memory", "reg_mr", ENOMEM, bytes, use, limits)
         .message();
   };
   EXPECT_TRUE(contains(text(6 * kMiB, LockUse::pin), "possible cause"));

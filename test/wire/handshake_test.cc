@@ -121,8 +121,8 @@ TEST(Handshake, EveryFieldBeyondItsLimitIsRefusedByName) {
       {"gid", "all zero", [](E& e) { e.gid = {}; }},
       {"gid_type", "4", [](E& e) { e.gid_type = static_cast<GidType>(4); }},
       {"gid_type", "255", [](E& e) { e.gid_type = static_cast<GidType>(255); }},
-      {"lid", "0x0", [](E& e) { e.gid_type = GidType::ib, e.lid = 0; }},
-      {"lid", "0xc000", [](E& e) { e.gid_type = GidType::ib, e.lid = 0xc000; }},
+      {"lid", "0x0", [](E& e) { e.gid_type = GidType::infiniband, e.lid = 0; }},
+      {"lid", "0xc000", [](E& e) { e.gid_type = GidType::infiniband, e.lid = 0xc000; }},
       {"qp_num", "0x0", [](E& e) { e.qp_num = 0; }},
       {"qp_num", "0x1", [](E& e) { e.qp_num = 1; }},
       {"qp_num", "0xffffff", [](E& e) { e.qp_num = 0xffffff; }},
@@ -158,10 +158,10 @@ TEST(Handshake, EveryFieldBeyondItsLimitIsRefusedByName) {
 TEST(Handshake, EveryFieldAtItsLimitIsAccepted) {
   using E = Endpoint;
   const std::vector<std::function<void(E&)>> cases{
-      [](E& e) { e.gid_type = GidType::ib, e.lid = 1; },
-      [](E& e) { e.gid_type = GidType::ib, e.lid = 0xbfff; },
+      [](E& e) { e.gid_type = GidType::infiniband, e.lid = 1; },
+      [](E& e) { e.gid_type = GidType::infiniband, e.lid = 0xbfff; },
       [](E& e) { e.gid_type = GidType::roce_v1, e.lid = 0; },
-      [](E& e) { e.gid_type = GidType::softverbs, e.lid = 0; },
+      [](E& e) { e.gid_type = GidType::embedded, e.lid = 0; },
       [](E& e) { e.gid = {}, e.gid[15] = 1; },
       [](E& e) { e.qp_num = 2; },
       [](E& e) { e.qp_num = 0xfffffe; },

@@ -1,4 +1,4 @@
-#include "memory/memlock.h"
+#include "base/memlock.h"
 
 #include <fmt/core.h>
 #include <linux/capability.h>
@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/units.h"
 
-namespace spinwire::memory {
+namespace spinwire::base {
 namespace {
 
 std::uint64_t from_rlimit(rlim_t limit) noexcept {
@@ -22,7 +22,7 @@ std::uint64_t from_rlimit(rlim_t limit) noexcept {
 }
 
 std::string limit_text(std::uint64_t limit) {
-  return limit == LockLimits::kUnlimited ? "unlimited" : base::bytes_text(limit);
+  return limit == LockLimits::kUnlimited ? "unlimited" : bytes_text(limit);
 }
 
 /// The value of a line "NAME: value" as a number of that base; false if it is another line.
@@ -65,8 +65,8 @@ Error lock_error(std::string asked, std::string_view call, int error, std::uint6
   std::string found = fmt::format(
       "{}: {}; {} asked, {} locked (VmLck) and {} pinned (VmPin) already; RLIMIT_MEMLOCK is {} "
       "soft, {} hard{}",
-      call, base::errno_text(error), base::bytes_text(bytes), base::bytes_text(limits.locked),
-      base::bytes_text(limits.pinned), limit_text(limits.soft), limit_text(limits.hard),
+      call, errno_text(error), bytes_text(bytes), bytes_text(limits.locked),
+      bytes_text(limits.pinned), limit_text(limits.soft), limit_text(limits.hard),
       limits.privileged ? ", and CAP_IPC_LOCK lifts it" : "");
   // Whole KiB, which is what ulimit and limits.conf count in.
   const std::uint64_t needed = (already + bytes + 1023) / 1024;
@@ -81,7 +81,7 @@ Error lock_error(std::string asked, std::string_view call, int error, std::uint6
         "device's own limits; if it is the limit, " +
         fix;
   }
-  return base::make_error(Status::no_memory, std::move(asked), std::move(found), std::move(fix));
+  return make_error(Status::no_memory, std::move(asked), std::move(found), std::move(fix));
 }
 
-}  // namespace spinwire::memory
+}  // namespace spinwire::base

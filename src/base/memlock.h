@@ -8,7 +8,7 @@
 
 #include "spinwire/status.h"
 
-namespace spinwire::memory {
+namespace spinwire::base {
 
 /// The limit on locked memory and what counts against it.
 struct LockLimits {
@@ -42,4 +42,4 @@ enum class LockUse : std::uint8_t {
 [[nodiscard]] Error lock_error(std::string asked, std::string_view call, int error,
                                std::uint64_t bytes, LockUse use, const LockLimits& limits);
 
-}  // namespace spinwire::memory
+}  // namespace spinwire::base

@@ -1,0 +1,40 @@
+#include "engine/devices.h"
+
+#include "base/error.h"
+#include "spinwire/device.h"
+#include "verbs/providers.h"
+
+namespace spinwire {
+namespace engine {
+
+verbs::DeviceWish device_wish(const Config& config) {
+  verbs::DeviceWish wish;
+  wish.name = config.device.name;
+  wish.port = static_cast<std::uint8_t>(config.device.port);
+  wish.gid.index = config.device.gid_index;
+  wish.gid.address = verbs::parse_host_address(config.device.address);
+  return wish;
+}
+
+verbs::DeviceOptions device_options(const Config& config, const Clock& clock) {
+  verbs::DeviceOptions options;
+  options.wish = device_wish(config);
+  options.completion_depth = config.queues.completion_depth;
+  options.receive_depth = config.queues.receive_depth;
+  options.send_depth = config.queues.send_depth;
+  options.inline_bytes = config.queues.inline_bytes;
+  options.clock = clock;
+  return options;
+}
+
+}  // namespace engine
+
+Result<std::vector<DeviceCandidate>> list_devices(const Config& config) {
+  using Candidates = std::vector<DeviceCandidate>;
+  return base::no_throw("list the devices", [&]() -> Result<Candidates> {
+    if (auto good = config.check(); !good) return tl::unexpected(good.error());
+    return verbs::survey_devices(verbs::providers(), engine::device_wish(config), Clock::real());
+  });
+}
+
+}  // namespace spinwire

@@ -1,0 +1,13 @@
+// From settings to the device that they mean.
+#pragma once
+
+#include "spinwire/clock.h"
+#include "spinwire/config.h"
+#include "verbs/device.h"
+
+namespace spinwire::engine {
+
+[[nodiscard]] verbs::DeviceWish device_wish(const Config& config);
+[[nodiscard]] verbs::DeviceOptions device_options(const Config& config, const Clock& clock);
+
+}  // namespace spinwire::engine

@@ -1,0 +1,62 @@
+// Which GID of a port to use: a pure function of the table, so that the tables which people were
+// bitten by can be tested. Set-up.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "spinwire/device.h"
+
+namespace spinwire::verbs {
+
+struct GidEntry {
+  int index = 0;
+  ibv_gid gid{};
+  GidType type = GidType::unknown;
+  std::string netdev{};  ///< empty if not known
+  bool netdev_up = true;
+};
+
+/// An IPv6 address, or an IPv4 one in its mapped form.
+using HostAddress = std::array<std::uint8_t, 16>;
+
+/// How well an entry serves; the higher the better, `none` not at all.
+enum class GidRank : std::uint8_t {
+  none,
+  v1,             ///< RoCEv1: does not leave the Ethernet segment
+  v2_loopback,    ///< reaches this host only
+  v2_link_local,  ///< does not leave the Ethernet segment either
+  v2_routable,
+  own,      ///< the only one that an InfiniBand port or the embedded device needs
+  matches,  ///< RoCEv2, of the address asked for
+  asked,    ///< by its index
+};
+
+struct GidVerdict {
+  GidRank rank = GidRank::none;
+  std::string reason;
+};
+
+struct GidWish {
+  int index = -1;                      ///< -1: any
+  std::optional<HostAddress> address;  ///< whose GID is wanted; unset: no matter
+};
+
+/// Judges each entry; one verdict for each, in order.
+std::vector<GidVerdict> judge_gids(LinkLayer layer, std::span<const GidEntry> table,
+                                   const GidWish& wish);
+/// Position of the best verdict, the first of equals; -1 if none serves.
+int best_gid(std::span<const GidVerdict> verdicts) noexcept;
+
+/// "a.b.c.d" for mapped IPv4 addresses, else an IPv6 address.
+std::string gid_text(const ibv_gid& gid);
+/// A numeric IPv4 or IPv6 address; unset if `text` is none. That of all interfaces is none, too.
+std::optional<HostAddress> parse_host_address(const std::string& text);
+
+}  // namespace spinwire::verbs

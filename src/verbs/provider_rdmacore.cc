@@ -1,0 +1,228 @@
+// Devices of libibverbs as a provider.
+#include <errno.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <net/if.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
+#include <cstring>
+#include <memory>
+
+#include "base/error.h"
+#include "base/unique_fd.h"
+#include "verbs/providers.h"
+
+namespace spinwire::verbs {
+namespace {
+
+struct FreeList {
+  void operator()(ibv_device** list) const noexcept { ibv_free_device_list(list); }
+};
+using DeviceList = std::unique_ptr<ibv_device*, FreeList>;
+
+/// libibverbs answers -1 and errno in places, an errno value in others.
+int error_of(int answer) noexcept { return answer < 0 ? errno : answer; }
+
+std::vector<std::string> names() {
+  std::vector<std::string> found;
+  const DeviceList list(ibv_get_device_list(nullptr));
+  for (ibv_device** device = list.get(); device != nullptr && *device != nullptr; ++device)
+    found.emplace_back(ibv_get_device_name(*device));
+  return found;
+}
+
+tl::unexpected<Error> not_opened(const std::string& name, int error) {
+  const bool rights = error == EACCES || error == EPERM;
+  return base::fail_errno(
+      Status::no_device, fmt::format("open device {}", name), "ibv_open_device", error,
+      rights ? "give this user the right to read and write /dev/infiniband/uverbs*"
+             : "see whether the device's driver is loaded and its provider library installed "
+               "(Debian: ibverbs-providers)");
+}
+
+Result<ibv_context*> open(const std::string& name, const Clock&) {
+  const DeviceList list(ibv_get_device_list(nullptr));
+  for (ibv_device** device = list.get(); device != nullptr && *device != nullptr; ++device) {
+    if (name != ibv_get_device_name(*device)) continue;
+    errno = 0;
+    ibv_context* context = ibv_open_device(*device);
+    if (context == nullptr) return not_opened(name, errno != 0 ? errno : EIO);
+    // Events are looked for by a loop that must not wait.
+    const int flags = ::fcntl(context->async_fd, F_GETFL);
+    if (flags >= 0 && ::fcntl(context->async_fd, F_SETFL, flags | O_NONBLOCK) == 0) return context;
+    const int error = errno;
+    (void)ibv_close_device(context);
+    return base::fail_errno(Status::system, fmt::format("open device {}", name), "fcntl", error,
+                            "report this");
+  }
+  return not_opened(name, ENODEV);
+}
+
+int query_device(ibv_context* context, ibv_device_attr* attr) {
+  return error_of(ibv_query_device(context, attr));
+}
+
+int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) {
+  return error_of(ibv_query_port(context, port, attr));
+}
+
+int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) {
+  return error_of(ibv_query_gid(context, port, index, gid));
+}
+
+GidType type_of(std::uint32_t type) noexcept {
+  switch (type) {
+    case IBV_GID_TYPE_IB:
+      return GidType::infiniband;
+    case IBV_GID_TYPE_ROCE_V1:
+      return GidType::roce_v1;
+    case IBV_GID_TYPE_ROCE_V2:
+      return GidType::roce_v2;
+    default:
+      return GidType::unknown;
+  }
+}
+
+/// Names the interface, if it is one of our network namespace, and sees whether it is up.
+void look_at_netdev(unsigned index, GidEntry& entry) {
+  char name[IF_NAMESIZE] = "";
+  if (index == 0 || ::if_indextoname(index, name) == nullptr) return;
+  entry.netdev = name;
+  const base::UniqueFd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  ifreq request{};
+  std::memcpy(request.ifr_name, name, sizeof name);
+  if (socket.get() >= 0 && ::ioctl(socket.get(), SIOCGIFFLAGS, &request) == 0)
+    entry.netdev_up = (request.ifr_flags & IFF_UP) != 0;
+}
+
+std::vector<GidEntry> gid_table(ibv_context* context, std::uint8_t port, int slots) {
+  std::vector<GidEntry> table;
+  for (int i = 0; i < slots; ++i) {
+    ibv_gid_entry found{};
+    if (ibv_query_gid_ex(context, port, static_cast<std::uint32_t>(i), &found, 0) != 0) continue;
+    GidEntry entry;
+    entry.index = i;
+    entry.gid = found.gid;
+    entry.type = type_of(found.gid_type);
+    look_at_netdev(found.ndev_ifindex, entry);
+    table.push_back(std::move(entry));
+  }
+  return table;
+}
+
+/// The thread that reads an event is the one that destroys what it concerns, so that it can be
+/// acknowledged at once.
+int get_async_event(ibv_context* context, ibv_async_event* event) {
+  if (ibv_get_async_event(context, event) != 0) return errno != 0 ? errno : EIO;
+  ibv_ack_async_event(event);
+  return 0;
+}
+
+int dealloc_pd(ibv_pd* pd) { return error_of(ibv_dealloc_pd(pd)); }
+
+ibv_td* alloc_td(ibv_context* context) {
+  ibv_td_init_attr attr{};
+  return ibv_alloc_td(context, &attr);
+}
+
+int dealloc_td(ibv_td* td) { return error_of(ibv_dealloc_td(td)); }
+
+ibv_pd* alloc_parent_domain(ibv_context* context, ibv_pd* pd, ibv_td* td) {
+  ibv_parent_domain_init_attr attr{};
+  attr.pd = pd;
+  attr.td = td;
+  return ibv_alloc_parent_domain(context, &attr);
+}
+
+ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) {
+  return ibv_reg_mr(pd, address, length, static_cast<unsigned>(access));
+}
+
+int dereg_mr(ibv_mr* mr) { return error_of(ibv_dereg_mr(mr)); }
+ibv_mw* alloc_mw(ibv_pd* pd, ibv_mw_type type) { return ibv_alloc_mw(pd, type); }
+int dealloc_mw(ibv_mw* mw) { return error_of(ibv_dealloc_mw(mw)); }
+
+ibv_cq* create_extended(ibv_context* context, const CompletionQueueOptions& options, bool domain) {
+  ibv_cq_init_attr_ex attr{};
+  attr.cqe = static_cast<std::uint32_t>(options.entries);
+  attr.wc_flags = IBV_WC_STANDARD_FLAGS;
+  attr.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS;
+  attr.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+  if (domain) {
+    attr.comp_mask |= IBV_CQ_INIT_ATTR_MASK_PD;
+    attr.parent_domain = options.parent_domain;
+  }
+  ibv_cq_ex* cq = ibv_create_cq_ex(context, &attr);
+  return cq != nullptr ? ibv_cq_ex_to_cq(cq) : nullptr;
+}
+
+/// What a device does not know it refuses; how, is its own choice.
+ibv_cq* create_cq(ibv_context* context, const CompletionQueueOptions& options) {
+  ibv_cq* cq = nullptr;
+  if (options.single_threaded && options.parent_domain != nullptr)
+    cq = create_extended(context, options, true);
+  if (options.single_threaded && cq == nullptr) cq = create_extended(context, options, false);
+  return cq != nullptr ? cq : ibv_create_cq(context, options.entries, nullptr, nullptr, 0);
+}
+
+int destroy_cq(ibv_cq* cq) { return error_of(ibv_destroy_cq(cq)); }
+ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) { return ibv_create_srq(pd, attr); }
+int modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) {
+  return error_of(ibv_modify_srq(srq, attr, mask));
+}
+int destroy_srq(ibv_srq* srq) { return error_of(ibv_destroy_srq(srq)); }
+int destroy_ah(ibv_ah* ah) { return error_of(ibv_destroy_ah(ah)); }
+int modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) {
+  return error_of(ibv_modify_qp(qp, attr, mask));
+}
+int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) {
+  return error_of(ibv_query_qp(qp, attr, mask, init));
+}
+int destroy_qp(ibv_qp* qp) { return error_of(ibv_destroy_qp(qp)); }
+
+}  // namespace
+
+const Provider& rdmacore_provider() noexcept {
+  static const Provider provider = {
+      .name = "rdma-core",
+      .reaches_other_hosts = true,
+      .device_names = names,
+      .open_device = open,
+      .close_device = ibv_close_device,
+      .query_device = query_device,
+      .query_port = query_port,
+      .query_gid = query_gid,
+      .gid_table = gid_table,
+      .get_async_event = get_async_event,
+      .alloc_pd = ibv_alloc_pd,
+      .dealloc_pd = dealloc_pd,
+      .alloc_td = alloc_td,
+      .dealloc_td = dealloc_td,
+      .alloc_parent_domain = alloc_parent_domain,
+      .reg_mr = reg_mr,
+      .dereg_mr = dereg_mr,
+      .alloc_mw = alloc_mw,
+      .dealloc_mw = dealloc_mw,
+      .create_cq = create_cq,
+      .destroy_cq = destroy_cq,
+      .create_srq = create_srq,
+      .modify_srq = modify_srq,
+      .destroy_srq = destroy_srq,
+      .create_ah = ibv_create_ah,
+      .destroy_ah = destroy_ah,
+      .create_qp = ibv_create_qp,
+      .modify_qp = modify_qp,
+      .query_qp = query_qp,
+      .destroy_qp = destroy_qp,
+      .control = nullptr,
+  };
+  return provider;
+}
+
+std::span<const Provider* const> providers() noexcept {
+  static const Provider* const all[] = {&softverbs_provider(), &rdmacore_provider()};
+  return all;
+}
+
+}  // namespace spinwire::verbs
