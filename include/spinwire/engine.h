@@ -74,11 +74,18 @@ class SPINWIRE_API MemoryRegion {
   RemoteRegion remote_;
 };
 
+/// By what two ends find each other and shake hands.
+enum class Via : std::uint8_t {
+  tcp,      ///< the engine's own exchange over a TCP connection; any device
+  rdma_cm,  ///< librdmacm; both ends alike, and not on an embedded device
+};
+
 struct ListenOptions {
   /// An inbound handshake is complete but for our answer: the application sets handlers here, with
   /// Connection::set_handlers, or gives them below. May call close() to refuse.
   Callback<void(Connection)> on_accept;
   ConnectionHandlers handlers;
+  Via via = Via::tcp;
 };
 
 /// How a connection is made again when it could not be made, or was lost. Operations that were
@@ -95,6 +102,7 @@ struct Reconnect {
 struct ConnectOptions {
   ConnectionHandlers handlers;
   Reconnect reconnect{};
+  Via via = Via::tcp;
 };
 
 struct PrepareOptions {
@@ -154,10 +162,10 @@ class SPINWIRE_API Engine {
   Status flush() noexcept;
 
   /// Listens for connections on "a.b.c.d:port" or "[v6]:port"; port 0 takes a free one. Set-up.
-  /// Errors: invalid_argument, in_use, system.
+  /// Errors: invalid_argument, in_use, system; through rdma_cm also unsupported, no_device.
   Result<Listener> listen(std::string_view address, const ListenOptions& options);
   /// Begins to connect; on_ready or on_closed tells. Set-up. Errors: invalid_argument, limit,
-  /// system.
+  /// system; through rdma_cm also unsupported, no_device.
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
 
   /// Makes one end of a connection that the application brings up itself, without sockets of the

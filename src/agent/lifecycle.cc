@@ -9,6 +9,7 @@
 #include "agent/agent.h"
 #include "base/error.h"
 #include "base/random.h"
+#include "wire/cm_data.h"
 
 namespace spinwire::agent {
 namespace {
@@ -56,7 +57,7 @@ bool step_create(Shared& s, Agent& a) noexcept {
     return set_up_failed(s, a, base::out_of_memory());
   }
   a.psn = static_cast<std::uint32_t>(base::random_seed()) & 0xffffff;
-  a.stage = Stage::init;
+  a.stage = a.cm != nullptr && !a.cm->resolved ? Stage::resolve : Stage::init;
   return true;
 }
 
@@ -67,25 +68,65 @@ verbs::RetryOptions retry_options(const Config::QueuePair& c) noexcept {
           static_cast<std::uint8_t>(c.rnr_retry), static_cast<std::uint8_t>(c.min_rnr_timer)};
 }
 
-bool step_up(Shared& s, Agent& a) noexcept {
+/// The queue pair's next state, with the attributes of the handshake over TCP or by hand.
+Result<void> bring(const Shared& s, const Agent& a, ibv_qp_state state) {
   const verbs::RetryOptions retry = retry_options(s.config.queue_pair);
-  Result<void> done;
-  Stage next = Stage::up;
-  if (a.stage == Stage::init) {
-    done = s.device->to_init(a.qp, kAccess);
-    next = a.remote.qp_num != 0 ? Stage::rtr : Stage::wait;
-  } else if (a.stage == Stage::rtr) {
-    done = s.device->to_rtr(a.qp, a.remote, retry);
-    next = Stage::rts;
-  } else {
-    done = s.device->to_rts(a.qp, a.psn, a.remote, retry);
+  if (state == IBV_QPS_INIT) return s.device->to_init(a.qp, kAccess);
+  if (state == IBV_QPS_RTR) return s.device->to_rtr(a.qp, a.remote, retry);
+  return s.device->to_rts(a.qp, a.psn, a.remote, retry);
+}
+
+/// The same with what rdma_cm says, where the configuration says nothing else.
+Result<void> bring_through_cm(const Shared& s, const Agent& a, ibv_qp_state state) {
+  const verbs::RetryOptions retry = retry_options(s.config.queue_pair);
+  ibv_qp_attr attr{};
+  int mask = 0;
+  if (auto known = a.cm->id.attributes(state, attr, mask); !known) return known;
+  if (state == IBV_QPS_INIT) attr.qp_access_flags = static_cast<unsigned>(kAccess);
+  if (state == IBV_QPS_RTR) {
+    attr.path_mtu = std::min(attr.path_mtu, verbs::mtu_code(a.remote.mtu));
+    attr.min_rnr_timer = retry.min_rnr_timer;
+  } else if (state == IBV_QPS_RTS) {
+    attr.timeout = retry.ack_timeout;
+    attr.retry_cnt = retry.retry_count;
+    attr.rnr_retry = retry.rnr_retry;
   }
+  return s.device->modify_qp(a.qp, attr, mask);
+}
+
+bool step_up(Shared& s, Agent& a) noexcept {
+  struct Step {
+    ibv_qp_state state;
+    Stage next;
+  };
+  const Step step = a.stage == Stage::init
+                        ? Step{IBV_QPS_INIT, a.remote.qp_num != 0 ? Stage::rtr : Stage::wait}
+                    : a.stage == Stage::rtr ? Step{IBV_QPS_RTR, Stage::rts}
+                                            : Step{IBV_QPS_RTS, Stage::up};
+  const Result<void> done = base::no_throw("bring a queue pair up", [&] {
+    return a.cm != nullptr ? bring_through_cm(s, a, step.state) : bring(s, a, step.state);
+  });
   if (!done) return set_up_failed(s, a, done.error());
-  a.stage = next;
+  a.stage = step.next;
   return true;
 }
 
+/// Tells rdma_cm that the connection is over, and a peer that still waits for our answer why.
+void leave_cm(Agent& a) noexcept {
+  if (a.cm == nullptr) return;
+  if (!a.outbound && !a.cm->spoken) {
+    const Status status = a.cause.status == Status::ok ? Status::refused : a.cause.status;
+    const wire::Frame no = wire::encode_cm_refusal(wire::make_refuse(
+        status, a.cause.found.empty() ? "the application refused" : a.cause.found));
+    a.cm->id.reject(no.bytes());
+  } else if (a.was_ready) {
+    a.cm->id.disconnect();
+  }
+  a.cm.reset();
+}
+
 bool step_destroy(Shared& s, Agent& a) noexcept {
+  leave_cm(a);
   s.by_qpn.clear(a.qp->qp_num);
   (void)s.device->destroy_qp(a.qp);
   a.qp = nullptr;
@@ -95,6 +136,7 @@ bool step_destroy(Shared& s, Agent& a) noexcept {
 }
 
 bool step_conceal(Shared& s, Agent& a) noexcept {
+  leave_cm(a);
   const bool exposed = static_cast<bool>(a.cell_region);
   // The peer may be in the midst of a write to the cell: its key is dead from now on, and the
   // registration keeps the block until the write has ended.
@@ -238,6 +280,7 @@ bool advance(Shared& s, Agent& a) noexcept {
     case Stage::conceal:
       return step_conceal(s, a);
     case Stage::idle:
+    case Stage::resolve:
     case Stage::wait:
     case Stage::up:
     case Stage::over:

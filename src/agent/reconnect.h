@@ -15,10 +15,11 @@ struct Shared;
 
 /// What such a connection keeps from one attempt to the next.
 struct Again {
-  Again(const Reconnect& settings, const connect::Address& to) noexcept
-      : options(settings), address(to), random(base::random_seed()) {}
+  Again(const Reconnect& settings, const connect::Address& to, Via how) noexcept
+      : options(settings), address(to), via(how), random(base::random_seed()) {}
   Reconnect options;
   connect::Address address;
+  Via via;
   base::Random random;
   Error first{Status::ok, {}, {}, {}};  ///< why it was lost, or not made; ok while it is ready
   Error last;                           ///< why the last attempt failed

@@ -12,6 +12,7 @@
 #include "agent/reconnect.h"
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
+#include "connect/rdma_cm.h"
 #include "memory/arena.h"
 #include "memory/registration.h"
 #include "spinwire/config.h"
@@ -30,10 +31,11 @@ inline constexpr std::uint32_t kNone = ~0u;
 /// Why a state is left; see ConnectionState for what leaves each.
 enum class Stage : std::uint8_t {
   idle,
-  expose,  ///< register the credit cell
-  create,  ///< make the queue pair
-  init,    ///< to INIT; then the handshake goes on
-  wait,    ///< for the peer's endpoint
+  expose,   ///< register the credit cell
+  create,   ///< make the queue pair
+  resolve,  ///< through rdma_cm: until the way to the peer is known
+  init,     ///< to INIT; then the handshake goes on
+  wait,     ///< for the peer's endpoint
   rtr,
   rts,
   up,
@@ -53,6 +55,13 @@ struct CreditCell {
 struct Tally {
   std::uint64_t done = 0;
   std::uint64_t bytes = 0;  ///< that they moved
+};
+
+/// What rdma_cm knows of a connection that it brings up.
+struct CmLink {
+  connect::CmId id;
+  bool resolved = false;  ///< device and route are known
+  bool spoken = false;    ///< asked or answered
 };
 
 /// One connection. Hot fields first.
@@ -117,6 +126,7 @@ struct alignas(64) Agent {
   bool endpoint_told = false;       ///< then: on_endpoint has run
   Nanoseconds patience{0};          ///< from the first attempt to `ready`
   Callback<void(Connection, const Endpoint&)> on_endpoint;
+  std::unique_ptr<CmLink> cm;    ///< if through rdma_cm
   std::unique_ptr<Again> again;  ///< if it is made again when lost
   std::uint32_t next_setup = kNone;
   Block* cell_block = nullptr;

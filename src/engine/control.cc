@@ -32,6 +32,8 @@ bool EngineCore::take_setup_step() noexcept {
       progress(handshakes.at(a.handshake));
     } else if (a.by_hand) {
       progress_by_hand(a);
+    } else if (a.cm != nullptr) {
+      progress_through_cm(a);
     }
     if (a.stage == agent::Stage::over && a.state == ConnectionState::draining) {
       // If it has got into the line again meanwhile, at its next turn.

@@ -35,13 +35,23 @@ struct Handshake {
   base::Timer timer;
 };
 
+/// The first step towards a peer, in one of two ways.
+struct Attempt {
+  Handshake* exchange;
+  std::unique_ptr<agent::CmLink> link;
+};
+
 struct Listening {
-  connect::ListenSocket socket;
+  connect::ListenSocket socket;  ///< or
+  connect::CmId cm;
   ListenOptions options;
   std::uint32_t generation = 0;
 };
 
 inline constexpr std::uint16_t kHandshakeTimer = 3;
+/// Tokens of the epoll set: a listener's bit, rdma_cm's bit, generation, index.
+inline constexpr std::uint32_t kTokenGenerations = 0x3fffffff;
+inline constexpr std::uint64_t kCmToken = std::uint64_t{1} << 62;  ///< in the epoll set
 
 /// The Error of a set-up call from where it must not come, as the guard diagnosed.
 tl::unexpected<Error> misused(Status status, const char* asked);
@@ -86,6 +96,12 @@ class EngineCore {
   Result<Connection> prepare(const PrepareOptions& options);
   Result<void> join(agent::Agent& a, const Endpoint& peer);
 
+  // In through_cm.cc.
+  Result<void> open_cm();
+  Result<void> listen_through_cm(engine::Listening& listening, const connect::Address& at,
+                                 std::uint32_t index);
+  Result<std::unique_ptr<agent::CmLink>> begin_through_cm(const connect::Address& to);
+
   [[nodiscard]] agent::Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
     return shared.find(index, generation);
   }
@@ -102,6 +118,7 @@ class EngineCore {
   std::uint64_t control_interval = 0;  ///< ticks
   Status allocate_status = Status::ok;
   connect::EpollSet epoll;
+  connect::CmChannel cm;  ///< once it was asked for
   base::IndexPool<engine::Handshake> handshakes;
   std::vector<std::unique_ptr<engine::Listening>> listeners;
   std::uint32_t listener_generation = 0;
@@ -130,6 +147,14 @@ class EngineCore {
   void progress_inbound(engine::Handshake& h) noexcept;
   void progress_outbound(engine::Handshake& h) noexcept;
   void progress_by_hand(agent::Agent& a) noexcept;
+  void progress_through_cm(agent::Agent& a) noexcept;
+  void take_cm_events() noexcept;
+  void take_cm_request(const connect::CmNews& news);
+  void take_cm_news(const connect::CmNews& news);
+  void take_cm_answer(agent::Agent& a, const connect::CmNews& news);
+  void take_cm_refusal(agent::Agent& a, const connect::CmNews& news);
+  void take_cm_end(agent::Agent& a);
+  agent::Agent* agent_of(const connect::CmNews& news) noexcept;
   void take_hello(engine::Handshake& h) noexcept;
   void take_confirmation(engine::Handshake& h, agent::Agent& a) noexcept;
   void take_answer(engine::Handshake& h, agent::Agent& a) noexcept;
@@ -139,7 +164,11 @@ class EngineCore {
   void drop(engine::Handshake& h) noexcept;
   engine::Handshake* begin_handshake(bool inbound) noexcept;
   Result<engine::Handshake*> begin_exchange(const connect::Address& to);
-  void attach(engine::Handshake& h, agent::Agent& a) noexcept;
+  Result<engine::Attempt> begin(const connect::Address& to, Via via);
+  void attach(engine::Attempt attempt, agent::Agent& a) noexcept;
+  void attach_link(std::unique_ptr<agent::CmLink> link, agent::Agent& a) noexcept;
+  Result<void> listen_on_socket(engine::Listening& listening, const connect::Address& at,
+                                std::uint32_t index);
   void reconnect(agent::Agent& a) noexcept;
   agent::Agent* agent_of(const engine::Handshake& h) noexcept {
     return h.agent == agent::kNone ? nullptr : find(h.agent, h.agent_generation);

@@ -127,7 +127,7 @@ EngineCore::~EngineCore() {
     if (handshakes.in_use(i)) drop(handshakes.at(i));
   }
   for (auto& listening : listeners) {
-    if (listening != nullptr) epoll.remove(listening->socket.fd());
+    if (listening != nullptr && !listening->cm) epoll.remove(listening->socket.fd());
   }
   if (shared.registrations != nullptr) shared.registrations->close();
   for (std::uint32_t i = 0; i < shared.receives.size(); ++i) {
@@ -286,7 +286,10 @@ Listener::~Listener() {
 std::string Listener::address() const {
   if (core_ == nullptr || *core_ == nullptr) return {};
   const engine::Listening* listening = (*core_)->find_listener(index_, generation_);
-  return listening != nullptr ? listening->socket.local().str() : std::string();
+  if (listening == nullptr) return {};
+  if (!listening->cm) return listening->socket.local().str();
+  const auto bound = listening->cm.local_address();
+  return bound ? bound->str() : std::string();
 }
 
 }  // namespace spinwire

@@ -55,28 +55,34 @@ constexpr int kAcceptsPerStep = 8;
 // Tokens of the epoll set: what, generation, index.
 constexpr std::uint64_t kListenerToken = std::uint64_t{1} << 63;
 constexpr std::uint64_t token(std::uint32_t generation, std::uint32_t index) noexcept {
-  return std::uint64_t{generation & 0x7fffffffu} << 32 | index;
+  return std::uint64_t{generation & engine::kTokenGenerations} << 32 | index;
 }
 
 }  // namespace
+
+Result<void> EngineCore::listen_on_socket(Listening& listening, const connect::Address& at,
+                                          std::uint32_t index) {
+  auto socket = connect::ListenSocket::open(at, kBacklog);
+  if (!socket) return tl::unexpected(socket.error());
+  listening.socket = std::move(*socket);
+  return epoll.add(listening.socket.fd(), kListenerToken | token(listening.generation, index),
+                   connect::Interest::read);
+}
 
 Result<Listener> EngineCore::listen(std::string_view text, const ListenOptions& options) {
   if (ending) return engine::ending_error("listen");
   auto address = connect::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
-  auto socket = connect::ListenSocket::open(*address, kBacklog);
-  if (!socket) return tl::unexpected(socket.error());
   auto listening = std::make_unique<Listening>();
-  listening->socket = std::move(*socket);
   listening->options = options;
-  listener_generation = (listener_generation + 1) & 0x7fffffffu;  // fits a token
+  listener_generation = (listener_generation + 1) & engine::kTokenGenerations;
   listening->generation = listener_generation;
   auto free = std::find(listeners.begin(), listeners.end(), nullptr);
   if (free == listeners.end()) free = listeners.insert(listeners.end(), nullptr);
   const auto index = static_cast<std::uint32_t>(free - listeners.begin());
-  const std::uint64_t name = kListenerToken | token(listening->generation, index);
-  if (auto added = epoll.add(listening->socket.fd(), name, connect::Interest::read); !added)
-    return tl::unexpected(added.error());
+  auto done = options.via == Via::rdma_cm ? listen_through_cm(*listening, *address, index)
+                                          : listen_on_socket(*listening, *address, index);
+  if (!done) return tl::unexpected(done.error());
   *free = std::move(listening);
   return Listener(self, index, listener_generation);
 }
@@ -88,7 +94,7 @@ Listening* EngineCore::find_listener(std::uint32_t index, std::uint32_t generati
 
 void EngineCore::stop_listening(std::uint32_t index, std::uint32_t generation) noexcept {
   if (find_listener(index, generation) == nullptr) return;
-  epoll.remove(listeners[index]->socket.fd());
+  if (!listeners[index]->cm) epoll.remove(listeners[index]->socket.fd());
   listeners[index].reset();
   // Handshakes under way have copied what they need.
 }
@@ -126,12 +132,21 @@ Result<Handshake*> EngineCore::begin_exchange(const connect::Address& to) {
   return tl::unexpected(begun.error());
 }
 
-void EngineCore::attach(Handshake& h, Agent& a) noexcept {
+Result<engine::Attempt> EngineCore::begin(const connect::Address& to, Via via) {
+  if (via == Via::rdma_cm)
+    return begin_through_cm(to).map([](auto link) {
+      return engine::Attempt{nullptr, std::move(link)};
+    });
+  return begin_exchange(to).map([](Handshake* h) { return engine::Attempt{h, nullptr}; });
+}
+
+void EngineCore::attach(engine::Attempt attempt, Agent& a) noexcept {
+  if (attempt.link != nullptr) return attach_link(std::move(attempt.link), a);
+  Handshake& h = *attempt.exchange;
   a.handshake = h.index;
   h.agent = a.index;
   h.agent_generation = a.generation;
   watch(h);
-  next_control = next_control != ~std::uint64_t{0} ? 0 : next_control;
 }
 
 Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptions& options) {
@@ -141,37 +156,35 @@ Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptio
   if (auto valid = check(options.reconnect); !valid) return tl::unexpected(valid.error());
   std::unique_ptr<agent::Again> again;
   if (options.reconnect.attempts != 0)
-    again = std::make_unique<agent::Again>(options.reconnect, *address);
-  auto h = begin_exchange(*address);
-  if (!h) return tl::unexpected(h.error());
+    again = std::make_unique<agent::Again>(options.reconnect, *address, options.via);
+  auto attempt = begin(*address, options.via);
+  if (!attempt) return tl::unexpected(attempt.error());
   Agent* a = agent::acquire(shared, ConnectionState::resolving, true);
   if (a == nullptr) {
-    drop(**h);
+    if (attempt->exchange != nullptr) drop(*attempt->exchange);
     return tl::unexpected(engine::no_more_connections(shared, fmt::format("connect to {}", text)));
   }
   engine::name_peer(*a, address->text().view());
   a->handlers = options.handlers;
   a->again = std::move(again);
-  attach(**h, *a);
+  attach(std::move(*attempt), *a);
+  next_control = next_control != ~std::uint64_t{0} ? 0 : next_control;
   return agent::handle(shared, *a);
 }
 
 /// The next attempt of a connection that rests. What fails here counts as one.
 void EngineCore::reconnect(Agent& a) noexcept {
-  try {
+  const auto begun = base::no_throw("connect again", [&]() -> Result<void> {
     if (!agent::revive(shared, a)) {
-      return agent::fail(
-          shared, a,
+      return tl::unexpected(
           engine::no_more_connections(shared, fmt::format("connect to {} again", a.peer.data())));
     }
-    if (auto h = begin_exchange(a.again->address); h) {
-      attach(**h, a);
-    } else {
-      agent::fail(shared, a, h.error());
-    }
-  } catch (...) {
-    agent::fail(shared, a, base::out_of_memory());
-  }
+    auto attempt = begin(a.again->address, a.again->via);
+    if (!attempt) return tl::unexpected(attempt.error());
+    attach(std::move(*attempt), a);
+    return {};
+  });
+  if (!begun) agent::fail(shared, a, begun.error());
 }
 
 void EngineCore::watch(Handshake& h) noexcept {
@@ -269,11 +282,13 @@ void EngineCore::look_at_sockets() noexcept {
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint64_t name = events[i].token;
     const auto index = static_cast<std::uint32_t>(name);
-    const auto generation = static_cast<std::uint32_t>(name >> 32) & 0x7fffffffu;
-    if ((name & kListenerToken) != 0) {
+    const auto generation = static_cast<std::uint32_t>(name >> 32) & engine::kTokenGenerations;
+    if (name == engine::kCmToken) {
+      take_cm_events();
+    } else if ((name & kListenerToken) != 0) {
       accept_from(index, generation);
     } else if (handshakes.in_use(index) &&
-               (handshakes.generation(index) & 0x7fffffffu) == generation) {
+               (handshakes.generation(index) & engine::kTokenGenerations) == generation) {
       progress(handshakes.at(index));
     }
   }

@@ -279,6 +279,12 @@ Result<void> Device::to_rts(ibv_qp* qp, std::uint32_t psn, const RemoteQueuePair
   return {};
 }
 
+Result<void> Device::modify_qp(ibv_qp* qp, ibv_qp_attr attr, int mask) {
+  const int error = provider().modify_qp(qp, &attr, mask);
+  if (error == 0) return {};
+  return tl::unexpected(refused("bring a queue pair up", "ibv_modify_qp", error, ""));
+}
+
 bool Device::to_error(ibv_qp* qp) noexcept {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_ERR;

@@ -71,6 +71,8 @@ class Device {
   Result<void> to_rtr(ibv_qp* qp, const RemoteQueuePair& remote, const RetryOptions& retry);
   Result<void> to_rts(ibv_qp* qp, std::uint32_t psn, const RemoteQueuePair& remote,
                       const RetryOptions& retry);
+  /// With attributes that come from elsewhere.
+  Result<void> modify_qp(ibv_qp* qp, ibv_qp_attr attr, int mask);
   /// False if the device refused, which leaves nothing to be done but to destroy it.
   bool to_error(ibv_qp* qp) noexcept;
   bool destroy_qp(ibv_qp* qp) noexcept;
