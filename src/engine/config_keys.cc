@@ -97,7 +97,7 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(device, Device, gid_index, integer, -1, 255, "",
                     "index in the port's GID table; -1: chosen by the library"),
     ConfigKey{"device", "address", ValueKind::text, 0, 63, "bytes",
-              "numeric IP address of this host whose GID is wanted, may be empty", {}, nullptr,
+              "numeric IP address of this host whose GID is wanted; may be empty", {}, nullptr,
               nullptr, [](Config& config) -> std::string& { return config.device.address; }},
 
     SPINWIRE_CHOICE(memory, Memory, hugepages, kPolicies, "take the pools in hugepages"),
