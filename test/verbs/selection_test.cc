@@ -296,6 +296,7 @@ TEST(Selection, TheEmbeddedDeviceIsTakenByNameOnly) {
 ibv_device_attr limits() {
   ibv_device_attr attr{};
   attr.max_cqe = 1000;
+  attr.max_srq = 1;
   attr.max_srq_wr = 500;
   attr.max_qp_wr = 100;
   attr.max_sge = 2;
@@ -325,6 +326,9 @@ TEST(DeviceLimits, NamesTheSettingWhatWasAskedAndWhatThereIs) {
     EXPECT_EQ(refused.error().asked, c.says);
     EXPECT_EQ(refused.error().found, "device mlx5_0 has " + std::to_string(more.*c.member - 1));
   }
+  ibv_device_attr unshared = limits();
+  unshared.max_srq = 0;
+  EXPECT_EQ(check_limits(unshared, asked, "mlx5_0").error().status, Status::unsupported);
   ibv_device_attr narrow = limits();
   narrow.max_sge = 1;
   EXPECT_FALSE(check_limits(narrow, asked, "mlx5_0"));
