@@ -67,6 +67,12 @@ struct Config {
     std::uint32_t retry_count = 7;     ///< 0 … 7
     std::uint32_t rnr_retry = 7;       ///< 0 … 7; 7 retries for ever
     std::uint32_t min_rnr_timer = 12;  ///< IB encoding, 12 = 0.64 ms; 1 … 31 (0 means 655 ms)
+    std::uint32_t rd_atomic = 128;     ///< READs and atomics at once, or what there is; 1 … 128
+    std::uint32_t service_level = 0;   ///< 0 … 15
+    std::uint32_t traffic_class = 0;   ///< of the GRH; on RoCEv2 DSCP and ECN; 0 … 255
+    std::uint32_t flow_label = 0;      ///< of the GRH; on RoCEv2 picks the UDP source port; 20 bits
+    std::uint32_t hop_limit = 255;     ///< of the GRH, TTL on RoCEv2; 1 … 255
+    std::uint32_t pkey_index = 0;      ///< in the port's table of partition keys; 0 … 65535
   } queue_pair;
 
   struct Engine {

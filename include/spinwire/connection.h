@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "spinwire/buffer.h"
 #include "spinwire/callback.h"
@@ -25,6 +26,10 @@ enum class ConnectionState : std::uint8_t {
   closed,      ///< nothing is outstanding; the handle answers `not_connected` from here on
 };
 SPINWIRE_API std::string_view to_string(ConnectionState state) noexcept;
+
+/// The state of a queue pair, as the verbs have them.
+enum class QueuePairState : std::uint8_t { reset, init, rtr, rts, sqd, sqe, err, unknown };
+SPINWIRE_API std::string_view to_string(QueuePairState state) noexcept;
 
 /// When an operation reaches the device.
 enum class Post : std::uint8_t {
@@ -184,6 +189,10 @@ class SPINWIRE_API Connection {
   [[nodiscard]] std::size_t max_message() const noexcept;
   /// Zeroes for a stale handle. Set-up.
   [[nodiscard]] ConnectionStats stats() const noexcept;
+  /// Asks the device for the state of the queue pair; state() is what we know without. Set-up (a
+  /// control verb). Errors: not_connected (there is none yet, or no more), wrong_thread,
+  /// forked_child, system.
+  [[nodiscard]] Result<QueuePairState> query_state() const;
   /// "address:port" of the peer's TCP end; GID and queue pair if brought up by hand. Set-up.
   [[nodiscard]] std::string peer() const;
 

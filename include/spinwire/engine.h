@@ -15,6 +15,7 @@
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
 #include "spinwire/device.h"
+#include "spinwire/device_event.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
 #include "spinwire/status.h"
@@ -191,6 +192,11 @@ class SPINWIRE_API Engine {
   /// peer is in the midst of an access; the key is dead, call again to learn when it ended. Set-up.
   /// Errors: invalid_argument (not exposed).
   Status revoke(const RemoteRegion& region);
+
+  /// Who is told of what the device reports, from inside poll() or poll_control(); none if empty.
+  /// What concerns a connection is told before the connection ends of it. Set-up. Errors:
+  /// wrong_thread, forked_child.
+  Status set_device_event_handler(const DeviceEventCallback& handler) noexcept;
 
   [[nodiscard]] const Config& config() const noexcept;
   [[nodiscard]] const Clock& clock() const noexcept;

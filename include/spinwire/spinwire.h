@@ -7,6 +7,7 @@
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
 #include "spinwire/device.h"
+#include "spinwire/device_event.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/engine.h"
 #include "spinwire/gid_type.h"

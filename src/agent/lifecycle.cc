@@ -154,18 +154,65 @@ void abandon(Agent& a) noexcept {
   a.stage = a.qp != nullptr ? Stage::error : Stage::conceal;
 }
 
-Error operation_error(const Agent& a, const ibv_wc& wc) {
-  const char* name = ibv_wc_status_str(wc.status);
+const char* kind_text(OperationKind kind) noexcept {
+  switch (kind) {
+    case OperationKind::send:
+    case OperationKind::send_imm:
+      return "a SEND";
+    case OperationKind::write:
+    case OperationKind::write_imm:
+      return "a WRITE";
+    case OperationKind::read:
+      return "a READ";
+    case OperationKind::credit_write:
+      return "the WRITE of a credit";
+    case OperationKind::keepalive:
+      return "a keepalive";
+    case OperationKind::credit_return:
+    case OperationKind::goodbye:
+      break;
+  }
+  return "a control message";
+}
+
+/// What to look at when the device gives this status.
+const char* likely_cause(const Shared& s, ibv_wc_status status) noexcept {
+  switch (status) {
+    case IBV_WC_RETRY_EXC_ERR:
+      return s.device->info().gid_type == GidType::embedded
+                 ? "the peer's process is gone, has closed its device, or its queue pair has failed"
+                 : "the peer's process is gone or its queue pair has failed; else packets are lost "
+                   "on the way: see both GIDs, the MTU of every hop, and flow control";
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+      return "the peer has no receive posted: see whether its engine is polled";
+    case IBV_WC_REM_ACCESS_ERR:
+      return "the peer's memory was revoked, or is smaller or of other rights than was used";
+    case IBV_WC_REM_INV_REQ_ERR:
+    case IBV_WC_REM_OP_ERR:
+      return "the peer's device could not do it: see its events and the longest message it takes";
+    case IBV_WC_LOC_PROT_ERR:
+    case IBV_WC_LOC_ACCESS_ERR:
+      return "local memory was deregistered while in use";
+    default:
+      return "see the completion's status; the connection cannot be used any more";
+  }
+}
+
+Error operation_error(const Shared& s, const Agent& a, OperationKind kind, const ibv_wc& wc) {
   const bool lost = wc.status == IBV_WC_RETRY_EXC_ERR || wc.status == IBV_WC_RNR_RETRY_EXC_ERR;
+  const Config::QueuePair& retry = s.config.queue_pair;
   return base::make_error(
       lost                                 ? Status::peer_lost
       : wc.status == IBV_WC_REM_ACCESS_ERR ? Status::remote_access
                                            : Status::remote_error,
-      fmt::format("an operation on queue pair {:#x} to {} (queue pair {:#x})", wc.qp_num,
-                  a.peer.data(), a.remote.qp_num),
-      fmt::format("completion status {} ({})", static_cast<int>(wc.status), name),
-      lost ? "the peer's process is gone, has closed its device, or its queue pair has failed"
-           : "see the completion's status; the connection cannot be used any more");
+      fmt::format("{} on queue pair {:#x} ({}) to {}, queue pair {:#x} ({})", kind_text(kind),
+                  wc.qp_num, s.device->info().gid, a.peer.data(), a.remote.qp_num,
+                  verbs::gid_text(a.remote.gid)),
+      fmt::format("completion status {} ({}), vendor error {:#x}; ack_timeout {}, retry_count {}, "
+                  "rnr_retry {}",
+                  static_cast<int>(wc.status), ibv_wc_status_str(wc.status), wc.vendor_err,
+                  retry.ack_timeout, retry.retry_count, retry.rnr_retry),
+      likely_cause(s, wc.status));
 }
 
 }  // namespace
@@ -316,7 +363,7 @@ void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& 
   if (kind == OperationKind::goodbye) return;  // the peer was gone first; on_drained goes on
   if (wc.status == IBV_WC_WR_FLUSH_ERR && a.state == ConnectionState::draining) return;
   try {
-    fail(s, a, operation_error(a, wc));
+    fail(s, a, operation_error(s, a, kind, wc));
   } catch (...) {
     fail(s, a, base::out_of_memory());
   }

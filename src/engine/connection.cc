@@ -5,6 +5,7 @@
 #include <array>
 
 #include "agent/submit.h"
+#include "base/error.h"
 #include "engine/core.h"
 
 namespace spinwire {
@@ -35,6 +36,12 @@ std::string_view to_string(ConnectionState state) noexcept {
                                                       "draining", "closed"};
   const auto i = static_cast<std::size_t>(state);
   return i < kNames.size() ? kNames[i] : "unknown";
+}
+
+std::string_view to_string(QueuePairState state) noexcept {
+  constexpr std::array<std::string_view, 8> kNames = {"reset", "init", "rtr", "rts",
+                                                      "sqd",   "sqe",  "err", "unknown"};
+  return kNames[std::min(static_cast<std::size_t>(state), kNames.size() - 1)];
 }
 
 Status Connection::send(const BufferSlice& data, const CompletionCallback& done, Post post) {
@@ -146,6 +153,23 @@ ConnectionState Connection::state() const noexcept {
   if (core_ == nullptr) return ConnectionState::closed;
   const Agent* a = core_->find(index_, generation_);
   return a != nullptr ? a->state : ConnectionState::closed;
+}
+
+Result<QueuePairState> Connection::query_state() const {
+  constexpr const char* kAsked = "query a connection's queue pair";
+  const Agent* a = locate(core_, index_, generation_);
+  if (a == nullptr || a->qp == nullptr) {
+    const Status why = a == nullptr ? diagnose(core_) : Status::not_connected;
+    return base::fail(why, kAsked, std::string("there is none to be asked: ") += to_string(why),
+                      "ask between the connection's beginning and its end, in the engine's thread");
+  }
+  return base::no_throw(kAsked, [&] {
+    return core_->shared.device->query_state(a->qp).map([](ibv_qp_state state) {
+      const auto number = static_cast<unsigned>(state);
+      const bool known = number <= static_cast<unsigned>(QueuePairState::err);
+      return known ? static_cast<QueuePairState>(number) : QueuePairState::unknown;
+    });
+  });
 }
 
 std::size_t Connection::max_message() const noexcept {

@@ -18,6 +18,14 @@ int EngineCore::poll_control() noexcept {
   return static_cast<int>(events);
 }
 
+/// Takes what lies in the completion queue, as much as a busy one may have. Devices forget the
+/// completions of a queue pair that is destroyed, those of our receives included.
+void EngineCore::drain() noexcept {
+  constexpr int kRounds = 8;
+  for (int round = 0; round < kRounds && drain_completions() != 0; ++round) {
+  }
+}
+
 /// Lets the first agents in line take their next step, until one of them has used a control verb.
 bool EngineCore::take_setup_step() noexcept {
   constexpr int kTriesPerStep = 16;
@@ -26,6 +34,7 @@ bool EngineCore::take_setup_step() noexcept {
     shared.setup_first = a.next_setup;
     if (shared.setup_first == kNone) shared.setup_last = kNone;
     a.setup_listed = false;
+    if (a.stage == agent::Stage::destroy) drain();
     const agent::Stage before = a.stage;
     const bool verb = agent::advance(shared, a);
     if (a.handshake != kNone) {
@@ -45,35 +54,6 @@ bool EngineCore::take_setup_step() noexcept {
     if (verb) return true;
   }
   return false;
-}
-
-void EngineCore::take_async_events() noexcept {
-  constexpr int kEventsPerStep = 16;
-  constexpr int kDrainRounds = 8;
-  ibv_async_event event{};
-  for (int i = 0; i < kEventsPerStep; ++i) {
-    if (shared.device->provider().get_async_event(shared.device->context(), &event) != 0) return;
-    switch (event.event_type) {
-      case IBV_EVENT_QP_FATAL:
-      case IBV_EVENT_QP_REQ_ERR:
-      case IBV_EVENT_QP_ACCESS_ERR:
-      case IBV_EVENT_QP_LAST_WQE_REACHED:
-        // A queue pair fails with a completion that tells why, if it had work: that goes first.
-        for (int round = 0; round < kDrainRounds && drain_completions() != 0; ++round) {
-        }
-        if (Agent* a = shared.by_qpn.find(event.element.qp->qp_num); a != nullptr) {
-          agent::fail(shared, *a,
-                      {Status::remote_error, "serve the peer's requests",
-                       std::string("device event: ") + ibv_event_type_str(event.event_type),
-                       "the peer asked for what it may not do, or its end has failed"});
-        }
-        break;
-      default:
-        base::log(LogLevel::error, "device {}: {}", shared.device->info().name,
-                  ibv_event_type_str(event.event_type));
-        break;
-    }
-  }
 }
 
 void EngineCore::take_timer(base::Timer& timer) noexcept {

@@ -117,6 +117,7 @@ class EngineCore {
   // Cold.
   std::uint64_t control_interval = 0;  ///< ticks
   Status allocate_status = Status::ok;
+  DeviceEventCallback on_device_event;
   connect::EpollSet epoll;
   connect::CmChannel cm;  ///< once it was asked for
   base::IndexPool<engine::Handshake> handshakes;
@@ -137,8 +138,11 @@ class EngineCore {
     const int n = ibv_poll_cq(cq, poll_batch, completions.data());
     return n > 0 ? take_batch(n) : 0;
   }
+  void drain() noexcept;
   bool take_setup_step() noexcept;
   void take_async_events() noexcept;
+  void take_event(const ibv_async_event& found) noexcept;
+  void fail_all(const char* what) noexcept;
   void take_timer(base::Timer& timer) noexcept;
   void look_at_sockets() noexcept;
   void accept_from(std::uint32_t index, std::uint32_t generation) noexcept;

@@ -239,6 +239,12 @@ Status Engine::revoke(const RemoteRegion& region) {
   return core_->shared.registrations->revoke(region.rkey);
 }
 
+Status Engine::set_device_event_handler(const DeviceEventCallback& handler) noexcept {
+  if (!core_->guard.owned()) return core_->guard.diagnose();
+  core_->on_device_event = handler;
+  return Status::ok;
+}
+
 const Config& Engine::config() const noexcept { return core_->shared.config; }
 const Clock& Engine::clock() const noexcept { return core_->shared.clock; }
 std::string_view Engine::device_name() const noexcept { return device().name; }

@@ -53,6 +53,11 @@ std::uint32_t mtu_bytes(ibv_mtu code) noexcept { return 128u << static_cast<unsi
 
 Result<void> check_limits(const ibv_device_attr& device, const DeviceOptions& asked,
                           const std::string& name) {
+  if (device.max_srq == 0 || device.max_srq_wr == 0) {
+    return base::fail(Status::unsupported, "a shared receive queue",
+                      fmt::format("device {} has none", name),
+                      "use another device: the receives of all connections lie in one queue");
+  }
   const struct {
     const char* setting;
     std::uint64_t asked;
@@ -88,6 +93,10 @@ Result<void> Device::set_up() {
   if (const int error = provider().query_device(context(), &attr); error != 0)
     return tl::unexpected(refused("query the device", "ibv_query_device", error, ""));
   if (auto fits = check_limits(attr, options_, s.name); !fits) return fits;
+  if (options_.path.pkey_index >= s.port_attr.pkey_tbl_len) {
+    return over_limit("queue_pair.pkey_index", options_.path.pkey_index,
+                      std::max<std::uint64_t>(s.port_attr.pkey_tbl_len, 1) - 1, s.name);
+  }
   const auto chosen = std::find_if(s.candidates.begin(), s.candidates.end(),
                                    [](const DeviceCandidate& c) { return c.chosen; });
   info_.provider = provider().name;
@@ -99,8 +108,9 @@ Result<void> Device::set_up() {
   info_.link_layer = chosen->link_layer;
   info_.gid_type = s.gid.type;
   info_.mtu = mtu_bytes(s.port_attr.active_mtu);
-  info_.rd_atomic = static_cast<std::uint32_t>(
-      std::clamp(std::min(attr.max_qp_rd_atom, attr.max_qp_init_rd_atom), 1, 128));
+  const int most = std::min(attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
+  info_.rd_atomic =
+      std::clamp(static_cast<std::uint32_t>(std::max(most, 1)), 1u, options_.rd_atomic);
   info_.atomics = attr.atomic_cap != IBV_ATOMIC_NONE;
   info_.memory_windows = (attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
   info_.candidates = std::move(s.candidates);
@@ -218,6 +228,7 @@ Result<void> Device::to_init(ibv_qp* qp, int access) {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_INIT;
   attr.port_num = info_.port;
+  attr.pkey_index = options_.path.pkey_index;
   attr.qp_access_flags = static_cast<unsigned>(access);
   const int error = provider().modify_qp(
       qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
@@ -245,7 +256,10 @@ Result<void> Device::to_rtr(ibv_qp* qp, const RemoteQueuePair& remote, const Ret
   attr.ah_attr.dlid = remote.lid;
   attr.ah_attr.grh.dgid = remote.gid;
   attr.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(info_.gid_index);
-  attr.ah_attr.grh.hop_limit = 255;
+  attr.ah_attr.sl = options_.path.service_level;
+  attr.ah_attr.grh.hop_limit = options_.path.hop_limit;
+  attr.ah_attr.grh.traffic_class = options_.path.traffic_class;
+  attr.ah_attr.grh.flow_label = options_.path.flow_label;
   const int error =
       provider().modify_qp(qp, &attr,
                            IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
@@ -292,5 +306,13 @@ bool Device::to_error(ibv_qp* qp) noexcept {
 }
 
 bool Device::destroy_qp(ibv_qp* qp) noexcept { return provider().destroy_qp(qp) == 0; }
+
+Result<ibv_qp_state> Device::query_state(ibv_qp* qp) {
+  ibv_qp_attr attr{};
+  ibv_qp_init_attr init{};
+  if (const int error = provider().query_qp(qp, &attr, IBV_QP_STATE, &init); error != 0)
+    return tl::unexpected(refused("query a queue pair", "ibv_query_qp", error, ""));
+  return attr.qp_state;
+}
 
 }  // namespace spinwire::verbs

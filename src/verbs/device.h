@@ -17,12 +17,23 @@
 
 namespace spinwire::verbs {
 
+/// What all packets of an engine carry.
+struct PathOptions {
+  std::uint16_t pkey_index = 0;
+  std::uint8_t service_level = 0;
+  std::uint8_t traffic_class = 0;
+  std::uint8_t hop_limit = 255;
+  std::uint32_t flow_label = 0;
+};
+
 struct DeviceOptions {
   DeviceWish wish;
   std::uint32_t completion_depth = 0;
   std::uint32_t receive_depth = 0;
   std::uint32_t send_depth = 0;    ///< of each queue pair
   std::uint32_t inline_bytes = 0;  ///< wanted; fewer will do
+  std::uint32_t rd_atomic = 128;   ///< wanted; fewer will do
+  PathOptions path;
   Clock clock = Clock::real();
 };
 /// Elements of a send work request: a header and a payload.
@@ -76,6 +87,7 @@ class Device {
   /// False if the device refused, which leaves nothing to be done but to destroy it.
   bool to_error(ibv_qp* qp) noexcept;
   bool destroy_qp(ibv_qp* qp) noexcept;
+  Result<ibv_qp_state> query_state(ibv_qp* qp);
 
  private:
   explicit Device(const DeviceOptions& options) : options_(options) {}

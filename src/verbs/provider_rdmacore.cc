@@ -3,11 +3,16 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <net/if.h>
+#include <pthread.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <utility>
 
 #include "base/error.h"
 #include "base/unique_fd.h"
@@ -23,6 +28,46 @@ using DeviceList = std::unique_ptr<ibv_device*, FreeList>;
 
 /// libibverbs answers -1 and errno in places, an errno value in others.
 int error_of(int answer) noexcept { return answer < 0 ? errno : answer; }
+
+/// Which process opened a context. A forked child has the device's descriptor in common with its
+/// parent, so that what it destroyed would be gone there, too.
+class Owners {
+ public:
+  /// May throw std::bad_alloc.
+  void add(const ibv_context* context) {
+    const std::lock_guard lock(mutex_);
+    owners_.emplace_back(context, ::getpid());
+  }
+  void remove(const ibv_context* context) noexcept {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(owners_, [context](const Owner& o) { return o.first == context; });
+  }
+  [[nodiscard]] bool ours(const ibv_context* context) noexcept {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(owners_.begin(), owners_.end(), [context](const Owner& o) {
+      return o.first == context && o.second == ::getpid();
+    });
+  }
+
+  void lock() noexcept { mutex_.lock(); }
+  void unlock() noexcept { mutex_.unlock(); }
+
+ private:
+  using Owner = std::pair<const ibv_context*, pid_t>;
+  std::mutex mutex_;
+  std::vector<Owner> owners_;
+};
+
+/// Never destroyed, as contexts may outlive other statics. Locked across a fork, so that a child
+/// finds it usable.
+Owners& owners() {
+  static Owners* const all = [] {
+    auto* made = new Owners;
+    ::pthread_atfork([] { owners().lock(); }, [] { owners().unlock(); }, [] { owners().unlock(); });
+    return made;
+  }();
+  return *all;
+}
 
 std::vector<std::string> names() {
   std::vector<std::string> found;
@@ -50,13 +95,22 @@ Result<ibv_context*> open(const std::string& name, const Clock&) {
     if (context == nullptr) return not_opened(name, errno != 0 ? errno : EIO);
     // Events are looked for by a loop that must not wait.
     const int flags = ::fcntl(context->async_fd, F_GETFL);
-    if (flags >= 0 && ::fcntl(context->async_fd, F_SETFL, flags | O_NONBLOCK) == 0) return context;
+    if (flags >= 0 && ::fcntl(context->async_fd, F_SETFL, flags | O_NONBLOCK) == 0) {
+      owners().add(context);
+      return context;
+    }
     const int error = errno;
     (void)ibv_close_device(context);
     return base::fail_errno(Status::system, fmt::format("open device {}", name), "fcntl", error,
                             "report this");
   }
   return not_opened(name, ENODEV);
+}
+
+int close_device(ibv_context* context) {
+  if (!owners().ours(context)) return EPERM;
+  owners().remove(context);
+  return error_of(ibv_close_device(context));
 }
 
 int query_device(ibv_context* context, ibv_device_attr* attr) {
@@ -139,7 +193,7 @@ ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) {
   return ibv_reg_mr(pd, address, length, static_cast<unsigned>(access));
 }
 
-int dereg_mr(ibv_mr* mr) { return error_of(ibv_dereg_mr(mr)); }
+int dereg_mr(ibv_mr* mr) { return owners().ours(mr->context) ? error_of(ibv_dereg_mr(mr)) : EPERM; }
 ibv_mw* alloc_mw(ibv_pd* pd, ibv_mw_type type) { return ibv_alloc_mw(pd, type); }
 int dealloc_mw(ibv_mw* mw) { return error_of(ibv_dealloc_mw(mw)); }
 
@@ -189,7 +243,7 @@ const Provider& rdmacore_provider() noexcept {
       .reaches_other_hosts = true,
       .device_names = names,
       .open_device = open,
-      .close_device = ibv_close_device,
+      .close_device = close_device,
       .query_device = query_device,
       .query_port = query_port,
       .query_gid = query_gid,

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <fstream>
@@ -55,8 +56,11 @@ using spinwire::Status;
 using namespace std::chrono_literals;
 
 /// Pools of a few MiB, so that an engine opens in milliseconds.
+/// SPINWIRE_TEST_DEVICE names another device to run everything on.
 inline Config small_config() {
   Config c;
+  if (const char* device = std::getenv("SPINWIRE_TEST_DEVICE"); device != nullptr)
+    c.device.name = device;
   c.memory.hugepages = HugepagePolicy::off;
   c.memory.send_bytes = 8u << 20;  // a chunk of 2 MiB serves one size class at a time
   c.memory.receive_bytes = 2u << 20;

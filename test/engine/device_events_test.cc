@@ -1,0 +1,95 @@
+// What the device reports reaches the application, typed and with the connection it concerns.
+#include <gtest/gtest.h>
+#include <infiniband/verbs.h>
+
+#include <string>
+#include <vector>
+
+#include "engine/harness.h"
+
+namespace device_events_test {
+
+using engine_test::Node;
+using engine_test::Pair;
+using spinwire::Access;
+using spinwire::Connection;
+using spinwire::ConnectionState;
+using spinwire::DeviceEvent;
+using spinwire::DeviceEventKind;
+using spinwire::Pool;
+using spinwire::Status;
+
+struct Told {
+  DeviceEventKind kind;
+  int code;
+  std::string text;
+  std::string peer;
+  ConnectionState state;
+};
+
+/// A write under a key that the server never gave.
+void violate(Pair& p) {
+  auto memory = p.server.buffer(64, Pool::lease);
+  auto region = p.server.engine.expose(memory.slice(), Access::remote_read).value();
+  region.access = Access::remote_read_write;
+  auto local = p.client.filled(64, 1);
+  EXPECT_EQ(p.client.tally.run([&](auto done) {
+    return p.ends.client.write_with_imm(local.slice(), region, 1, done);
+  }),
+            Status::ok);
+  EXPECT_TRUE(p.until([&] { return p.client.closed.size() == 1 && p.server.closed.size() == 1; }));
+  EXPECT_EQ(p.client.tally.ended(Status::remote_access), 1u);
+  EXPECT_EQ(p.server.engine.revoke(region), Status::ok);
+}
+
+TEST(EngineDeviceEvents, AFailedConnectionIsNamedBeforeItEnds) {
+  Pair p;
+  std::vector<Told> told;
+  bool closed_before = false;
+  auto tell = [&](const DeviceEvent& event) {
+    closed_before = closed_before || !p.server.closed.empty();
+    told.push_back({event.kind, event.code, std::string(event.text), event.connection.peer(),
+                    event.connection.state()});
+  };
+  const auto* teller = &tell;
+  ASSERT_EQ(p.server.engine.set_device_event_handler(
+                [teller](const DeviceEvent& event) { (*teller)(event); }),
+            Status::ok);
+  const std::string peer = p.ends.server.peer();
+  violate(p);
+  ASSERT_FALSE(told.empty());
+  EXPECT_FALSE(closed_before);
+  EXPECT_EQ(told[0].kind, DeviceEventKind::connection_failed);
+  EXPECT_EQ(told[0].code, IBV_EVENT_QP_ACCESS_ERR);
+  EXPECT_EQ(told[0].text, ibv_event_type_str(IBV_EVENT_QP_ACCESS_ERR));
+  EXPECT_EQ(told[0].peer, peer);
+  EXPECT_EQ(told[0].state, ConnectionState::ready);
+  EXPECT_NE(p.server.closed[0].found.find(told[0].text), std::string::npos);
+  p.finish();
+}
+
+TEST(EngineDeviceEvents, AHandlerMayReplaceItself) {
+  Pair p;
+  static int first, second;
+  first = second = 0;
+  auto* engine = &p.server.engine;
+  static Status replaced;
+  const spinwire::DeviceEventCallback once = [engine](const DeviceEvent&) {
+    ++first;
+    replaced = engine->set_device_event_handler([](const DeviceEvent&) { ++second; });
+  };
+  ASSERT_EQ(engine->set_device_event_handler(once), Status::ok);
+  violate(p);
+  EXPECT_EQ(first, 1);
+  EXPECT_EQ(replaced, Status::ok);
+  p.finish();
+}
+
+TEST(EngineDeviceEvents, KindsHaveNames) {
+  EXPECT_EQ(to_string(DeviceEventKind::connection_failed), "connection_failed");
+  EXPECT_EQ(to_string(DeviceEventKind::gid_changed), "gid_changed");
+  EXPECT_EQ(to_string(DeviceEventKind::other), "other");
+  EXPECT_EQ(to_string(static_cast<DeviceEventKind>(99)), "unknown");
+}
+
+}  // namespace device_events_test

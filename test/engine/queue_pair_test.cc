@@ -1,0 +1,80 @@
+// The attributes of queue pairs: what the settings ask for is what the device is told.
+#include <gtest/gtest.h>
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <string>
+#include <thread>
+
+#include "engine/devices.h"
+#include "engine/harness.h"
+
+namespace queue_pair_test {
+
+using engine_test::Pair;
+using engine_test::small_config;
+using spinwire::Config;
+using spinwire::Connection;
+using spinwire::Engine;
+using spinwire::QueuePairState;
+using spinwire::Status;
+
+TEST(EngineQueuePair, StateIsCachedAndQueried) {
+  EXPECT_EQ(Connection().query_state().error().status, Status::not_connected);
+  Pair p;
+  const Connection c = p.ends.client;
+  ASSERT_TRUE(c.query_state());
+  EXPECT_EQ(*c.query_state(), QueuePairState::rts);
+  EXPECT_EQ(*p.ends.server.query_state(), QueuePairState::rts);
+  Status elsewhere = Status::ok;
+  std::thread([&] { elsewhere = c.query_state().error().status; }).join();
+  EXPECT_EQ(elsewhere, Status::wrong_thread);
+  // On the way to its end it is in ERR; then it is no more.
+  bool error = false;
+  Connection server = p.ends.server;
+  EXPECT_EQ(server.close(), Status::ok);
+  EXPECT_TRUE(p.until([&] {
+    const auto state = server.query_state();
+    error = error || (state && *state == QueuePairState::err);
+    return !state;
+  }));
+  EXPECT_TRUE(error);
+  EXPECT_EQ(server.query_state().error().status, Status::not_connected);
+  p.finish();
+}
+
+TEST(EngineQueuePair, SettingsBecomeAttributes) {
+  Config config = small_config();
+  config.queue_pair.rd_atomic = 3;
+  config.queue_pair.service_level = 5;
+  config.queue_pair.traffic_class = 106;
+  config.queue_pair.flow_label = 0xabcde;
+  config.queue_pair.hop_limit = 64;
+  const auto options = spinwire::engine::device_options(config, spinwire::Clock::real());
+  EXPECT_EQ(options.path.service_level, 5);
+  EXPECT_EQ(options.path.traffic_class, 106);
+  EXPECT_EQ(options.path.flow_label, 0xabcdeu);
+  EXPECT_EQ(options.path.hop_limit, 64);
+  EXPECT_EQ(options.rd_atomic, 3u);
+  Pair p(config);
+  EXPECT_EQ(p.client.engine.device().rd_atomic, 3u);
+  EXPECT_EQ(*p.ends.client.query_state(), QueuePairState::rts);
+  p.finish();
+}
+
+TEST(EngineQueuePair, APartitionKeyThatIsNotThereIsRefused) {
+  Config config = small_config();
+  config.queue_pair.pkey_index = 65535;
+  const auto refused = Engine::open(config);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().status, Status::limit);
+  EXPECT_EQ(refused.error().asked, "queue_pair.pkey_index = 65535");
+}
+
+TEST(EngineQueuePair, StatesHaveNames) {
+  EXPECT_EQ(to_string(QueuePairState::reset), "reset");
+  EXPECT_EQ(to_string(QueuePairState::err), "err");
+  EXPECT_EQ(to_string(static_cast<QueuePairState>(200)), "unknown");
+}
+
+}  // namespace queue_pair_test

@@ -1,0 +1,101 @@
+// Engines on a device of libibverbs: the same programs and the same suites as on the embedded
+// device, told by the environment to go through libibverbs, which softverbs-preload stands behind.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace preload_engine_test {
+
+using Words = std::vector<std::string>;
+
+constexpr auto kLimit = std::chrono::seconds(60);
+
+std::string bin() {
+  const char* folder = std::getenv("SPINWIRE_BIN");
+  return folder != nullptr ? folder : "build/bin";
+}
+
+struct Outcome {
+  int code = -1;  ///< -1 if it hung or a signal ended it
+  std::string output;
+};
+
+/// Runs a program of ours to its end.
+Outcome run(Words words) {
+  words.insert(words.begin(), bin() + "/softverbs-preload");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  const int output = ::memfd_create("output", MFD_CLOEXEC);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(output, STDOUT_FILENO);
+    ::dup2(output, STDERR_FILENO);
+    ::setenv("SPINWIRE_MEMORY_HUGEPAGES", "off", 1);
+    ::setenv("SPINWIRE_DEVICE_NAME", "rdma-core:softverbs", 1);
+    ::execv(argv[0], argv.data());
+    ::_exit(127);
+  }
+  const auto end = std::chrono::steady_clock::now() + kLimit;
+  int status = -1;
+  while (::waitpid(child, &status, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() >= end) {
+      ::kill(child, SIGKILL);
+      ::waitpid(child, &status, 0);
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  Outcome outcome;
+  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  outcome.output.resize(static_cast<std::size_t>(::lseek(output, 0, SEEK_END)));
+  (void)::pread(output, outcome.output.data(), outcome.output.size(), 0);
+  ::close(output);
+  return outcome;
+}
+
+void expect_said(const Outcome& outcome, const std::string& said) {
+  EXPECT_EQ(outcome.code, 0) << outcome.output;
+  EXPECT_NE(outcome.output.find(said), std::string::npos) << outcome.output;
+}
+
+TEST(PreloadEngine, OpensWhatTheListShows) {
+  const Outcome outcome = run({bin() + "/spinwire-devices", "--open", "--device", "auto"});
+  expect_said(outcome, "* rdma-core:softverbs port 1 GID 0 (RoCEv2, fd53:5701:");
+  expect_said(outcome, "opened rdma-core:softverbs, port 1, GID 0");
+  expect_said(outcome, "memory windows yes");
+}
+
+TEST(PreloadEngine, TwoProcessesEcho) {
+  expect_said(run({bin() + "/echo", "both", "-n", "300"}), "300 round trips of 32 bytes");
+  expect_said(run({bin() + "/echo", "both", "-n", "50", "-s", "4096"}), "50 round trips of 4096");
+}
+
+TEST(PreloadEngine, OneSidedOperations) {
+  for (const char* op : {"read", "write"}) {
+    expect_said(
+        run({bin() + "/spinwire-perf", "bw", "--one-thread", "-o", op, "-s", "64KiB", "-n", "40"}),
+        "40 operations");
+  }
+}
+
+/// The suites of engines, connections and credit once more. Left out: a device that armed programs
+/// share has a lock and a clock of its own.
+TEST(SlowPreloadEngine, AllSuitesOfEngines) {
+  expect_said(run({"env", "SPINWIRE_TEST_DEVICE=rdma-core:softverbs", bin() + "/spinwire-tests",
+                   "--gtest_filter=Engine*:Credits.*:PeerLoss*-EngineZeroCost.NoSystemCalls:"
+                   "PeerLoss.OurOwnPause*",
+                   "--gtest_brief=1"}),
+              "PASSED");
+}
+
+}  // namespace preload_engine_test
