@@ -1,0 +1,170 @@
+# shellcheck shell=bash disable=SC2154  # settings are the entry script's
+# Starting one machine, streaming what its command prints, and reading how it ended. A machine has
+# a folder with what it shares with its guest (guest_init.sh tells what), its console and QEMU's
+# own messages. Everything started here dies with the script, even if that is killed.
+
+declare -A qemu_pid=()
+declare -a stream_pids=()
+
+# Sets `accel` to the arguments for KVM if a machine boots with it, which is tried once between two
+# boots of the host: a /dev/kvm that opens need not work.
+choose_accelerator() {
+  local image=$1 answer
+  accel=(-accel 'tcg,thread=multi' -cpu max)
+  [[ -r /dev/kvm && -w /dev/kvm ]] || return 0
+  answer=$image/kvm-$(cat /proc/sys/kernel/random/boot_id)
+  local with_kvm=(-accel kvm -cpu 'host,-arch-capabilities')
+  if ! [[ -e "$answer" ]]; then
+    note 'trying KVM'
+    if timeout -k 1 10 qemu-system-x86_64 "${common[@]}" "${with_kvm[@]}" -m 512 \
+      -kernel "$image/kernel" -initrd "$image/initramfs" -serial stdio \
+      -append "$kernel_line softroce.probe" </dev/null 2>&1 | grep -q 'softroce: probe passed'; then
+      echo yes >"$answer"
+    else
+      echo no >"$answer"
+    fi
+  fi
+  [[ "$(cat "$answer")" == no ]] || accel=("${with_kvm[@]}")
+}
+
+common=(
+  -M 'q35,smm=off,vmport=off,sata=off,smbus=off,usb=off'
+  -nodefaults -no-user-config -no-reboot -display none
+)
+# An error in the kernel ends the machine at once; the rest saves time in booting.
+kernel_line='console=ttyS0 oops=panic panic=-1 reboot=t tsc=reliable mitigations=off audit=0'
+kernel_line+=' cryptomgr.notests i8042.noaux i8042.nokbd hugepages=16'
+
+# write_job FILE COMMAND...: the script that the machine runs. It starts with little of an
+# environment: what a command finds in the machine is to be told, not to be inherited.
+write_job() {
+  local file=$1 name
+  shift
+  {
+    echo 'unset TERM'
+    printf 'export PATH=%q HOME=/tmp USER=root\n' "$PATH"
+    for name in LANG LANGUAGE "${!LC_@}"; do
+      [[ -z "${!name:-}" ]] || printf 'export %s=%q\n' "$name" "${!name}"
+    done
+    printf 'export SOFTROCE_ADDRESS=%q SOFTROCE_PEER=%q\n' "$address" "$peer"
+    ((${#environment[@]} == 0)) || printf 'export %q\n' "${environment[@]}"
+    printf 'cd %q || exit 125\n' "$PWD"
+    echo 'ulimit -l unlimited; ulimit -c 0'
+    printf 'exec'
+    printf ' %q' "$@"
+    echo
+  } >"$file"
+}
+
+# prepare_machine ROLE COMMAND...: ROLE is single, server or client.
+prepare_machine() {
+  local role=$1 address=10.77.0.1 peer=10.77.0.2 waits=no port='' line='' netem=''
+  case "$role" in
+    single) peer=$address ;;
+    client) address=10.77.0.2 peer=10.77.0.1 waits=yes ;;
+    server) port=$ready_port line=$ready_line ;;
+  esac
+  [[ "$role" == single ]] || netem="${disturbance[*]}"
+  mkdir -p "$run/$role/share"
+  write_job "$run/$role/share/job" "${@:2}"
+  : >"$run/$role/share/out"
+  : >"$run/$role/share/err"
+  : >"$run/$role/console"
+  # Single quotes hold for every shell, and the values with free text have none in them.
+  printf "%s='%s'\n" ROLE "$role" RXE "$rxe" ADDRESS "$address" MTU "$mtu" NETEM "$netem" \
+    WRITE "${write//\'/\'\\\'\'}" WAITS "$waits" READY_PORT "$port" \
+    VERBOSE "$verbose" \
+    READY_LINE "${line//\'/\'\\\'\'}" >"$run/$role/share/settings"
+}
+
+start_machine() {
+  local role=$1 image=$2 line=$kernel_line
+  local args=(
+    "${common[@]}" "${accel[@]}" -m "$memory" -smp "$cpus"
+    -kernel "$image/kernel" -initrd "$image/initramfs"
+    -chardev 'file,id=console,path=console' -serial chardev:console
+    -fsdev 'local,id=root,path=/,security_model=none,readonly=on,multidevs=remap'
+    -device 'virtio-9p-pci,fsdev=root,mount_tag=root'
+    -fsdev 'local,id=run,path=share,security_model=none'
+    -device 'virtio-9p-pci,fsdev=run,mount_tag=run'
+  )
+  if [[ -n "$write" ]]; then
+    args+=(-fsdev "local,id=write,path=${write//,/,,},security_model=none,multidevs=remap")
+    args+=(-device 'virtio-9p-pci,fsdev=write,mount_tag=write')
+  fi
+  # The link is a socket in the run's folder, named relatively: such names have to be short.
+  case "$role" in
+    server) args+=(-netdev 'stream,id=link,server=on,addr.type=unix,addr.path=../link') ;;
+    client) args+=(-netdev 'stream,id=link,server=off,addr.type=unix,addr.path=../link') ;;
+  esac
+  [[ "$role" == single ]] ||
+    args+=(-device "virtio-net-pci,netdev=link,romfile=,host_mtu=$mtu,mac=52:54:00:77:00:0${#role}")
+  [[ "$verbose" == yes ]] || line+=' quiet'
+  (
+    cd "$run/$role" || exit
+    exec setpriv --pdeathsig KILL qemu-system-x86_64 "${args[@]}" -append "$line"
+  ) </dev/null >"$run/$role/qemu" 2>&1 9>&- &
+  qemu_pid[$role]=$!
+}
+
+# follow FILE PID: prints the file from its start until process PID is gone and all is printed.
+follow() {
+  exec setpriv --pdeathsig TERM tail -q -c +1 -s 0.1 -f --pid="$2" "$1"
+}
+
+# stream ROLE: single output goes through untouched, that of two gets told whose it is.
+stream() {
+  local role=$1 pid=${qemu_pid[$1]} share=$run/$1/share
+  if [[ "$role" == single ]]; then
+    follow "$share/out" "$pid" &
+    stream_pids+=($!)
+    follow "$share/err" "$pid" >&2 &
+    stream_pids+=($!)
+  else
+    follow "$share/out" "$pid" | sed -u "s/^/$role: /" &
+    stream_pids+=($!)
+    follow "$share/err" "$pid" | sed -u "s/^/$role: /" >&2 &
+    stream_pids+=($!)
+  fi
+  if [[ "$verbose" == yes ]]; then
+    follow "$run/$role/console" "$pid" | sed -u "s/^/$role console: /" >&2 &
+    stream_pids+=($!)
+  fi
+}
+
+is_running() {
+  [[ -n "${qemu_pid[$1]:-}" ]] && kill -0 "${qemu_pid[$1]}" 2>/dev/null
+}
+
+has_ended() {
+  [[ -e "$run/$1/share/status" ]] || ! is_running "$1"
+}
+
+# Its results have reached the host when there is a status, and nobody wants it when there is none.
+stop_machine() {
+  is_running "$1" || return 0
+  kill -KILL "${qemu_pid[$1]}" 2>/dev/null
+  wait "${qemu_pid[$1]}" 2>/dev/null || true
+}
+
+# The status of the command, or that of a machine that failed, with what is known about why.
+status_of() {
+  local role=$1
+  if [[ -e "$run/$role/share/status" ]]; then
+    cat "$run/$role/share/status"
+    return
+  fi
+  note "the $role machine failed: $(machine_state "$role"). Its console ends:"
+  tail -n 25 "$run/$role/console" "$run/$role/qemu" | tr -d '\r' | sed 's/^/  | /' >&2
+  echo 125
+}
+
+machine_state() {
+  if [[ -e "$run/$1/share/up" ]]; then
+    echo 'it ended while the command ran'
+  elif is_running "$1"; then
+    echo 'it does not come up'
+  else
+    echo 'it ended before the command could start'
+  fi
+}
