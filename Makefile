@@ -5,7 +5,8 @@
 #   CXXFLAGS=      optimisation and debug flags; what the code needs is added to them
 #   WERROR=        empty: warnings are no errors
 #   VARIANT=       asan or tsan: build into build/asan or build/tsan with that sanitizer
-#   FILTER=        GoogleTest filter for check, asan and tsan
+#   FILTER=        GoogleTest filter for check, asan and tsan; a pattern of names for test-softroce
+#   SOFTROCE=off   leave out what needs a machine with Soft-RoCE
 #   PREFIX=, DESTDIR=, LIBDIR=    where to install
 
 # ---- how make itself behaves ------------------------------------------------------------------
@@ -130,7 +131,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 
 # ---- what can be asked for --------------------------------------------------------------------
 
-.PHONY: all libs tools examples tests everything demo test check bench peers count count-record \
+.PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count count-record \
   tidy check-layers check-headers check-format lint clang format asan tsan install install-deps \
   preload clean help FORCE
 
@@ -179,6 +180,10 @@ asan:
 ## tsan: the tests that use threads, under the thread sanitizer
 tsan:
 	+$(Q)$(MAKE) --no-print-directory VARIANT=tsan check FILTER='$(or $(FILTER),$(THREADED))'
+
+## test-softroce: the tests that need a real RDMA device, in a machine with Linux' Soft-RoCE
+test-softroce: $(TESTS)
+	@timeout -k 10 $(TEST_TIMEOUT) test/softroce/run.sh $(BIN)
 
 ## bench: micro-benchmarks, then the comparison with other libraries (BENCH_ARGS=, PEER_ARGS=)
 bench: $(BENCH) $(PEERS)

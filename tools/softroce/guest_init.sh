@@ -46,6 +46,10 @@ mount_rest() {
   mount -t sysfs sys /host/sys
   mount -t devtmpfs dev /host/dev
   mkdir -p /host/dev/shm /host/dev/pts /host/dev/hugepages
+  ln -s /proc/self/fd /host/dev/fd
+  ln -s fd/0 /host/dev/stdin
+  ln -s fd/1 /host/dev/stdout
+  ln -s fd/2 /host/dev/stderr
   mount -t tmpfs -o mode=1777 shm /host/dev/shm
   mount -t devpts pts /host/dev/pts
   mount -t hugetlbfs huge /host/dev/hugepages
@@ -74,10 +78,10 @@ bring_up_network() {
   ip addr add "$ADDRESS/24" dev "$device"
   if [ -n "$NETEM" ]; then
     # shellcheck disable=SC2086  # several words
-    chroot /host tc qdisc add dev "$device" root netem limit 10000 $NETEM ||
+    chroot /host "$TC" qdisc add dev "$device" root netem limit 10000 $NETEM ||
       give_up "netem does not take: $NETEM"
   fi
-  [ "$RXE" = no ] || chroot /host rdma link add rxe0 type rxe netdev "$device" ||
+  [ "$RXE" = no ] || chroot /host "$RDMA" link add rxe0 type rxe netdev "$device" ||
     give_up 'no Soft-RoCE device'
 }
 
@@ -85,7 +89,7 @@ bring_up_network() {
 listens() {
   hex=$(printf %04X "$READY_PORT")
   grep -qE "^ *[0-9]+: [0-9A-F]+:$hex [0-9A-F]+:0000 0A " /proc/net/tcp /proc/net/tcp6 ||
-    chroot /host rdma resource show cm_id 2>/dev/null |
+    chroot /host "$RDMA" resource show cm_id 2>/dev/null |
     grep -qE "state LISTEN .*src-addr [^ ]*:$READY_PORT( |\$)"
 }
 
@@ -111,21 +115,34 @@ end_stragglers() {
   kill -9 $pids 2>/dev/null
 }
 
-run_job() {
-  # Pipes, not the files themselves: a command may open /dev/stderr anew, which would empty a file.
+# Pipes, not the files themselves: a command may open /dev/stderr anew, which would empty a file.
+# Opened for both ways first, for no opening of a pipe may have to wait here.
+start_collecting() {
   mkfifo /out /err
-  cat /out >>"$share/out" &
+  # shellcheck disable=SC2094  # these are pipes
+  exec 5<>/out 6<>/err 7</out 8</err
+  cat <&7 >>"$share/out" 5>&- 6>&- 8<&- &
   out=$!
-  cat /err >>"$share/err" &
+  cat <&8 >>"$share/err" 5>&- 6>&- 7<&- &
   err=$!
-  : >"$share/up"
-  while [ "$WAITS" = yes ] && ! [ -e "$share/go" ]; do sleep 0.05; done
-  watch_for_readiness &
-  chroot /host /bin/bash /run/softroce/job </dev/null >/out 2>/err
-  code=$?
+  exec 7<&- 8<&-
+}
+
+finish_collecting() {
+  exec 5>&- 6>&-
   end_stragglers "$out" "$err"
   wait "$out" "$err"
   sync
+}
+
+run_job() {
+  start_collecting
+  : >"$share/up"
+  while [ "$WAITS" = yes ] && ! [ -e "$share/go" ]; do sleep 0.05; done
+  watch_for_readiness 5>&- 6>&- &
+  chroot /host /bin/bash /run/softroce/job </dev/null >&5 2>&6 5>&- 6>&-
+  code=$?
+  finish_collecting
   echo "$code" >"$share/status.new"
   mv "$share/status.new" "$share/status"
 }

@@ -5,16 +5,16 @@
 # its name only when it is complete.
 
 # Modules by when they are loaded; what they depend on is found out.
-modules_base=(virtio_pci 9pnet_virtio 9p overlay)
+modules_base=(virtio_pci 9pnet_virtio 9p overlay dummy)
 modules_pair=(virtio_net sch_netem)
-modules_rxe=(crc32_generic dummy rdma_rxe ib_uverbs rdma_ucm ib_umad) # rxe needs the crc32
+modules_rxe=(crc32_generic rdma_rxe ib_uverbs rdma_ucm ib_umad) # rxe needs the crc32
 
 # The folder that may be written for ever: $SOFTROCE_CACHE, else the user's cache, else (a user
 # without a home) one below the temporary folder that is nobody else's.
 cache_folder() {
   local home=${XDG_CACHE_HOME:-${HOME:-/nonexistent}/.cache}
   local folder=${SOFTROCE_CACHE:-$home/spinwire/softroce}
-  if ! mkdir -p "$folder" 2>/dev/null; then
+  if ! mkdir -p "$folder" 2>/dev/null && [[ ! -d "$folder" ]]; then
     folder=${TMPDIR:-/tmp}/spinwire-softroce-$(id -u)
     mkdir -m 700 "$folder" 2>/dev/null
     [[ -O "$folder" && -d "$folder" && ! -L "$folder" ]] ||
@@ -102,7 +102,7 @@ pack_initramfs() {
   local base=$1 version=$2 work=$3 to=$4 name
   mkdir -p "$work"/{bin,dev,proc,sys,tmp,host,modules}
   cp "$(command -v busybox)" "$work/bin/busybox"
-  for name in sh cat grep insmod ip kill mkdir mkfifo mount mv reboot sleep sync chroot; do
+  for name in sh cat grep insmod ip kill ln mkdir mkfifo mount mv reboot sleep sync chroot; do
     ln -s busybox "$work/bin/$name"
   done
   install -m 755 "$here/softroce/guest_init.sh" "$work/init"
@@ -166,6 +166,7 @@ provide_image() {
       build_image "$cache" "$folder"
     ) 9>"$cache/lock" || return
   fi
-  touch "$folder" # in use: not to be cleared away
+  # In use: not to be cleared away. The cache of somebody else may only be read.
+  touch -c "$folder" 2>/dev/null || true
   echo "$folder"
 }

@@ -12,19 +12,19 @@ choose_accelerator() {
   local image=$1 answer
   accel=(-accel 'tcg,thread=multi' -cpu max)
   [[ -r /dev/kvm && -w /dev/kvm ]] || return 0
-  answer=$image/kvm-$(cat /proc/sys/kernel/random/boot_id)
+  answer=$(dirname "$image")/kvm-$(cat /proc/sys/kernel/random/boot_id)
   local with_kvm=(-accel kvm -cpu 'host,-arch-capabilities')
   if ! [[ -e "$answer" ]]; then
     note 'trying KVM'
     if timeout -k 1 10 qemu-system-x86_64 "${common[@]}" "${with_kvm[@]}" -m 512 \
       -kernel "$image/kernel" -initrd "$image/initramfs" -serial stdio \
       -append "$kernel_line softroce.probe" </dev/null 2>&1 | grep -q 'softroce: probe passed'; then
-      echo yes >"$answer"
-    else
-      echo no >"$answer"
+      accel=("${with_kvm[@]}")
     fi
+    echo "${accel[1]}" 2>/dev/null >"$answer"
+  elif [[ "$(cat "$answer")" == kvm ]]; then
+    accel=("${with_kvm[@]}")
   fi
-  [[ "$(cat "$answer")" == no ]] || accel=("${with_kvm[@]}")
 }
 
 common=(
@@ -32,8 +32,8 @@ common=(
   -nodefaults -no-user-config -no-reboot -display none
 )
 # An error in the kernel ends the machine at once; the rest saves time in booting.
-kernel_line='console=ttyS0 oops=panic panic=-1 reboot=t tsc=reliable mitigations=off audit=0'
-kernel_line+=' cryptomgr.notests i8042.noaux i8042.nokbd hugepages=16'
+kernel_line='console=ttyS0 oops=panic panic=-1 reboot=t no_timer_check tsc=reliable'
+kernel_line+=' mitigations=off audit=0 cryptomgr.notests i8042.noaux i8042.nokbd hugepages=16 dummy.numdummies=0'
 
 # write_job FILE COMMAND...: the script that the machine runs. It starts with little of an
 # environment: what a command finds in the machine is to be told, not to be inherited.
@@ -56,6 +56,11 @@ write_job() {
   } >"$file"
 }
 
+# Single quotes mean the same to every shell.
+quote() {
+  printf "'%s'" "${1//\'/\'\\\'\'}"
+}
+
 # prepare_machine ROLE COMMAND...: ROLE is single, server or client.
 prepare_machine() {
   local role=$1 address=10.77.0.1 peer=10.77.0.2 waits=no port='' line='' netem=''
@@ -70,11 +75,16 @@ prepare_machine() {
   : >"$run/$role/share/out"
   : >"$run/$role/share/err"
   : >"$run/$role/console"
-  # Single quotes hold for every shell, and the values with free text have none in them.
-  printf "%s='%s'\n" ROLE "$role" RXE "$rxe" ADDRESS "$address" MTU "$mtu" NETEM "$netem" \
-    WRITE "${write//\'/\'\\\'\'}" WAITS "$waits" READY_PORT "$port" \
-    VERBOSE "$verbose" \
-    READY_LINE "${line//\'/\'\\\'\'}" >"$run/$role/share/settings"
+  printf "%s=%s\n" ROLE "$role" RXE "$rxe" ADDRESS "$address" MTU "$mtu" NETEM "$(quote "$netem")" \
+    WRITE "$(quote "$write")" WAITS "$waits" READY_PORT "$port" \
+    VERBOSE "$verbose" TC "$(command -v tc)" RDMA "$(command -v rdma)" \
+    READY_LINE "$(quote "$line")" >"$run/$role/share/settings"
+}
+
+# The link is a socket in the run's folder, named relatively: such names have to be short.
+add_link() {
+  args+=(-netdev "stream,id=link,server=$1,addr.type=unix,addr.path=../link")
+  args+=(-device "virtio-net-pci,netdev=link,romfile=,host_mtu=$mtu,mac=$2")
 }
 
 start_machine() {
@@ -92,13 +102,10 @@ start_machine() {
     args+=(-fsdev "local,id=write,path=${write//,/,,},security_model=none,multidevs=remap")
     args+=(-device 'virtio-9p-pci,fsdev=write,mount_tag=write')
   fi
-  # The link is a socket in the run's folder, named relatively: such names have to be short.
   case "$role" in
-    server) args+=(-netdev 'stream,id=link,server=on,addr.type=unix,addr.path=../link') ;;
-    client) args+=(-netdev 'stream,id=link,server=off,addr.type=unix,addr.path=../link') ;;
+    server) add_link on 52:54:00:77:00:01 ;;
+    client) add_link off 52:54:00:77:00:02 ;;
   esac
-  [[ "$role" == single ]] ||
-    args+=(-device "virtio-net-pci,netdev=link,romfile=,host_mtu=$mtu,mac=52:54:00:77:00:0${#role}")
   [[ "$verbose" == yes ]] || line+=' quiet'
   (
     cd "$run/$role" || exit
@@ -109,7 +116,7 @@ start_machine() {
 
 # follow FILE PID: prints the file from its start until process PID is gone and all is printed.
 follow() {
-  exec setpriv --pdeathsig TERM tail -q -c +1 -s 0.1 -f --pid="$2" "$1"
+  exec setpriv --pdeathsig TERM tail -q -c +1 -s 0.1 -f --pid="$2" "$1" 9>&-
 }
 
 # stream ROLE: single output goes through untouched, that of two gets told whose it is.
