@@ -16,7 +16,7 @@ PassesOutputStatusAndSurroundings() {
     head -c 10000000 /dev/urandom | tee "$1/bytes"
     {
       echo "word $WORD"; echo "folder $PWD"; echo "lock $(ulimit -l)"; echo "to $SOFTROCE_PEER"
-      touch Makefile 2>&1; touch /tmp/x /dev/shm/x && echo "scratch written"
+      touch /usr/x 2>&1; touch /tmp/x /dev/shm/x && echo "scratch written"
       grep HugePages_Free /proc/meminfo | tr -s " "
       ls /dev/infiniband
     } >/dev/stderr

@@ -162,7 +162,7 @@ status_of() {
     return
   fi
   note "the $role machine failed: $(machine_state "$role"). Its console ends:"
-  tail -n 25 "$run/$role/console" "$run/$role/qemu" | tr -d '\r' | sed 's/^/  | /' >&2
+  tail -n 45 "$run/$role/console" "$run/$role/qemu" | tr -d '\r' | sed 's/^/  | /' >&2
   echo 125
 }
 
