@@ -131,8 +131,8 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 
 # ---- what can be asked for --------------------------------------------------------------------
 
-.PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count count-record \
-  tidy check-layers check-headers check-format lint clang format asan tsan install install-deps \
+.PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count \
+  count-record tidy check-layers check-headers check-format lint clang format asan tsan install install-deps \
   preload clean help FORCE
 
 ## all: libraries, tools and examples

@@ -54,7 +54,8 @@ RunsPairsOverADisturbedNetwork() {
   # shellcheck disable=SC2016
   timeout 100 "$vm" --timeout 90 --pair --ready-port 7471 --delay 2ms --reorder 25% --loss 1% \
     'rping -s -a $SOFTROCE_ADDRESS -p 7471 -C 20 -v' \
-    'tc qdisc show dev eth0; rping -c -a $SOFTROCE_PEER -p 7471 -C 20 -v && echo said to $SOFTROCE_PEER' \
+    'tc qdisc show dev eth0
+     rping -c -a $SOFTROCE_PEER -p 7471 -C 20 -v && echo said to $SOFTROCE_PEER' \
     >"$dir/out" 2>"$dir/err" || status=$?
   expect_equal 'exit status' $status 0
   expect_text output 'server: server ping data: rdma-ping-19' "$dir/out"
@@ -174,8 +175,8 @@ RefusesWhatMakesNoSense() {
 
 RunsTheCodecTests() {
   local status=0
-  timeout 100 "$vm" --timeout 90 -- "$bin/spinwire-tests" --gtest_filter='Codec*' >"$dir/out" 2>&1 ||
-    status=$?
+  timeout 100 "$vm" --timeout 90 -- "$bin/spinwire-tests" --gtest_filter='Codec*' \
+    >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
   expect_text output '[  PASSED  ]' "$dir/out"
 }

@@ -74,15 +74,19 @@ unpack_kernel() {
     *) decompress=(false) ;;
   esac
   # The payload ends with its length, at which the decompressors complain.
-  tail -c +$((offset + 1)) "$image" | head -c "$length" | "${decompress[@]}" >"$to" 2>/dev/null || true
-  [[ "$(head -c 4 "$to" | tail -c 3)" == ELF ]] || cp "$image" "$to"
+  tail -c +$((offset + 1)) "$image" | head -c "$length" |
+    "${decompress[@]}" >"$to" 2>/dev/null || true
+  [[ "$(head -c 4 "$to" | tail -c 3)" == ELF ]] || cp "$image" "$to" ||
+    fail 'no room for the kernel'
 }
 
 # copy_modules BASE VERSION FOLDER GROUP MODULE...: numbered in the order of loading, without
 # those that an earlier group has.
 copy_modules() {
-  local base=$1 version=$2 folder=$3/modules/$4 verb path name number=100
+  local base=$1 version=$2 folder=$3/modules/$4 verb path name list number=100
   mkdir -p "$folder"
+  list=$(modprobe -d "$base" -S "$version" --show-depends -a "${@:5}") ||
+    fail "the kernel $version lacks one of: ${*:5}"
   while read -r verb path; do
     name=$(basename "${path%% *}")
     name=${name%%.ko*}.ko
@@ -94,14 +98,15 @@ copy_modules() {
       *.zst) zstd -q -dc "$path" ;;
       *.gz) gzip -dc "$path" ;;
       *) cat "$path" ;;
-    esac >"$folder/$((number++))-$name"
-  done < <(modprobe -d "$base" -S "$version" --show-depends -a "${@:5}")
+    esac >"$folder/$number-$name" || fail "cannot unpack $path"
+    number=$((number + 1))
+  done <<<"$list"
 }
 
 pack_initramfs() {
   local base=$1 version=$2 work=$3 to=$4 name
   mkdir -p "$work"/{bin,dev,proc,sys,tmp,host,modules}
-  cp "$(command -v busybox)" "$work/bin/busybox"
+  cp "$(command -v busybox)" "$work/bin/busybox" || fail 'no room for the initramfs'
   for name in sh cat grep insmod ip kill ln mkdir mkfifo mount mv reboot sleep sync chroot; do
     ln -s busybox "$work/bin/$name"
   done
@@ -109,13 +114,13 @@ pack_initramfs() {
   copy_modules "$base" "$version" "$work" base "${modules_base[@]}"
   copy_modules "$base" "$version" "$work" pair "${modules_pair[@]}"
   copy_modules "$base" "$version" "$work" rxe "${modules_rxe[@]}"
-  (cd "$work" && find . | cpio -o -H newc -R 0:0 --quiet) >"$to"
+  (cd "$work" && find . | cpio -o -H newc -R 0:0 --quiet) >"$to" || fail 'cannot pack the initramfs'
 }
 
 # build_image CACHE FOLDER: in a folder beside, renamed when all is done.
 build_image() {
   local cache=$1 folder=$2 version work base=
-  work=$(mktemp -d "$cache/building.XXXXXX")
+  work=$(mktemp -d "$cache/building.XXXXXX") || fail "cannot write to $cache"
   mkdir "$work/image"
   version=$(installed_kernel)
   if [[ -n "$version" ]]; then
@@ -124,14 +129,14 @@ build_image() {
     kept_package "$cache" "$work"
     note 'unpacking the kernel'
     base=$work/unpacked
-    dpkg -x "$work"/*.deb "$base"
+    timeout 300 dpkg -x "$work"/*.deb "$base" || fail 'cannot unpack the kernel'
     version=$(basename "$base"/lib/modules/*)
-    depmod -b "$base" "$version"
+    depmod -b "$base" "$version" || fail 'cannot tell which modules need which'
     unpack_kernel "$base/boot/vmlinuz-$version" "$work/image/kernel"
   fi
   pack_initramfs "${base:-/}" "$version" "$work/initramfs" "$work/image/initramfs"
   echo "$version" >"$work/image/version"
-  mv -T "$work/image" "$folder"
+  mv -T "$work/image" "$folder" || fail "cannot make $folder"
   rm -rf "$work"
 }
 

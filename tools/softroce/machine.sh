@@ -6,25 +6,49 @@
 declare -A qemu_pid=()
 declare -a stream_pids=()
 
-# Sets `accel` to the arguments for KVM if a machine boots with it, which is tried once between two
-# boots of the host: a /dev/kvm that opens need not work.
+# Sets `accel` to the arguments for KVM if a machine boots with it, else for emulation, and
+# `clock_line` to what the kernel is to be told about its clock. Either is found out once between
+# two boots of the host.
 choose_accelerator() {
-  local image=$1 answer
-  accel=(-accel 'tcg,thread=multi' -cpu max)
-  [[ -r /dev/kvm && -w /dev/kvm ]] || return 0
-  answer=$(dirname "$image")/kvm-$(cat /proc/sys/kernel/random/boot_id)
-  local with_kvm=(-accel kvm -cpu 'host,-arch-capabilities')
-  if ! [[ -e "$answer" ]]; then
-    note 'trying KVM'
-    if timeout -k 1 10 qemu-system-x86_64 "${common[@]}" "${with_kvm[@]}" -m 512 \
-      -kernel "$image/kernel" -initrd "$image/initramfs" -serial stdio \
-      -append "$kernel_line softroce.probe" </dev/null 2>&1 | grep -q 'softroce: probe passed'; then
-      accel=("${with_kvm[@]}")
+  local image=$1 answer boot
+  boot=$(cat /proc/sys/kernel/random/boot_id)
+  answer=$(dirname "$image")/kvm-$boot
+  accel=(-accel kvm -cpu 'host,-arch-capabilities')
+  clock_line=
+  if [[ -r /dev/kvm && -w /dev/kvm ]]; then
+    if ! [[ -e "$answer" ]]; then
+      note 'trying KVM'
+      if boots "$image"; then echo yes; else echo no; fi 2>/dev/null >"$answer.$$"
+      mv "$answer.$$" "$answer"
     fi
-    echo "${accel[1]}" 2>/dev/null >"$answer"
-  elif [[ "$(cat "$answer")" == kvm ]]; then
-    accel=("${with_kvm[@]}")
+    [[ "$(cat "$answer")" == no ]] || return 0
   fi
+  accel=(-accel 'tcg,thread=multi' -cpu max)
+  choose_clock "$(dirname "$image")/tsc-$boot"
+}
+
+boots() {
+  timeout -k 1 10 qemu-system-x86_64 "${common[@]}" "${accel[@]}" -m 512 \
+    -kernel "$1/kernel" -initrd "$1/initramfs" -serial stdio \
+    -append "$kernel_line softroce.probe" </dev/null 2>&1 | grep -q 'softroce: probe passed'
+}
+
+# An emulated machine has the host's time stamp counter: the fastest clock, if its rate is known.
+choose_clock() {
+  local answer=$1 program
+  if ! [[ -e "$answer" ]]; then
+    program=$(mktemp)
+    if grep -q ' constant_tsc .*nonstop_tsc ' /proc/cpuinfo &&
+      c++ -std=c++20 -O1 "$here/softroce/tsc_khz.cc" -o "$program"; then
+      "$program"
+    else
+      echo unknown
+    fi >"$answer.$$"
+    rm -f "$program"
+    mv "$answer.$$" "$answer"
+  fi
+  clock_line=" tsc=reliable tsc_early_khz=$(cat "$answer")"
+  [[ "$(cat "$answer")" != unknown ]] || clock_line=' tsc=unstable'
 }
 
 common=(
@@ -32,7 +56,7 @@ common=(
   -nodefaults -no-user-config -no-reboot -display none
 )
 # An error in the kernel ends the machine at once; the rest saves time in booting.
-kernel_line='console=ttyS0 oops=panic panic=-1 reboot=t no_timer_check tsc=reliable'
+kernel_line='console=ttyS0 oops=panic panic=-1 reboot=t no_timer_check'
 kernel_line+=' mitigations=off audit=0 cryptomgr.notests i8042.noaux i8042.nokbd hugepages=16 dummy.numdummies=0'
 
 # write_job FILE COMMAND...: the script that the machine runs. It starts with little of an
@@ -88,7 +112,7 @@ add_link() {
 }
 
 start_machine() {
-  local role=$1 image=$2 line=$kernel_line
+  local role=$1 image=$2 line=$kernel_line$clock_line
   local args=(
     "${common[@]}" "${accel[@]}" -m "$memory" -smp "$cpus"
     -kernel "$image/kernel" -initrd "$image/initramfs"
@@ -109,11 +133,15 @@ start_machine() {
   [[ "$verbose" == yes ]] || line+=' quiet'
   (
     cd "$run/$role" || exit
-    exec setpriv --pdeathsig KILL qemu-system-x86_64 "${args[@]}" -append "$line"
+    # The script may be gone before QEMU is bound to it: hence the look at the parent.
+    # shellcheck disable=SC2016
+    exec setpriv --pdeathsig KILL sh -c '[ "$PPID" = "$0" ] && exec "$@"' $$ \
+      qemu-system-x86_64 "${args[@]}" -append "$line"
   ) </dev/null >"$run/$role/qemu" 2>&1 9>&- &
   qemu_pid[$role]=$!
 }
 
+# What a command prints stands in files until the machine ends, so a slow reader holds up nobody.
 # follow FILE PID: prints the file from its start until process PID is gone and all is printed.
 follow() {
   exec setpriv --pdeathsig TERM tail -q -c +1 -s 0.1 -f --pid="$2" "$1" 9>&-
