@@ -80,11 +80,11 @@ TellsAFailingServerFromAFailingClient() {
 EndsAtTheTimeLimit() {
   mkdir "$dir/folder"
   local status=0
-  TMPDIR=$dir/folder timeout 100 "$vm" --no-rxe --timeout 15 -- \
+  TMPDIR=$dir/folder timeout 100 "$vm" --no-rxe --timeout 10 -- \
     bash -c 'echo before; exec sleep 1000' >"$dir/out" 2>"$dir/err" || status=$?
   expect_equal 'exit status' $status 124
   expect_text output before "$dir/out"
-  expect_text 'standard error' 'the time of 15 s is up' "$dir/err"
+  expect_text 'standard error' 'the time of 10 s is up' "$dir/err"
   expect_nothing_left "$dir/folder"
 }
 
