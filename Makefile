@@ -208,7 +208,7 @@ clean:
 
 ## help: this list
 help:
-	@sed -n 's/^## \([a-z-]*\): /\1\t/p' Makefile | expand -t 14
+	@sed -n 's/^## \([a-z-]*\): /\1\t/p' Makefile | expand -t 15
 	@echo
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
 
