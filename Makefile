@@ -5,7 +5,8 @@
 #   CXXFLAGS=      optimisation and debug flags; what the code needs is added to them
 #   WERROR=        empty: warnings are no errors
 #   VARIANT=       asan or tsan: build into build/asan or build/tsan with that sanitizer
-#   FILTER=        GoogleTest filter for check, asan and tsan
+#   FILTER=        GoogleTest filter for check, asan and tsan; a pattern of names for test-softroce
+#   SOFTROCE=off   leave out what needs a machine with Soft-RoCE
 #   PREFIX=, DESTDIR=, LIBDIR=    where to install
 
 # ---- how make itself behaves ------------------------------------------------------------------
@@ -130,8 +131,8 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 
 # ---- what can be asked for --------------------------------------------------------------------
 
-.PHONY: all libs tools examples tests everything demo test check bench peers count count-record \
-  tidy check-layers check-headers check-format lint clang format asan tsan install install-deps \
+.PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count \
+  count-record tidy check-layers check-headers check-format lint clang format asan tsan install install-deps \
   preload clean help FORCE
 
 ## all: libraries, tools and examples
@@ -180,6 +181,10 @@ asan:
 tsan:
 	+$(Q)$(MAKE) --no-print-directory VARIANT=tsan check FILTER='$(or $(FILTER),$(THREADED))'
 
+## test-softroce: the tests that need a real RDMA device, in a machine with Linux' Soft-RoCE
+test-softroce: $(TESTS)
+	@timeout -k 10 $(TEST_TIMEOUT) test/softroce/run.sh $(BIN)
+
 ## bench: micro-benchmarks, then the comparison with other libraries (BENCH_ARGS=, PEER_ARGS=)
 bench: $(BENCH) $(PEERS)
 	@$(BENCH) --benchmark_min_time=0.2 $(BENCH_ARGS)
@@ -203,7 +208,7 @@ clean:
 
 ## help: this list
 help:
-	@sed -n 's/^## \([a-z-]*\): /\1\t/p' Makefile | expand -t 14
+	@sed -n 's/^## \([a-z-]*\): /\1\t/p' Makefile | expand -t 15
 	@echo
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
 

@@ -4,6 +4,7 @@
 #
 #   tools/install-deps.sh           install what is missing
 #   tools/install-deps.sh --check   list what is missing; exit 1 if anything is
+#   ... --softroce                  with what tools/softroce-vm needs as well
 set -euo pipefail
 
 # One package a line; "a|b" is satisfied by either, and a is the one that gets installed.
@@ -18,6 +19,13 @@ packages=(
   clang-14 libclang-rt-14-dev 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
   ibverbs-utils perftest
   cmake git ca-certificates
+)
+
+# For the machines with Soft-RoCE: what starts them, and what runs in them. The kernel is fetched
+# by tools/softroce-vm, for it needs no installing.
+softroce_packages=(
+  qemu-system-x86 busybox-static cpio kmod xz-utils
+  iproute2 rdma-core ibverbs-utils rdmacm-utils perftest
 )
 
 die() {
@@ -59,19 +67,21 @@ has_candidates() {
 }
 
 main() {
-  local check=no
-  case "${1:-}" in
-    '') ;;
-    --check) check=yes ;;
-    -h | --help)
-      sed -n '2,6s/^# \{0,1\}//p' "$0"
-      exit 0
-      ;;
-    *)
-      echo "install-deps: unknown option '$1' (only --check is known)" >&2
-      exit 2
-      ;;
-  esac
+  local check=no option
+  for option in "$@"; do
+    case "$option" in
+      --check) check=yes ;;
+      --softroce) packages+=("${softroce_packages[@]}") ;;
+      -h | --help)
+        sed -n '2,7s/^# \{0,1\}//p' "$0"
+        exit 0
+        ;;
+      *)
+        echo "install-deps: unknown option '$option' (--check and --softroce are known)" >&2
+        exit 2
+        ;;
+    esac
+  done
 
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     die "this is not a Debian system. Install the equivalents of: ${packages[*]}"

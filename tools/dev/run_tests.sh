@@ -72,11 +72,20 @@ test_stage() {
 mkdir -p "$log_dir"
 export GTEST_ARGS=--gtest_color=no
 
-stage dependencies tools/install-deps.sh
+if [[ "${SOFTROCE:-on}" == off ]]; then
+  stage dependencies tools/install-deps.sh
+else
+  stage dependencies tools/install-deps.sh --softroce
+fi
 stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
 stage tidy "${make[@]}" tidy
 test_stage tests "${make[@]}" check FILTER='*'
+if [[ "${SOFTROCE:-on}" == off ]]; then
+  echo '== softroce: left out, as SOFTROCE=off asks'
+else
+  test_stage softroce "${make[@]}" test-softroce
+fi
 stage clang "${make[@]}" clang
 test_stage asan "${make[@]}" asan
 # A tree without thread tests has nothing to show here; one that has them must run some.

@@ -1,0 +1,91 @@
+# shellcheck shell=bash disable=SC2154  # run.sh has made $work
+# What a test is: a function that calls `check` and `expect_...`, run in a subshell of its own. It
+# fails if one of these does, and does not end at the first.
+
+failed_tests=()
+passed_tests=0
+
+# check DESCRIPTION COMMAND...
+check() {
+  "${@:2}" && return
+  echo "  failed: $1"
+  echo "    not so: ${*:2}"
+  bad=1
+}
+
+expect_equal() {
+  [[ "$2" == "$3" ]] && return
+  echo "  failed: $1: '$2' where '$3' is expected"
+  bad=1
+}
+
+expect_text() {
+  grep -qF -e "$2" "$3" && return
+  echo "  failed: '$2' is not in $1:"
+  sed 's/^/  | /' "$3" | tail -n 30
+  bad=1
+}
+
+# Runs a test of its own name, with a folder of its own as $dir; prints what it has to say at the
+# end.
+run_test() {
+  local name=$1 start=$SECONDS dir=$work/$1 bad=0
+  mkdir "$dir"
+  "$name" >"$dir/report" 2>&1 || bad=1
+  if ((bad == 0)); then
+    echo ok >"$dir/verdict"
+    echo "[       OK ] Softroce.$name ($(((SECONDS - start) * 1000)) ms)"
+  else
+    echo "[  FAILED  ] Softroce.$name ($(((SECONDS - start) * 1000)) ms)"
+    cat "$dir/report"
+  fi
+}
+
+# run_tests ABREAST NAME...
+run_tests() {
+  local abreast=$1 name
+  shift
+  for name in "$@"; do
+    while (($(jobs -rp | wc -l) >= abreast)); do wait -n; done
+    run_test "$name" &
+  done
+  wait
+  for name in "$@"; do
+    if [[ -e "$work/$name/verdict" ]]; then
+      passed_tests=$((passed_tests + 1))
+    else
+      failed_tests+=("Softroce.$name")
+    fi
+  done
+}
+
+finish() {
+  echo "[  PASSED  ] $passed_tests tests."
+  if ((${#failed_tests[@]} > 0)); then
+    echo "[  FAILED  ] ${#failed_tests[@]} tests, listed below:"
+    printf '[  FAILED  ] %s\n' "${failed_tests[@]}"
+  fi
+  echo "$passed_tests passed, ${#failed_tests[@]} failed"
+  exit $((${#failed_tests[@]} > 0))
+}
+
+# Waits up to 30 s for a file to have the text.
+wait_for_text() {
+  local _
+  for _ in $(seq 600); do
+    grep -qF -e "$1" "$2" 2>/dev/null && return
+    sleep 0.05
+  done
+  return 1
+}
+
+# The folder of a test's machines, to be given as TMPDIR: nothing may be left of it, neither files
+# nor processes whose current folder it is.
+expect_nothing_left() {
+  local folder=$1 process left=
+  for process in /proc/[0-9]*; do
+    [[ "$(readlink "$process/cwd" 2>/dev/null)" != "$folder"/* ]] || left+=" ${process#/proc/}"
+  done
+  expect_equal 'processes left' "$left" ''
+  expect_equal 'folders left' "$(ls "$folder")" ''
+}

@@ -1,0 +1,182 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# The tests of the tool itself, and the project's suites that run in its machines.
+
+tool_tests=(
+  PassesOutputStatusAndSurroundings RunsBothEndsOnOneMachine RunsPairsOverADisturbedNetwork
+  TellsAFailingServerFromAFailingClient EndsAtTheTimeLimit LeavesNothingWhenItIsEnded
+  TellsAPanicFromAFailure RunsForAnOrdinaryUser RefusesWhatMakesNoSense
+)
+suite_tests=(RunsTheCodecTests)
+
+PassesOutputStatusAndSurroundings() {
+  mkdir "$dir/results"
+  local status=0
+  # shellcheck disable=SC2016  # for the shell in the machine
+  timeout 100 "$vm" --timeout 90 --write "$dir/results" --env "WORD=two  words'" -- bash -c '
+    head -c 10000000 /dev/urandom | tee "$1/bytes"
+    {
+      echo "word $WORD"; echo "folder $PWD"; echo "lock $(ulimit -l)"; echo "to $SOFTROCE_PEER"
+      touch /usr/x 2>&1; touch /tmp/x /dev/shm/x && echo "scratch written"
+      grep HugePages_Free /proc/meminfo | tr -s " "
+      ls /dev/infiniband
+    } >/dev/stderr
+    sleep 1000 &
+    exit 255' - "$dir/results" >"$dir/out" 2>"$dir/err" || status=$?
+  expect_equal 'exit status' $status 255
+  check 'ten million bytes come through as they are' cmp "$dir/out" "$dir/results/bytes"
+  expect_equal 'bytes' "$(stat -c %s "$dir/out")" 10000000
+  local text
+  for text in "word two  words'" "folder $PWD" 'lock unlimited' 'to 10.77.0.1' 'Read-only file' \
+    'scratch written' 'HugePages_Free: 16' uverbs0 rdma_cm; do
+    expect_text 'standard error' "$text" "$dir/err"
+  done
+}
+
+RunsBothEndsOnOneMachine() {
+  local status=0
+  timeout 100 "$vm" --timeout 90 -- bash -c '
+    set -e
+    ibv_devinfo
+    ibv_rc_pingpong -d rxe0 -g 1 -n 200 >/dev/null & sleep 0.5
+    ibv_rc_pingpong -d rxe0 -g 1 -n 200 localhost
+    wait $!
+    ib_send_lat -d rxe0 -x 1 -s 2 -n 1000 >/dev/null & sleep 1
+    ib_send_lat -d rxe0 -x 1 -s 2 -n 1000 localhost
+    wait $!' >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output PORT_ACTIVE "$dir/out"
+  expect_text output '200 iters in' "$dir/out"
+  expect_text output 't_typical' "$dir/out"
+}
+
+RunsPairsOverADisturbedNetwork() {
+  local status=0
+  # shellcheck disable=SC2016
+  timeout 100 "$vm" --timeout 90 --pair --ready-port 7471 --delay 2ms --reorder 25% --loss 1% \
+    'rping -s -a $SOFTROCE_ADDRESS -p 7471 -C 20 -v' \
+    'tc qdisc show dev eth0
+     rping -c -a $SOFTROCE_PEER -p 7471 -C 20 -v && echo said to $SOFTROCE_PEER' \
+    >"$dir/out" 2>"$dir/err" || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output 'server: server ping data: rdma-ping-19' "$dir/out"
+  expect_text output 'client: ping data: rdma-ping-19' "$dir/out"
+  expect_text output 'client: said to 10.77.0.1' "$dir/out"
+  expect_text output 'delay 2ms' "$dir/out"
+  expect_text output 'loss 1%' "$dir/out"
+  expect_text output 'reorder 25%' "$dir/out"
+}
+
+TellsAFailingServerFromAFailingClient() {
+  local status=0
+  timeout 100 "$vm" --no-rxe --timeout 90 --ready-line 'come in' --pair \
+    'echo come in; exec sleep 1000' 'exit 7' >"$dir/out" 2>"$dir/err" || status=$?
+  expect_equal 'status of the client' $status 7
+  expect_text 'standard error' 'the server did not end by itself' "$dir/err"
+  status=0
+  timeout 100 "$vm" --no-rxe --timeout 90 --pair 'exit 9' 'exit 7' >"$dir/out" 2>&1 || status=$?
+  expect_equal 'status of the server' $status 9
+}
+
+EndsAtTheTimeLimit() {
+  mkdir "$dir/folder"
+  local status=0
+  TMPDIR=$dir/folder timeout 100 "$vm" --no-rxe --timeout 10 -- \
+    bash -c 'echo before; exec sleep 1000' >"$dir/out" 2>"$dir/err" || status=$?
+  expect_equal 'exit status' $status 124
+  expect_text output before "$dir/out"
+  expect_text 'standard error' 'the time of 10 s is up' "$dir/err"
+  expect_nothing_left "$dir/folder"
+}
+
+# Three at once, one ended by a signal, one killed, one that is not disturbed by either.
+LeavesNothingWhenItIsEnded() {
+  mkdir "$dir/folder"
+  export TMPDIR=$dir/folder
+  local name status pids=()
+  for name in ended killed undisturbed; do
+    # shellcheck disable=SC2016
+    "$vm" --no-rxe --timeout 90 -- bash -c 'echo "$0 started"; sleep 12; echo over' $name \
+      >"$dir/$name" 2>&1 &
+    pids+=($!)
+  done
+  check 'the first starts' wait_for_text 'ended started' "$dir/ended"
+  kill -TERM "${pids[0]}"
+  status=0
+  wait "${pids[0]}" || status=$?
+  expect_equal 'status after a signal' $status 143
+  check 'the second starts' wait_for_text 'killed started' "$dir/killed"
+  kill -KILL "${pids[1]}"
+  wait "${pids[1]}" 2>/dev/null
+  status=0
+  wait "${pids[2]}" || status=$?
+  expect_equal 'status of the third' $status 0
+  expect_text 'output of the third' over "$dir/undisturbed"
+  # The folder of the killed one goes with the next run.
+  "$vm" --no-rxe --timeout 90 true || status=$?
+  expect_equal 'status of the next' $status 0
+  expect_nothing_left "$dir/folder"
+}
+
+TellsAPanicFromAFailure() {
+  local status=0
+  timeout 100 "$vm" --no-rxe --timeout 90 -- bash -c 'echo c >/proc/sysrq-trigger; sleep 10' \
+    >"$dir/out" 2>"$dir/err" || status=$?
+  expect_equal 'exit status' $status 125
+  expect_text 'standard error' 'it ended while the command ran' "$dir/err"
+  expect_text 'standard error' 'Kernel panic' "$dir/err"
+}
+
+# As a user who has nothing but what is installed, and a cache that is not his.
+RunsForAnOrdinaryUser() {
+  if [[ "$(id -u)" -ne 0 ]]; then
+    "$vm" --no-rxe --timeout 90 true # who runs this is one
+    return
+  fi
+  local status=0 cache
+  cache=$(timeout 60 "$vm" --print-cache)
+  mkdir -m 755 "$dir/cache"
+  cp -a --reflink=auto "$cache"/image-* "$cache"/kvm-* "$dir/cache" 2>/dev/null
+  mkdir -m 777 "$dir/folder" "$dir/results"
+  chmod 755 "$work" "$dir"
+  # shellcheck disable=SC2016
+  (cd / && TMPDIR=$dir/folder SOFTROCE_CACHE=$dir/cache timeout 100 setpriv --reuid nobody \
+    --regid nogroup --clear-groups bash "$vm" --timeout 90 --write "$dir/results" -- \
+    bash -c 'ibv_devinfo -l && echo done >"$0/file" && ibv_devinfo | grep PORT_ACTIVE' \
+    "$dir/results") >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output PORT_ACTIVE "$dir/out"
+  expect_equal 'owner of the result' "$(stat -c %U "$dir/results/file")" nobody
+  expect_equal 'folders left' "$(ls "$dir/folder")" ''
+}
+
+# refused TEXT ARGUMENT...: without starting a machine.
+refused() {
+  local status=0
+  timeout 20 "$vm" "${@:2}" >"$dir/out" 2>"$dir/err" || status=$?
+  expect_equal "status of: ${*:2}" $status 125
+  expect_text "what is said to: ${*:2}" "$1" "$dir/err"
+}
+
+RefusesWhatMakesNoSense() {
+  refused 'no command'
+  refused 'option --nonsense is unknown' --nonsense 1 true
+  refused 'lacks its value' --timeout
+  refused "--timeout is 'soon'" --timeout soon true
+  refused 'two commands' --pair one
+  refused 'without --pair' --loss 1% true
+  refused '--reorder needs --delay' --reorder 25% --pair a b
+  refused "--loss is '1% limit 0'" --loss '1% limit 0' --pair a b
+  refused 'no folder' --write /nowhere true
+  refused 'NAME=VALUE' --env 1X=2 true
+  check 'it helps' grep -q 'tools/softroce-vm ' <("$vm" --help)
+}
+
+# ---- the project's programs -------------------------------------------------------------------
+
+RunsTheCodecTests() {
+  local status=0
+  timeout 100 "$vm" --timeout 90 -- "$bin/spinwire-tests" --gtest_filter='Codec*' \
+    >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output '[  PASSED  ]' "$dir/out"
+}
