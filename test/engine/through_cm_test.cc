@@ -1,0 +1,215 @@
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "engine/harness.h"
+
+namespace through_cm_test {
+namespace {
+
+using namespace engine_test;  // names of a test namespace of its own
+using spinwire::Reconnect;
+using spinwire::Via;
+
+TEST(EngineThroughCm, AnEmbeddedDeviceIsUnknownToIt) {
+  Config config = small_config();
+  config.device.name = "softverbs";
+  Node node(config);
+  ListenOptions listen;
+  listen.via = Via::rdma_cm;
+  const auto listening = node.engine.listen("127.0.0.1:0", listen);
+  ASSERT_FALSE(listening);
+  EXPECT_EQ(listening.error().status, Status::unsupported);
+  ConnectOptions options;
+  options.via = Via::rdma_cm;
+  const auto connecting = node.engine.connect("127.0.0.1:1", options);
+  ASSERT_FALSE(connecting);
+  EXPECT_EQ(connecting.error().status, Status::unsupported);
+  EXPECT_NE(connecting.error().message().find("prepare()"), std::string::npos)
+      << connecting.error().message();
+  node.expect_clean();
+}
+
+/// Nodes on the device and address that the environment names.
+class RdmaCm : public testing::Test {
+ protected:
+  void SetUp() override {
+    address_ = std::getenv("SPINWIRE_TEST_ADDRESS");
+    if (std::getenv("SPINWIRE_TEST_DEVICE") == nullptr || address_ == nullptr)
+      GTEST_SKIP() << "needs SPINWIRE_TEST_DEVICE and SPINWIRE_TEST_ADDRESS: a device of rdma_cm's";
+  }
+  void listen(Node& node, std::uint16_t port = 0) {
+    ListenOptions options;
+    options.handlers = node.handlers();
+    options.on_accept = [&node](Connection c) {
+      ++node.accepts;
+      if (node.on_accept) node.on_accept(c);
+    };
+    options.via = Via::rdma_cm;
+    auto made = node.engine.listen(std::string(address_) + ":" + std::to_string(port), options);
+    ASSERT_TRUE(made) << made.error().message();
+    node.listener = std::move(*made);
+  }
+  static Connection begin(Node& node, const std::string& address, const Reconnect& again = {}) {
+    ConnectOptions options;
+    options.handlers = node.handlers();
+    options.reconnect = again;
+    options.via = Via::rdma_cm;
+    auto made = node.engine.connect(address, options);
+    EXPECT_TRUE(made) << made.error().message();
+    return made ? *made : Connection();
+  }
+  static Connection connect(Node& client, Node& server) {
+    const std::size_t before = server.ready.size();
+    const Connection c = begin(client, server.listener.address());
+    EXPECT_TRUE(until({&client, &server}, [&] {
+      return c.ready() && server.ready.size() > before;
+    })) << to_string(c.state());
+    return c;
+  }
+  static void exchange(Node& from, Connection end, Node& to, std::uint32_t seed) {
+    const std::uint64_t before = to.messages;
+    bool right = false;
+    to.on_message = [&](Connection, Message& m) { right = Node::holds(m.bytes(), seed); };
+    {
+      const Buffer data = from.filled(1000, seed);
+      EXPECT_EQ(from.tally.run([&](auto done) { return end.send(data, done); }), Status::ok);
+    }
+    EXPECT_TRUE(until({&from, &to}, [&] { return to.messages > before && from.tally.idle(); }));
+    EXPECT_TRUE(right);
+    to.on_message = {};
+  }
+  const char* address_ = nullptr;
+};
+
+TEST_F(RdmaCm, MessagesGoBothWays) {
+  Node server, client;
+  listen(server);
+  Connection c = connect(client, server);
+  exchange(client, c, server, 1);
+  exchange(server, server.ready[0], client, 2);
+  EXPECT_EQ(server.accepts, 1u);
+  EXPECT_NE(c.peer().find(address_), std::string::npos);
+  finish(client, server);
+  EXPECT_EQ(client.closed[0].status, Status::ok);
+  EXPECT_EQ(server.closed[0].status, Status::ok);
+}
+
+TEST_F(RdmaCm, ClosedFromTheServer) {
+  Node server, client;
+  listen(server);
+  (void)connect(client, server);
+  EXPECT_EQ(server.ready[0].close(), Status::ok);
+  ASSERT_TRUE(until({&client, &server},
+                    [&] { return client.closed.size() == 1 && server.closed.size() == 1; }));
+  EXPECT_EQ(client.closed[0].status, Status::ok) << client.closed[0].message();
+  EXPECT_EQ(server.closed[0].status, Status::ok) << server.closed[0].message();
+}
+
+TEST_F(RdmaCm, ARefusalTellsItsReason) {
+  Node server, client;
+  server.on_accept = [](Connection c) { EXPECT_EQ(c.close(), Status::ok); };
+  listen(server);
+  (void)begin(client, server.listener.address(), {3, 1ms, 1ms});
+  ASSERT_TRUE(until({&client, &server}, [&] { return !client.closed.empty(); }));
+  EXPECT_EQ(client.closed[0].status, Status::refused) << client.closed[0].message();
+  EXPECT_NE(client.closed[0].message().find("application refused"), std::string::npos)
+      << client.closed[0].message();
+  EXPECT_EQ(server.accepts, 1u);  // what is refused for good is not asked for again
+}
+
+TEST_F(RdmaCm, NobodyListens) {
+  Node server, client;
+  listen(server);
+  const std::string address = server.listener.address();
+  server.listener = {};
+  (void)begin(client, address);
+  ASSERT_TRUE(until({&client, &server}, [&] { return !client.closed.empty(); }));
+  EXPECT_EQ(client.closed[0].status, Status::refused) << client.closed[0].message();
+  EXPECT_NE(client.closed[0].message().find("nobody listens"), std::string::npos)
+      << client.closed[0].message();
+  client.expect_clean();
+}
+
+TEST_F(RdmaCm, AnAddressWithoutADevice) {
+  Node client;
+  ConnectOptions options;
+  options.handlers = client.handlers();
+  options.via = Via::rdma_cm;
+  // No network leads there: told at once or by an event.
+  const auto made = client.engine.connect("203.0.113.7:9", options);
+  if (made) {
+    ASSERT_TRUE(until({&client}, [&] { return !client.closed.empty(); }));
+    EXPECT_NE(client.closed[0].status, Status::ok);
+  } else {
+    EXPECT_NE(made.error().message().find("rdma_resolve_addr"), std::string::npos);
+  }
+  client.expect_clean();
+}
+
+TEST_F(RdmaCm, AFullServerSaysSoAndHasRoomLater) {
+  Config one = small_config();
+  one.connections.maximum = 1;
+  Node server(one), client;
+  listen(server);
+  Connection first = connect(client, server);
+  const Connection second = begin(client, server.listener.address(), {500, 2ms, 10ms});
+  ASSERT_TRUE(
+      until({&client, &server}, [&] { return server.engine.stats().handshakes_refused >= 2; }));
+  EXPECT_EQ(first.close(), Status::ok);
+  ASSERT_TRUE(until({&client, &server}, [&] { return second.ready(); }));
+  exchange(client, second, server, 3);
+  client.ready = {second};
+  finish(client, server);
+}
+
+TEST_F(RdmaCm, ClosedWhileItIsBeingMade) {
+  Node server, client;
+  listen(server);
+  for (int polls = 0; polls < 40; ++polls) {
+    Connection c = begin(client, server.listener.address());
+    for (int i = 0; i < polls; ++i) (void)(client.poll() + server.poll());
+    EXPECT_EQ(c.close(), Status::ok);
+    ASSERT_TRUE(until({&client, &server}, [&] {
+      return client.engine.stats().connections == 0 && server.engine.stats().connections == 0;
+    })) << polls;
+  }
+  client.ready.clear();
+  server.stale_allowed = client.stale_allowed = true;
+  finish(client, server);
+}
+
+TEST_F(RdmaCm, AKilledPeerIsNoticedAndFoundAgain) {
+  const auto serve = [this](int in, int out) {
+    Node node;
+    node.on_message = [](Connection c, Message& m) { (void)c.send(m.take()); };
+    listen(node, 18515);
+    write_line(out, "up");
+    for (unsigned i = 0;; ++i) {
+      (void)node.poll();
+      if (i % 1024 == 0 && command(in) == 'q') return 0;
+    }
+  };
+  Child first(serve);
+  ASSERT_EQ(first.line(), "up");
+  Node client;
+  Connection c = begin(client, std::string(address_) + ":18515", {200, 10ms, 200ms});
+  ASSERT_TRUE(until({&client}, [&] { return c.ready(); }));
+  first.kill(SIGKILL);
+  ASSERT_TRUE(until({&client}, [&] { return !c.ready(); }));
+  Child second(serve);
+  ASSERT_EQ(second.line(), "up");
+  ASSERT_TRUE(until(
+      {&client}, [&] { return c.ready(); }, 30000ms));
+  ASSERT_EQ(c.send_copy(std::as_bytes(std::span("ping", 4))), Status::ok);
+  EXPECT_TRUE(until({&client}, [&] { return client.messages == 1; }));
+  EXPECT_EQ(c.close(), Status::ok);
+  ASSERT_TRUE(until({&client}, [&] { return !client.closed.empty(); }));
+  EXPECT_EQ(client.closed[0].status, Status::ok) << client.closed[0].message();
+  second.tell('q');
+  EXPECT_EQ(second.wait(), 0);
+}
+
+}  // namespace
+}  // namespace through_cm_test
