@@ -4,9 +4,11 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,7 +17,6 @@
 #include <fstream>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace preload_test {
@@ -46,6 +47,7 @@ class Program {
     argv.push_back(nullptr);
     output_ = ::memfd_create("output", MFD_CLOEXEC);
     pid_ = ::fork();
+    if (pid_ > 0) pidfd_ = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
     if (pid_ == 0) {
       ::dup2(output_, STDOUT_FILENO);
       ::dup2(output_, STDERR_FILENO);
@@ -60,18 +62,23 @@ class Program {
       ::kill(pid_, SIGKILL);
       ::waitpid(pid_, nullptr, 0);
     }
+    ::close(pidfd_);
     ::close(output_);
   }
   bool ended() {
     if (pid_ > 0 && ::waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = -1;
     return pid_ < 0;
   }
+  /// Until the program has ended or that time has come.
+  void wait_for_end(Clock::time_point until) const {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    pollfd end{pidfd_, POLLIN, 0};
+    if (left > 0) (void)::poll(&end, 1, static_cast<int>(left));
+  }
   /// The exit code; -1 when the time was over, -2 when a signal ended it.
   int wait(Clock::time_point end) {
-    while (!ended()) {
-      if (Clock::now() >= end) return -1;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    wait_for_end(end);
+    if (!ended()) return -1;
     return WIFEXITED(status_) ? WEXITSTATUS(status_) : -2;
   }
   [[nodiscard]] std::string output() const {
@@ -83,6 +90,7 @@ class Program {
 
  private:
   pid_t pid_ = -1;
+  int pidfd_ = -1;
   int output_ = -1;
   int status_ = 0;
 };
@@ -129,8 +137,9 @@ Outcome run_pair(const Words& command, std::chrono::seconds limit) {
     Words words = command;
     words.insert(words.end(), {"-p", std::to_string(port)});
     Program server(words);
+    // Nothing tells that another process listens: it is looked for, between looks at its end.
     while (!listened_to(port) && !server.ended() && Clock::now() < end)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      server.wait_for_end(Clock::now() + std::chrono::milliseconds(5));
     outcome.server_output = server.output();
     if (server.ended() && outcome.server_output.find("in use") != std::string::npos)
       continue;  // somebody else was faster
