@@ -281,7 +281,7 @@ void peer_gone(Peer& peer) noexcept {
     if (qp->sq_tail == qp->sq_head) continue;
     stop_waiting(*qp);
     pump(*qp);  // what needs no peer, such as to be sure that it has left a window
-    if (qp->sq_tail != qp->sq_head) fail_oldest(*qp, IBV_WC_RETRY_EXC_ERR);
+    if (qp->sq_tail != qp->sq_head && !qp->waiting) no_answer(*qp);
   }
   peer.out.in_flight_head = peer.out.in_flight_tail;
 }

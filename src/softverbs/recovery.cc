@@ -203,6 +203,12 @@ void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
   }
 }
 
+void no_answer(Qp& qp) noexcept {
+  const bool patient = context_of(qp.context).driving == Driving::by_poll && qp.attr.timeout != 0;
+  if (!patient) return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
+  retry(qp, Nak::not_ready, 0);
+}
+
 namespace {
 
 /// Brings one queue pair in line with what its remote end took and did not take.
