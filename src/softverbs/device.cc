@@ -31,6 +31,10 @@ constexpr int kMaxSge = 16;
 constexpr int kMaxWr = 32768;
 constexpr int kMaxCqe = 1 << 22;
 constexpr std::size_t kEventRoom = 256;
+/// How long datagrams wait for a peer that stands still. Who polls all the time has no use for a
+/// long wait; programs that share processors with others are off them for as long as this.
+constexpr Nanoseconds kPatience = std::chrono::milliseconds(1);
+constexpr Nanoseconds kPatienceOfPrograms = std::chrono::milliseconds(200);
 
 int no_notify(ibv_cq*, int) { return EOPNOTSUPP; }
 
@@ -72,6 +76,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->memory = std::make_shared<base::SharedMemory>(std::move(*memory));
   c->clock = clock;
   c->driving = driving;
+  c->datagram_patience = clock.ticks(driving == Driving::by_poll ? kPatienceOfPrograms : kPatience);
   c->pending.attention = driving == Driving::by_poll ? 1 : 0;
   c->awake = std::make_unique<InLane*[]>(kMaxLanes);
   c->unacked = std::make_unique<Peer*[]>(kMaxLanes);

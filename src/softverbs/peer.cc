@@ -176,6 +176,7 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
   peer->gid = gid;
   peer->pid = parts->pid;
   peer->same_process = parts->pid == c.segment->pid;
+  peer->patience = c.datagram_patience;
   peer->out.in_flight = std::make_unique<InFlight[]>(kInFlight);
   c.peers.reserve(c.peers.size() + 1);
   if (!peer->same_process) watch_process(c, *peer);
