@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "softverbs/control.h"
 #include "softverbs/datagram.h"
@@ -89,14 +90,18 @@ void take_turn(Context& c, Peer& peer, const Qp& qp, std::uint64_t now) noexcept
   peer.datagram_turn = &qp;
 }
 
+/// The next has its turn now: one whose datagrams are short would find room before any other.
 void end_turn(Peer& peer, std::uint64_t now) noexcept {
   peer.patience -= std::min(peer.patience, now - peer.turn_began);
+  const Qp* next = std::exchange(peer.datagram_next, nullptr);
   peer.datagram_turn = nullptr;
+  if (next != nullptr) take_turn(*peer.context, peer, *next, now);
 }
 
 /// It went out, was dropped, or is flushed.
 void let_go(Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
   Peer& peer = *kept.receiver;
+  if (peer.datagram_next == &qp) peer.datagram_next = nullptr;
   if (peer.datagram_turn == &qp) end_turn(peer, now);
   --peer.datagrams_waiting;
   --peer.users;
@@ -111,7 +116,10 @@ ibv_wc_status check(Qp& qp, const SendWr& kept) noexcept {
 /// Sends or drops a datagram that waits; false if it has to wait on.
 bool leaves(Context& c, Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
   Peer& peer = *kept.receiver;
-  if (peer.datagram_turn != nullptr && peer.datagram_turn != &qp) return false;
+  if (peer.datagram_turn != nullptr && peer.datagram_turn != &qp) {
+    if (peer.datagram_next == nullptr) peer.datagram_next = &qp;
+    return false;
+  }
   // Not as good as when it was posted: told in order, when all before it are done.
   if (check(qp, kept) != IBV_WC_SUCCESS) return false;
   if (transmit_datagram(qp, outgoing(qp, kept))) {

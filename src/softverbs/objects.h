@@ -210,6 +210,7 @@ struct Peer {
   Qp* stalled_last = nullptr;
   // Datagrams that wait for room in `out`: see datagram_queue.cc.
   const Qp* datagram_turn = nullptr;  ///< whose datagram is the next
+  const Qp* datagram_next = nullptr;  ///< who has the turn after it
   std::uint64_t turn_began = 0;       ///< ticks
   std::uint64_t patience = 0;         ///< ticks that they may still wait
   std::uint64_t patience_head = 0;    ///< of `out`, when patience was counted last
