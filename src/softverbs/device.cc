@@ -215,6 +215,20 @@ ibv_cq* create_cq(ibv_context* context, int entries) noexcept {
   }
 }
 
+int resize_cq(ibv_cq* base, int entries) noexcept {
+  Cq& cq = *static_cast<Cq*>(base);
+  if (entries < 1 || entries > kMaxCqe) return EINVAL;
+  const std::uint32_t size = std::bit_ceil(static_cast<std::uint32_t>(entries));
+  if (size <= cq.mask + 1) return 0;
+  auto* ring = new (std::nothrow) ibv_wc[size]();
+  if (ring == nullptr) return ENOMEM;
+  for (std::uint32_t i = cq.head; i != cq.tail; ++i) ring[i & (size - 1)] = cq.ring[i & cq.mask];
+  cq.ring.reset(ring);
+  cq.mask = size - 1;
+  cq.cqe = static_cast<int>(size);
+  return 0;
+}
+
 int destroy_cq(ibv_cq* base) noexcept {
   Cq* cq = static_cast<Cq*>(base);
   if (cq->users != 0) return EBUSY;
