@@ -252,9 +252,9 @@ TEST(SoftverbsClose, UnawareProgramsAreToldAfterTheRetries) {
   ASSERT_EQ(u.link.b.post_recv(2, 64, 64), 0);
   ASSERT_EQ(Send(1, u.link.a.sge(0, 8)).post(u.link.qa), 0);
   u.link.poll_b();
-  ASSERT_EQ(Send(2, u.link.a.sge(0, 8), IBV_WR_SEND, IBV_SEND_SIGNALED | IBV_SEND_INLINE)
-                .post(u.link.qa),
-            0);
+  ASSERT_EQ(
+      Send(2, u.link.a.sge(0, 8), IBV_WR_SEND, IBV_SEND_SIGNALED | IBV_SEND_INLINE).post(u.link.qa),
+      0);
   u.link.b.internals().segment->closed.store(1);
   u.pass(2'000'000);  // long enough to notice it
   ASSERT_TRUE(u.link.a.internals().peers[0]->gone);
