@@ -127,6 +127,15 @@ void doze(Context& c) {
   }
 }
 
+/// Whether polls have yet to take what a peer sent before it ended.
+bool left_something(Context& c, const Peer& peer) noexcept {
+  InLane* lane = peer.in;
+  if (lane == nullptr || word_mark(lane->next->word.load(std::memory_order_acquire)) != lane->mark)
+    return false;
+  wake_lane(c, *lane);  // it may have been killed before it rang
+  return true;
+}
+
 void look_for_the_dead(Context& c) {
   const std::uint64_t now = c.clock.now();
   if (now < c.next_liveness) return;
@@ -135,6 +144,7 @@ void look_for_the_dead(Context& c) {
   const int n = epoll_wait(c.liveness.get(), dead, 16, 0);
   for (int i = 0; i < n; ++i) {
     Peer& peer = *static_cast<Peer*>(dead[i].data.ptr);
+    if (left_something(c, peer)) continue;
     (void)epoll_ctl(c.liveness.get(), EPOLL_CTL_DEL, peer.pidfd.get(), nullptr);
     peer_gone(peer);
   }
@@ -142,8 +152,8 @@ void look_for_the_dead(Context& c) {
   for (std::size_t i = std::min<std::size_t>(kScanPerStep, c.peers.size()); i != 0; --i) {
     Peer& peer = *c.peers[c.peer_scan++ % c.peers.size()];
     const bool dead_unwatched = !peer.same_process && !peer.pidfd && process_ended(peer.pid);
-    if (peer.segment->closed.load(std::memory_order_acquire) != 0 || dead_unwatched)
-      peer_gone(peer);
+    const bool ended = peer.segment->closed.load(std::memory_order_acquire) != 0 || dead_unwatched;
+    if (ended && !peer.gone && !left_something(c, peer)) peer_gone(peer);
     if (peer.gone && peer.users == 0 &&
         (peer.in == nullptr || reclaim_lane(c, peer.in->index, true))) {
       forget_peer(c, peer);

@@ -12,14 +12,11 @@
 namespace spinwire::softverbs {
 namespace {
 
-constexpr std::uint32_t kOwnKey = 1u << 31;  ///< a remote_qkey with it means the sender's own
-constexpr std::uint8_t kNextHeader = 0x1b;   ///< InfiniBand transport
+constexpr std::uint8_t kNextHeader = 0x1b;  ///< InfiniBand transport
 /// What the lengths in a route header count besides payload: base and datagram transport headers,
 /// immediate data, the invariant checksum.
 constexpr std::uint32_t kTransportBytes = 12 + 8 + 4;
 constexpr std::uint32_t kImmBytes = 4;
-
-void drop(Context& c, Drop reason) noexcept { ++c.drops[static_cast<std::size_t>(reason)]; }
 
 /// Whether the lane has room besides what belongs to connected messages. Never waits.
 bool has_room(Peer& peer, std::uint32_t lines) noexcept {
@@ -32,78 +29,65 @@ bool has_room(Peer& peer, std::uint32_t lines) noexcept {
   return out.tail + lines + kConnectedLines <= out.limit;
 }
 
-/// Copies a work request's bytes into the lane; nothing is visible yet.
-void write_lines(OutLane& out, const ibv_send_wr& wr, const DatagramPrefix* prefix,
+/// Copies a datagram's bytes into the lane; nothing is visible yet.
+void write_lines(OutLane& out, const Outgoing& d, const DatagramPrefix* prefix,
                  std::uint32_t lines) noexcept {
   LaneCursor cursor(out.lines, out.tail);
   if (prefix != nullptr) cursor.write(reinterpret_cast<const std::byte*>(prefix), sizeof *prefix);
-  for (int i = 0; i < wr.num_sge; ++i)
-    cursor.write(pointer(wr.sg_list[i].addr), wr.sg_list[i].length);
+  for (std::uint32_t i = 0; i < d.count; ++i)
+    cursor.write(pointer(d.sges[i].addr), d.sges[i].length);
   for (std::uint32_t i = 1; i < lines; ++i) {
     out.lines[(out.tail + i) & (kLaneLines - 1)].word.store(lane_mark(out.tail + i) << 56,
                                                             std::memory_order_relaxed);
   }
 }
 
-/// Into the lane, whole, or nowhere.
-void transmit(Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept {
-  const Ah& ah = *static_cast<const Ah*>(wr.wr.ud.ah);
-  Peer& peer = *ah.peer;
-  Context& c = *peer.context;
-  const bool has_imm = wr.opcode == IBV_WR_SEND_WITH_IMM;
-  const bool prefixed = has_imm || !ah.plain;
+/// Into the lane, whole; false if there is no room. To one that is gone: nowhere.
+[[gnu::always_inline]] inline bool transmit(Qp& qp, const Outgoing& d) noexcept {
+  Peer& peer = *d.peer;
+  const bool prefixed = d.has_imm || !d.plain;
   const std::uint32_t bytes =
-      length + (prefixed ? static_cast<std::uint32_t>(sizeof(DatagramPrefix)) : 0);
+      d.length + (prefixed ? static_cast<std::uint32_t>(sizeof(DatagramPrefix)) : 0);
   const std::uint32_t lines = lines_for(bytes);
   if (peer.gone) [[unlikely]]
-    return drop(c, Drop::peer_gone);
+    return drop_datagram(*peer.context, Drop::peer_gone), true;
   if (!has_room(peer, lines)) [[unlikely]]
-    return drop(c, Drop::no_room);
+    return false;
 
   OutLane& out = peer.out;
   const std::uint64_t position = out.tail;
   Line& first = out.lines[position & (kLaneLines - 1)];
-  if (wr.num_sge == 1 && bytes == length && lines == 1) [[likely]] {
-    copy_small(first.payload, pointer(wr.sg_list->addr), length);
+  if (d.count == 1 && bytes == d.length && lines == 1) [[likely]] {
+    copy_small(first.payload, pointer(d.sges->addr), d.length);
   } else {
-    const DatagramPrefix prefix{has_imm ? wr.imm_data : 0, ah.version_class_flow, ah.hop_limit, {}};
-    write_lines(out, wr, prefixed ? &prefix : nullptr, lines);
+    const DatagramPrefix prefix{d.has_imm ? d.imm : 0, d.version_class_flow, d.hop_limit, {}};
+    write_lines(out, d, prefixed ? &prefix : nullptr, lines);
   }
-  const std::uint32_t key = wr.wr.ud.remote_qkey;
-  first.imm = (key & kOwnKey) != 0 ? qp.attr.qkey : key;
+  first.imm = d.qkey;
   first.length = static_cast<std::uint16_t>(bytes);
   first.ack = ack_bits(peer);
   const std::uint64_t flags =
-      (prefixed ? line_flag::kPrefixed : 0) |
-      ((wr.send_flags & IBV_SEND_SOLICITED) != 0 ? line_flag::kSolicited : 0);
+      (prefixed ? line_flag::kPrefixed : 0) | (d.solicited ? line_flag::kSolicited : 0);
   const std::uint64_t kind =
-      packet_kind(has_imm ? Packet::datagram_imm : Packet::datagram, flags | ack_flag(peer));
+      packet_kind(d.has_imm ? Packet::datagram_imm : Packet::datagram, flags | ack_flag(peer));
   out.tail = position + lines;
   first.word.store(lane_mark(position) << 56 | kind << 48 | std::uint64_t{qp.qp_num} << 24 |
-                       (wr.wr.ud.remote_qpn & 0xffffff),
+                       (d.remote_qpn & 0xffffff),
                    std::memory_order_release);
   after_publishing(peer);
-}
-
-/// Whether the device may read all elements.
-bool readable(Qp& qp, const ibv_send_wr& wr) noexcept {
-  const Context& c = context_of(qp.context);
-  const Pd& pd = *static_cast<Pd*>(qp.pd);
-  if (wr.num_sge == 1) [[likely]]
-    return wr.sg_list->length == 0 || allows_again(c, pd, qp.readable, *wr.sg_list, 0);
-  for (int i = 0; i < wr.num_sge; ++i) {
-    const ibv_sge& sge = wr.sg_list[i];
-    if (sge.length != 0 && !local_allows(*c.segment, pd.id, sge, 0)) return false;
-  }
   return true;
 }
 
-/// A send that failed here: the send queue stops, as the specification has it for datagrams (SQE),
-/// while receiving goes on.
-void fail_send(Qp& qp, std::uint64_t wr_id, ibv_wc_status status) noexcept {
-  push_error(*static_cast<Cq*>(qp.send_cq), qp, wr_id, status, IBV_WC_SEND);
-  qp.state = IBV_QPS_SQE;
-  qp.sq_reclaimed = qp.sq_head;
+/// Whether the device may read all elements.
+bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
+  const Context& c = context_of(qp.context);
+  const Pd& pd = *static_cast<Pd*>(qp.pd);
+  if (count == 1) [[likely]]
+    return sges->length == 0 || allows_again(c, pd, qp.readable, *sges, 0);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (sges[i].length != 0 && !local_allows(*c.segment, pd.id, sges[i], 0)) return false;
+  }
+  return true;
 }
 
 /// Errors that refuse a work request.
@@ -122,35 +106,56 @@ int check(const Qp& qp, const ibv_send_wr& wr, std::uint64_t& length) noexcept {
   return (wr.send_flags & IBV_SEND_INLINE) != 0 && length > qp.max_inline ? EINVAL : 0;
 }
 
+[[gnu::always_inline]] inline ibv_wc_status check_contents(Qp& qp, const ibv_sge* sges,
+                                                           std::uint32_t count,
+                                                           std::uint64_t length,
+                                                           bool in_line) noexcept {
+  // The specification (C10-93.1.1) wants nothing sent and no error told, which Soft-RoCE does.
+  // Adapters tell the error that it has for a message longer than the port takes, and so do we: a
+  // program that is tried here should not lose messages for a reason that nobody names.
+  if (length > kDatagramBytes) [[unlikely]]
+    return IBV_WC_LOC_LEN_ERR;
+  if (!in_line && !readable(qp, sges, count)) [[unlikely]]
+    return IBV_WC_LOC_PROT_ERR;
+  return IBV_WC_SUCCESS;
+}
+
 int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
   std::uint64_t length = 0;
   if (const int error = check(qp, wr, length); error != 0) [[unlikely]]
     return error;
+  const auto bytes = static_cast<std::uint32_t>(length);
+  if (!qp.straight) [[unlikely]]
+    return keep_datagram(qp, wr, length), 0;
+  const auto count = static_cast<std::uint32_t>(wr.num_sge);
+  const ibv_wc_status status =
+      check_contents(qp, wr.sg_list, count, length, (wr.send_flags & IBV_SEND_INLINE) != 0);
+  if (status != IBV_WC_SUCCESS) [[unlikely]] {
+    ++qp.sq_head;
+    return fail_datagram(qp, wr.wr_id, status), 0;
+  }
+  const Ah& ah = *static_cast<const Ah*>(wr.wr.ud.ah);
+  const std::uint32_t key = wr.wr.ud.remote_qkey;
+  const Outgoing datagram{ah.peer,
+                          wr.sg_list,
+                          count,
+                          bytes,
+                          wr.wr.ud.remote_qpn,
+                          (key & kOwnKey) != 0 ? qp.attr.qkey : key,
+                          wr.imm_data,
+                          ah.version_class_flow,
+                          ah.hop_limit,
+                          ah.plain,
+                          wr.opcode == IBV_WR_SEND_WITH_IMM,
+                          (wr.send_flags & IBV_SEND_SOLICITED) != 0};
+  if (!transmit(qp, datagram)) [[unlikely]]
+    return keep_datagram(qp, wr, length), 0;
   ++qp.sq_head;
-  if (qp.state != IBV_QPS_RTS) [[unlikely]] {
-    qp.sq_reclaimed = qp.sq_head;
-    push_error(*static_cast<Cq*>(qp.send_cq), qp, wr.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_SEND);
-    return 0;
-  }
-  // The specification (C10-93.1.1) wants nothing sent and no error told, which Soft-RoCE does.
-  // Adapters tell the error that it has for a message longer than the port takes, and so do we: a
-  // program that is tried here should not lose messages for a reason that nobody names.
-  if (length > kDatagramBytes) [[unlikely]] {
-    fail_send(qp, wr.wr_id, IBV_WC_LOC_LEN_ERR);
-    return 0;
-  }
-  if ((wr.send_flags & IBV_SEND_INLINE) == 0 && !readable(qp, wr)) [[unlikely]] {
-    fail_send(qp, wr.wr_id, IBV_WC_LOC_PROT_ERR);
-    return 0;
-  }
-  transmit(qp, wr, static_cast<std::uint32_t>(length));
   qp.next_psn = psn_add(qp.next_psn, 1);
   if (((wr.send_flags | qp.signal_all) & IBV_SEND_SIGNALED) == 0) return 0;
   qp.sq_reclaimed = qp.sq_head;
-  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]] {
-    CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr.wr_id,
-                                                   static_cast<std::uint32_t>(length));
-  }
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]]
+    CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr.wr_id, bytes);
   return 0;
 }
 
@@ -238,15 +243,35 @@ void fail_receive(Qp& qp, const ReceiveWr& wr, ibv_wc_status status) noexcept {
 /// (responder error class D) on a queue of its own; a shared one has given the receive away by then
 /// and completes it with an error (class E). The queue pair goes on either way.
 void too_long(Context& c, Qp& qp, const ReceiveWr& wr) noexcept {
-  drop(c, Drop::too_long);
+  drop_datagram(c, Drop::too_long);
   if (qp.srq != nullptr) fail_receive(qp, wr, IBV_WC_LOC_LEN_ERR);
 }
 
 }  // namespace
 
+ibv_wc_status check_datagram(Qp& qp, const ibv_sge* sges, std::uint32_t count, std::uint64_t length,
+                             bool in_line) noexcept {
+  return check_contents(qp, sges, count, length, in_line);
+}
+
+bool transmit_datagram(Qp& qp, const Outgoing& datagram) noexcept { return transmit(qp, datagram); }
+
+void fail_datagram(Qp& qp, std::uint64_t wr_id, ibv_wc_status status) noexcept {
+  push_error(*static_cast<Cq*>(qp.send_cq), qp, wr_id, status, IBV_WC_SEND);
+  qp.state = IBV_QPS_SQE;
+  qp.straight = false;
+  qp.sq_reclaimed = qp.sq_next = qp.sq_tail = qp.sq_head;
+}
+
+void drop_datagram(Context& c, Drop reason) noexcept {
+  ++c.drops[static_cast<std::size_t>(reason)];
+}
+
 int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   int error =
-      qp.state == IBV_QPS_RTS || qp.state == IBV_QPS_SQE || qp.state == IBV_QPS_ERR ? 0 : EINVAL;
+      qp.straight || qp.state == IBV_QPS_RTS || qp.state == IBV_QPS_SQE || qp.state == IBV_QPS_ERR
+          ? 0
+          : EINVAL;
   for (; wr != nullptr && error == 0; wr = wr->next) {
     error = post_one(qp, *wr);
     if (error != 0) [[unlikely]]
@@ -254,7 +279,8 @@ int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   }
   if (error != 0) [[unlikely]]
     *bad = wr;
-  qp.sq_next = qp.sq_tail = qp.sq_head;  // nothing is ever outstanding
+  if (qp.straight) [[likely]]
+    qp.sq_next = qp.sq_tail = qp.sq_head;  // nothing is outstanding
   return error;
 }
 
@@ -263,18 +289,18 @@ void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
   Datagram datagram;
   LaneCursor cursor(lane.lines, lane.head);
   if (!read_prefix(cursor, word, bytes, datagram)) [[unlikely]]
-    return drop(c, Drop::malformed);
+    return drop_datagram(c, Drop::malformed);
   const std::uint32_t qpn = word_qpn(word);
   Qp* const qp = c.queue_pairs[queue_pair_index(qpn)];
   if (qp == nullptr || qp->qp_num != qpn || qp->qp_type != IBV_QPT_UD || !receives_in(qp->state))
       [[unlikely]] {
-    return drop(c, Drop::no_queue_pair);
+    return drop_datagram(c, Drop::no_queue_pair);
   }
   if (lane.next->imm != qp->attr.qkey) [[unlikely]]
-    return drop(c, Drop::wrong_key);
+    return drop_datagram(c, Drop::wrong_key);
   ReceiveQueue& receives = *qp->receives;
   if (receives.count() == 0 && !take_from_limit(*qp)) [[unlikely]]
-    return drop(c, Drop::no_receive);
+    return drop_datagram(c, Drop::no_receive);
   const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
   const ibv_sge* const sges = receives.elements(wr);
   const std::uint32_t length = datagram.length + static_cast<std::uint32_t>(sizeof(ibv_grh));

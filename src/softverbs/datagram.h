@@ -1,4 +1,5 @@
-// Unreliable datagrams: posted straight into the lane to their receiver or lost, never kept.
+// Unreliable datagrams: posted straight into the lane to their receiver. While that is full they
+// wait in the send queue, as long as the receiver is worth it, and are dropped then.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -30,8 +31,45 @@ struct DatagramPrefix {
 };
 static_assert(sizeof(DatagramPrefix) == 12);
 
+/// Where a datagram goes and what it carries, out of a work request or the send queue.
+struct Outgoing {
+  Peer* peer;
+  const ibv_sge* sges;
+  std::uint32_t count;
+  std::uint32_t length;
+  std::uint32_t remote_qpn;
+  std::uint32_t qkey;
+  std::uint32_t imm;
+  std::uint32_t version_class_flow;
+  std::uint8_t hop_limit;
+  bool plain;
+  bool has_imm;
+  bool solicited;
+};
+
+/// A remote_qkey with this bit means the sender's own.
+inline constexpr std::uint32_t kOwnKey = 1u << 31;
+
 /// post_send of a datagram queue pair. Hot.
 int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
+
+/// What is wrong with a datagram that its sender can tell.
+ibv_wc_status check_datagram(Qp& qp, const ibv_sge* sges, std::uint32_t count, std::uint64_t length,
+                             bool in_line) noexcept;
+/// Into the lane, whole. False if there is no room.
+bool transmit_datagram(Qp& qp, const Outgoing& datagram) noexcept;
+/// A send that failed here: the send queue stops, as the specification has it for datagrams (SQE),
+/// while receiving goes on.
+void fail_datagram(Qp& qp, std::uint64_t wr_id, ibv_wc_status status) noexcept;
+void drop_datagram(Context& c, Drop reason) noexcept;
+
+// The send queue of those that wait. Cold.
+/// Puts a work request of `length` bytes at its end, or flushes it.
+void keep_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept;
+/// Sends what has found room, drops what has waited for too long.
+void pump_datagrams(Qp& qp) noexcept;
+/// Before the queue is flushed: lets go of the receivers.
+void forget_datagrams(Qp& qp) noexcept;
 
 /// Receives or drops the datagram of so many bytes that is next in the lane. Hot.
 void take_datagram(Context& c, const InLane& lane, std::uint64_t word,

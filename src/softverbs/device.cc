@@ -31,6 +31,10 @@ constexpr int kMaxSge = 16;
 constexpr int kMaxWr = 32768;
 constexpr int kMaxCqe = 1 << 22;
 constexpr std::size_t kEventRoom = 256;
+/// How long datagrams wait for a peer that stands still. Who polls all the time has no use for a
+/// long wait; programs that share processors with others are off them for as long as this.
+constexpr Nanoseconds kPatience = std::chrono::milliseconds(1);
+constexpr Nanoseconds kPatienceOfPrograms = std::chrono::milliseconds(200);
 
 int no_notify(ibv_cq*, int) { return EOPNOTSUPP; }
 
@@ -72,6 +76,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->memory = std::make_shared<base::SharedMemory>(std::move(*memory));
   c->clock = clock;
   c->driving = driving;
+  c->datagram_patience = clock.ticks(driving == Driving::by_poll ? kPatienceOfPrograms : kPatience);
   c->pending.attention = driving == Driving::by_poll ? 1 : 0;
   c->awake = std::make_unique<InLane*[]>(kMaxLanes);
   c->unacked = std::make_unique<Peer*[]>(kMaxLanes);
@@ -208,6 +213,20 @@ ibv_cq* create_cq(ibv_context* context, int entries) noexcept {
   } catch (const std::bad_alloc&) {
     return static_cast<ibv_cq*>(refuse_with(ENOMEM));
   }
+}
+
+int resize_cq(ibv_cq* base, int entries) noexcept {
+  Cq& cq = *static_cast<Cq*>(base);
+  if (entries < 1 || entries > kMaxCqe) return EINVAL;
+  const std::uint32_t size = std::bit_ceil(static_cast<std::uint32_t>(entries));
+  if (size <= cq.mask + 1) return 0;
+  auto* ring = new (std::nothrow) ibv_wc[size]();
+  if (ring == nullptr) return ENOMEM;
+  for (std::uint32_t i = cq.head; i != cq.tail; ++i) ring[i & (size - 1)] = cq.ring[i & cq.mask];
+  cq.ring.reset(ring);
+  cq.mask = size - 1;
+  cq.cqe = static_cast<int>(size);
+  return 0;
 }
 
 int destroy_cq(ibv_cq* base) noexcept {

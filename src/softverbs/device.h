@@ -28,6 +28,8 @@ int get_async_event(ibv_context* context, ibv_async_event* event) noexcept;
 ibv_pd* alloc_pd(ibv_context* context) noexcept;
 int dealloc_pd(ibv_pd* pd) noexcept;
 ibv_cq* create_cq(ibv_context* context, int entries) noexcept;
+/// To hold at least so many completions; it may hold more. Never less than wait in it.
+int resize_cq(ibv_cq* cq, int entries) noexcept;
 int destroy_cq(ibv_cq* cq) noexcept;
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) noexcept;
 /// IBV_SRQ_LIMIT only: the depth is fixed.

@@ -95,7 +95,7 @@ struct Ah : ibv_ah {
 /// Why a datagram went nowhere.
 enum class Drop : std::uint8_t {
   peer_gone,      ///< here: the receiver died or closed
-  no_room,        ///< here: the receiver does not keep up
+  no_room,        ///< here: the receiver stands still
   malformed,      ///< there: not a datagram as we send them
   no_queue_pair,  ///< there: no such queue pair, of another kind, or not in a state to receive
   wrong_key,      ///< there: another Q_Key
@@ -104,23 +104,25 @@ enum class Drop : std::uint8_t {
   count
 };
 
-/// A posted send work request; kept, inline bytes included, until it is acknowledged.
+/// A posted send work request; kept, inline bytes included, until it is acknowledged. Of datagrams,
+/// those that wait for room.
 struct alignas(64) SendWr {
   std::uint64_t wr_id;
   union {
     std::uint64_t lane_end;  ///< packets: lane position after the last line
     std::uint64_t swap;
     std::uint64_t bind_length;
+    Peer* receiver;  ///< of a datagram; null once it went out, or was dropped
   };
   std::uint32_t length;
   std::uint8_t opcode;
   std::uint8_t flags;       ///< IBV_SEND_*
   std::uint16_t sge_count;  ///< kInLane: the bytes are nowhere but in the lane
   ibv_sge first;            ///< the only element, if sge_count is 1; else all are in Qp::sq_sges
-  std::uint64_t remote_address;
+  std::uint64_t remote_address;  ///< of a datagram: the remote number, and above it the Q_Key
   std::uint32_t rkey;
   std::uint32_t imm;
-  std::uint64_t compare_add;
+  std::uint64_t compare_add;  ///< of a datagram: what its address handle says
 
   /// Writes `length`, `opcode`, `flags` and `sge_count` with one store.
   void set_kind(std::uint32_t bytes, ibv_wr_opcode op, unsigned send_flags,
@@ -206,6 +208,14 @@ struct Peer {
   Qp* stalled = nullptr;       ///< waiting for room in `out`, first come, first served
   const Qp* run_of = nullptr;  ///< whose packets the last in-flight record still takes
   Qp* stalled_last = nullptr;
+  // Datagrams that wait for room in `out`: see datagram_queue.cc.
+  const Qp* datagram_turn = nullptr;  ///< whose datagram is the next
+  const Qp* datagram_next = nullptr;  ///< who has the turn after it
+  std::uint64_t turn_began = 0;       ///< ticks
+  std::uint64_t patience = 0;         ///< ticks that they may still wait
+  std::uint64_t patience_head = 0;    ///< of `out`, when patience was counted last
+  std::uint64_t full_in_pass = 0;     ///< Context::datagram_pass that found no room
+  std::uint32_t datagrams_waiting = 0;
   std::vector<MappedObject> objects;
   ibv_gid gid{};
   std::uint32_t pid = 0;
@@ -245,7 +255,8 @@ struct Qp : ibv_qp {
   std::uint8_t signal_all = 0;  ///< IBV_SEND_SIGNALED with sq_sig_all
   bool waiting = false;         ///< for a retry timer
   bool stalled = false;
-  bool open = false;  ///< RTS, not waiting, the peer alive: packets may go out
+  bool open = false;      ///< RTS, not waiting, the peer alive: packets may go out
+  bool straight = false;  ///< datagrams: RTS, and none waits in the queue
   std::uint16_t retries = 0;
   std::uint16_t rnr_retries = 0;
   // Receive side.
@@ -324,6 +335,8 @@ struct Context {
   std::uint32_t lane_scan = 0;
   std::uint32_t idle_rounds = 64;  ///< control steps without a packet until a lane goes to sleep
   std::uint64_t naps = 0;          ///< lanes put to sleep so far
+  std::uint64_t datagram_patience = 0;  ///< ticks: most that they wait for a peer that stands still
+  std::uint64_t datagram_pass = 0;
   std::size_t peer_scan = 0;
   bool new_lanes = false;
   std::array<std::uint64_t, kMaxLanes / 64> new_lane_bits{};

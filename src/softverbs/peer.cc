@@ -176,6 +176,7 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
   peer->gid = gid;
   peer->pid = parts->pid;
   peer->same_process = parts->pid == c.segment->pid;
+  peer->patience = c.datagram_patience;
   peer->out.in_flight = std::make_unique<InFlight[]>(kInFlight);
   c.peers.reserve(c.peers.size() + 1);
   if (!peer->same_process) watch_process(c, *peer);
@@ -281,7 +282,7 @@ void peer_gone(Peer& peer) noexcept {
     if (qp->sq_tail == qp->sq_head) continue;
     stop_waiting(*qp);
     pump(*qp);  // what needs no peer, such as to be sure that it has left a window
-    if (qp->sq_tail != qp->sq_head) fail_oldest(*qp, IBV_WC_RETRY_EXC_ERR);
+    if (qp->sq_tail != qp->sq_head && !qp->waiting) no_answer(*qp);
   }
   peer.out.in_flight_head = peer.out.in_flight_tail;
 }

@@ -53,6 +53,10 @@ void no_longer_served(Qp& qp) noexcept;
 void enter_error(Qp& qp) noexcept;
 /// Goes back to the oldest work request, to try again when the negative answer allows.
 void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept;
+/// The peer is gone. Programs that know nothing of this device, whose polls drive it, are told when
+/// the retries are over, as on a network: two that end at the same time must not disturb each
+/// other. Others want to know at once.
+void no_answer(Qp& qp) noexcept;
 /// Has the queue pair's next work request run again when `delay` is over.
 void wait_until(Qp& qp, Nanoseconds delay) noexcept;
 /// Takes the negative answers of a peer's queue pairs.

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "softverbs/control.h"
+#include "softverbs/datagram.h"
 #include "softverbs/device.h"
 #include "softverbs/gid.h"
 #include "softverbs/objects.h"
@@ -104,10 +105,9 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   qp->sq_mask = depth - 1;
   qp->max_sge = std::max(init.cap.max_send_sge, 1u);
   qp->max_inline = init.cap.max_inline_data;
-  const std::size_t kept = init.qp_type == IBV_QPT_UD ? 0 : depth;  // datagrams are sent or lost
-  qp->sq = std::make_unique<SendWr[]>(kept);
-  qp->sq_sges = std::make_unique<ibv_sge[]>(kept * qp->max_sge);
-  qp->sq_inline = std::make_unique<std::byte[]>(kept * qp->max_inline);
+  qp->sq = std::make_unique<SendWr[]>(depth);
+  qp->sq_sges = std::make_unique<ibv_sge[]>(std::size_t{depth} * qp->max_sge);
+  qp->sq_inline = std::make_unique<std::byte[]>(std::size_t{depth} * qp->max_inline);
   qp->signal_all = init.sq_sig_all != 0 ? IBV_SEND_SIGNALED : 0;
   qp->receives = init.srq != nullptr ? &static_cast<Srq*>(init.srq)->queue : &qp->own_receives;
   if (init.srq == nullptr)
@@ -228,6 +228,7 @@ int to_rtr(Context& c, Qp& qp) noexcept {
 /// Every state to RESET: as newly made. What was outstanding is dropped without completions.
 void to_reset(Qp& qp) noexcept {
   stop_waiting(qp);
+  forget_datagrams(qp);
   leave_peer(qp);
   no_longer_served(qp);
   qp.open = false;
@@ -251,6 +252,7 @@ int enter(Context& c, Qp& qp, ibv_qp_state state) noexcept {
       if (qp.state == IBV_QPS_RTR) qp.next_psn = qp.attr.sq_psn;
       // Datagrams never take the way of connected messages.
       qp.open = qp.peer != nullptr && !qp.waiting && !qp.peer->gone;
+      qp.straight = qp.qp_type == IBV_QPT_UD && qp.sq_tail == qp.sq_head;
       break;
     default:
       break;

@@ -90,14 +90,21 @@ struct Arrival {
   std::uint32_t lines;
 };
 
-/// Fetches a message that the sender left in its own memory. False: the sender's memory could not
-/// be read; the message is void if its queue pair ended meanwhile.
-bool fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count, ScatterCursor& to) noexcept {
+enum class Fetched : std::uint8_t {
+  all,
+  nothing,  ///< the sender's queue pair, or its process, is no more: the message was never sent
+  failed,
+};
+
+/// Fetches a message that the sender left in its own memory.
+Fetched fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count,
+                         ScatterCursor& to) noexcept {
   Peer& peer = *qp.peer;
   const QueuePairEntry& sender = peer.segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
   const std::uint64_t alive = queue_pair_ident(qp.dest_qpn, qp.qp_num);
   begin_access(peer);
-  bool ok = sender.ident.load(std::memory_order_acquire) == alive;
+  bool there = sender.ident.load(std::memory_order_acquire) == alive;
+  bool ok = there;
   for (; ok && count != 0; --count) {
     Reference part{};
     from.read(reinterpret_cast<std::byte*>(&part), sizeof part);
@@ -110,6 +117,7 @@ bool fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count, ScatterCurs
       const ibv_sge here{reinterpret_cast<std::uint64_t>(piece.data),
                          static_cast<std::uint32_t>(piece.length), 0};
       ok = piece.length != 0 && copy_remote(peer, bytes, &here, 1, piece.length, Copy::from_peer);
+      there = ok || piece.length == 0 || errno != ESRCH;
       if (bytes.data != nullptr) bytes.data += piece.length;
       bytes.address += piece.length;
       part.length -= static_cast<std::uint32_t>(piece.length);
@@ -117,7 +125,8 @@ bool fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count, ScatterCurs
   }
   end_access(peer);
   // Had the sender's queue pair failed meanwhile, its memory might be in other use already.
-  return ok && sender.ident.load(std::memory_order_acquire) == alive;
+  if (!there || sender.ident.load(std::memory_order_acquire) != alive) return Fetched::nothing;
+  return ok ? Fetched::all : Fetched::failed;
 }
 
 /// Length of the message that a packet announces, without its target descriptor.
@@ -167,8 +176,24 @@ void fail_receive(Qp& qp, const ReceiveWr& wr, ibv_wc_status status) noexcept {
   push_error(*static_cast<Cq*>(qp.recv_cq), qp, wr_id, status, IBV_WC_RECV);
 }
 
-/// SEND into the next posted receive.
-void take_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
+/// Whether a message was fetched whole. If not, one whose sender let go of it is as if it was lost
+/// on its way; else the connection ends.
+bool fetched(InLane& lane, Qp& qp, LaneCursor& from, std::uint32_t bytes,
+             ScatterCursor& to) noexcept {
+  const std::uint32_t parts = bytes / static_cast<std::uint32_t>(sizeof(Reference));
+  const Fetched result = fetch_references(qp, from, parts, to);
+  if (result == Fetched::all) [[likely]]
+    return true;
+  if (result == Fetched::failed) {
+    refuse(lane, qp, Nak::operational, IBV_EVENT_QP_FATAL);
+  } else {
+    answer_nak(lane, &qp, Nak::not_ready);
+  }
+  return false;
+}
+
+/// SEND into the next posted receive. False if it was not taken.
+bool take_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const std::uint32_t slot = qp.receives->head & qp.receives->mask;
   const ReceiveWr& wr = qp.receives->ring[slot];
   const ibv_sge* sges = qp.receives->elements(wr);
@@ -177,17 +202,17 @@ void take_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const std::uint32_t length = reference ? message_length(a, cursor, a.bytes) : a.bytes;
   if (length > wr.capacity) [[unlikely]] {
     fail_receive(qp, wr, IBV_WC_LOC_LEN_ERR);
-    return refuse(lane, qp, Nak::invalid_request, IBV_EVENT_QP_REQ_ERR);
+    refuse(lane, qp, Nak::invalid_request, IBV_EVENT_QP_REQ_ERR);
+    return false;
   }
   if (!elements_writable(qp, sges, wr.sge_count)) [[unlikely]] {
     fail_receive(qp, wr, IBV_WC_LOC_PROT_ERR);
-    return refuse(lane, qp, Nak::operational, IBV_EVENT_QP_FATAL);
+    refuse(lane, qp, Nak::operational, IBV_EVENT_QP_FATAL);
+    return false;
   }
   ScatterCursor to(sges, wr.sge_count);
   if (reference) {
-    const std::uint32_t parts = a.bytes / static_cast<std::uint32_t>(sizeof(Reference));
-    if (!fetch_references(qp, cursor, parts, to))
-      return refuse(lane, qp, Nak::operational, IBV_EVENT_QP_FATAL);
+    if (!fetched(lane, qp, cursor, a.bytes, to)) return false;
   } else {
     for (std::uint32_t left = length; left != 0;) {
       const ScatterCursor::Piece piece = to.take(left);
@@ -197,14 +222,16 @@ void take_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   }
   if (a.packet == Packet::send_inv && !invalidate_for_peer(qp, a.line->imm)) [[unlikely]] {
     fail_receive(qp, wr, IBV_WC_REM_INV_REQ_ERR);
-    return refuse(lane, qp, Nak::invalid_request, IBV_EVENT_QP_REQ_ERR);
+    refuse(lane, qp, Nak::invalid_request, IBV_EVENT_QP_REQ_ERR);
+    return false;
   }
   complete_receive(qp, wr.wr_id, a.packet, a.line->imm, length, IBV_WC_RECV);
+  return true;
 }
 
 /// WRITE with immediate: the data goes where the sender said, a posted receive tells of it. It runs
-/// here, in order with the messages before it.
-void take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
+/// here, in order with the messages before it. False if it was not taken.
+bool take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const Context& c = context_of(qp.context);
   LaneCursor cursor(lane.lines, a.position);
   ibv_sge target{};
@@ -217,17 +244,19 @@ void take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const bool allowed =
       (qp.entry->access.load(std::memory_order_relaxed) & IBV_ACCESS_REMOTE_WRITE) != 0 &&
       (length == 0 || allows(static_cast<Pd*>(qp.pd)->id) || allows(window_scope(qp.qp_num)));
-  if (length != target.length || !allowed) [[unlikely]]
-    return refuse(lane, qp, Nak::access, IBV_EVENT_QP_ACCESS_ERR);
+  if (length != target.length || !allowed) [[unlikely]] {
+    refuse(lane, qp, Nak::access, IBV_EVENT_QP_ACCESS_ERR);
+    return false;
+  }
   if ((a.flags & line_flag::kReference) != 0) {
     ScatterCursor to(&target, 1);
-    if (!fetch_references(qp, cursor, body / static_cast<std::uint32_t>(sizeof(Reference)), to))
-      return refuse(lane, qp, Nak::operational, IBV_EVENT_QP_FATAL);
+    if (!fetched(lane, qp, cursor, body, to)) return false;
   } else {
     cursor.read(pointer(target.addr), length);
   }
   const ReceiveWr& wr = qp.receives->ring[qp.receives->head & qp.receives->mask];
   complete_receive(qp, wr.wr_id, a.packet, a.line->imm, length, IBV_WC_RECV_RDMA_WITH_IMM);
+  return true;
 }
 
 inline void advance(InLane& lane, std::uint32_t lines) noexcept {
@@ -273,12 +302,9 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
   } else {
     qp->nak_given = false;
     const Arrival a{line, lane.head, word_packet(word), word_flags(word), bytes, lines};
-    if (a.packet == Packet::write_imm) {
-      take_write(lane, *qp, a);
-    } else {
-      take_send(lane, *qp, a);
-    }
-    if (qp->expected != kNeverExpected) expect(*qp, next_word(word));
+    const bool taken =
+        a.packet == Packet::write_imm ? take_write(lane, *qp, a) : take_send(lane, *qp, a);
+    if (taken) expect(*qp, next_word(word));
   }
   advance(lane, lines);
 }

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "softverbs/control.h"
+#include "softverbs/datagram.h"
 #include "softverbs/objects.h"
 #include "softverbs/queue.h"
 
@@ -46,7 +47,7 @@ void stop_waiting(Qp& qp) noexcept {
   if (!qp.waiting) return;
   Context& c = context_of(qp.context);
   qp.waiting = false;
-  qp.open = qp.state == IBV_QPS_RTS && !qp.peer->gone;
+  qp.open = qp.state == IBV_QPS_RTS && qp.peer != nullptr && !qp.peer->gone;
   c.waiting.erase(std::find(c.waiting.begin(), c.waiting.end(), &qp));
   --c.pending.attention;
 }
@@ -147,6 +148,7 @@ void no_longer_served(Qp& qp) noexcept {
 
 void enter_error(Qp& qp) noexcept {
   stop_waiting(qp);
+  forget_datagrams(qp);
   const bool first = qp.state != IBV_QPS_ERR;
   qp.state = IBV_QPS_ERR;
   qp.open = false;
@@ -203,6 +205,12 @@ void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
   }
 }
 
+void no_answer(Qp& qp) noexcept {
+  const bool patient = context_of(qp.context).driving == Driving::by_poll && qp.attr.timeout != 0;
+  if (!patient) return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
+  retry(qp, Nak::not_ready, 0);
+}
+
 namespace {
 
 /// Brings one queue pair in line with what its remote end took and did not take.
@@ -255,7 +263,8 @@ void attend(Context& c) noexcept {
       continue;
     }
     stop_waiting(qp);
-    pump(qp);  // may wait again: it is then at the end
+    qp.qp_type == IBV_QPT_UD ? pump_datagrams(qp)
+                             : pump(qp);  // may wait again: it is then at the end
     if (i < c.waiting.size() && c.waiting[i] == &qp) ++i;
   }
 }

@@ -325,7 +325,7 @@ void pump(Qp& qp) noexcept {
     SendWr& wr = qp.sq[slot];
     const ibv_sge* sges = elements(qp, slot);
     if (qp.peer->gone && !is_local(wr.opcode)) [[unlikely]] {
-      if (qp.sq_next == qp.sq_tail) fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
+      if (qp.sq_next == qp.sq_tail) no_answer(qp);
       return;
     }
     if (is_packet(wr.opcode)) {

@@ -39,6 +39,7 @@ struct NodeOptions {
   bool private_memory = false;
   bool signal_all = false;
   spinwire::Clock clock = spinwire::Clock::real();
+  sv::Driving driving = sv::Driving::by_user;
 };
 
 /// What a queue pair's remote end has to know.
@@ -56,7 +57,7 @@ inline void must(bool ok, const char* what) {
 class Node {
  public:
   explicit Node(const NodeOptions& options = {}) : options_(options) {
-    auto opened = sv::open_device(options.clock, sv::Driving::by_user);
+    auto opened = sv::open_device(options.clock, options.driving);
     must(opened.has_value(), "open_device");
     context = *opened;
     pd = sv::alloc_pd(context);

@@ -208,6 +208,110 @@ TEST(SoftverbsClose, PostingToOneThatIsGone) {
   EXPECT_EQ(state_of(star.in[0]), IBV_QPS_ERR);
 }
 
+TEST(SoftverbsClose, WhatItSentBeforeIsTakenFirst) {
+  Star star(1);
+  ASSERT_EQ(star.hub.post_recv(5, 0, 64), 0);
+  ASSERT_EQ(Send(1, star.hub.sge(0, 8)).post(star.in[0]), 0);  // never answered
+  ASSERT_EQ(Send(2, star.others[0]->sge(0, 8)).post(star.out[0]), 0);
+  star.others[0].reset();
+  star.control(100);
+  ibv_wc wc{};
+  ASSERT_TRUE(star.hub.poll(wc));
+  EXPECT_EQ(wc.wr_id, 5u);
+  EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+  const auto step = [&] {
+    star.control(1);
+    (void)star.hub.poll(wc);
+  };
+  ASSERT_TRUE(until(step, [&] { return wc.wr_id == 1; }));
+  EXPECT_EQ(wc.status, IBV_WC_RETRY_EXC_ERR);
+}
+
+/// Two that know nothing of the device: their polls drive it.
+struct Unaware {
+  static constexpr std::uint64_t kPeriod = 4096u << 4;  ///< of a retry, in ns
+  static constexpr std::uint64_t kRetries = 3;
+  std::uint64_t now = 1'000'000'000;
+  Link link{options(&now), ConnectOptions{.timeout = 4, .retries = kRetries}};
+
+  static NodeOptions options(const std::uint64_t* clock) {
+    NodeOptions o;
+    o.clock = spinwire::Clock::manual(clock);
+    o.driving = sv::Driving::by_poll;
+    return o;
+  }
+  void pass(std::uint64_t ns) {
+    now += ns;
+    for (int i = 0; i < 3000; ++i) link.poll_a();  // every control step among them
+  }
+};
+
+TEST(SoftverbsClose, UnawareProgramsAreToldAfterTheRetries) {
+  Unaware u;
+  ASSERT_EQ(u.link.b.post_recv(1, 0, 64), 0);
+  ASSERT_EQ(u.link.b.post_recv(2, 64, 64), 0);
+  ASSERT_EQ(Send(1, u.link.a.sge(0, 8)).post(u.link.qa), 0);
+  u.link.poll_b();
+  ASSERT_EQ(
+      Send(2, u.link.a.sge(0, 8), IBV_WR_SEND, IBV_SEND_SIGNALED | IBV_SEND_INLINE).post(u.link.qa),
+      0);
+  u.link.b.internals().segment->closed.store(1);
+  u.pass(2'000'000);  // long enough to notice it
+  ASSERT_TRUE(u.link.a.internals().peers[0]->gone);
+  ASSERT_EQ(u.link.at_a.size(), 1u);  // taken before, hence no error
+  EXPECT_EQ(u.link.at_a[0].status, IBV_WC_SUCCESS);
+  for (std::uint64_t i = 1; i < Unaware::kRetries; ++i) u.pass(Unaware::kPeriod);
+  EXPECT_EQ(u.link.at_a.size(), 1u);
+  EXPECT_EQ(state_of(u.link.qa), IBV_QPS_RTS);
+  u.pass(Unaware::kPeriod);
+  ASSERT_EQ(u.link.at_a.size(), 2u);
+  EXPECT_EQ(u.link.at_a[1].wr_id, 2u);
+  EXPECT_EQ(u.link.at_a[1].status, IBV_WC_RETRY_EXC_ERR);
+  EXPECT_EQ(state_of(u.link.qa), IBV_QPS_ERR);
+}
+
+TEST(SoftverbsClose, PostedToOneThatIsGoneTooIsTriedAgain) {
+  Unaware u;
+  u.link.b.internals().segment->closed.store(1);
+  u.pass(2'000'000);
+  ASSERT_TRUE(u.link.a.internals().peers[0]->gone);
+  ASSERT_EQ(Send(1, u.link.a.sge(0, 8), IBV_WR_RDMA_WRITE)
+                .to(u.link.b.address(0), u.link.b.mr->rkey)
+                .post(u.link.qa),
+            0);
+  for (std::uint64_t i = 1; i < Unaware::kRetries; ++i) u.pass(Unaware::kPeriod);
+  EXPECT_TRUE(u.link.at_a.empty());
+  u.pass(Unaware::kPeriod);
+  ASSERT_EQ(u.link.at_a.size(), 1u);
+  EXPECT_EQ(u.link.at_a[0].status, IBV_WC_RETRY_EXC_ERR);
+}
+
+TEST(SoftverbsClose, AMessageLeftInASendersMemoryGoesWithItsQueuePair) {
+  Link link;
+  ASSERT_EQ(link.b.post_recv(1, 0, 4096), 0);
+  ASSERT_EQ(Send(1, link.b.sge(8192, 64)).post(link.qb), 0);  // ours, not answered yet
+  ASSERT_EQ(link.a.post_recv(2, 8192, 64), 0);
+  ASSERT_EQ(Send(3, link.a.sge(0, 4096)).post(link.qa), 0);  // fetched when it is received
+  link.poll_a();
+  link.a.destroy(link.qa);
+  link.steps(3);
+  ASSERT_EQ(link.at_b.size(), 1u);
+  EXPECT_EQ(link.at_b[0].wr_id, 1u);
+  EXPECT_EQ(link.at_b[0].opcode, IBV_WC_SEND);
+  EXPECT_EQ(link.at_b[0].status, IBV_WC_SUCCESS);
+  EXPECT_EQ(state_of(link.qb), IBV_QPS_RTS);
+  EXPECT_EQ(next_event(link.b).type, -1);
+  // The receive was not used up.
+  ibv_qp* again = link.a.make_qp();
+  ibv_qp* theirs = link.b.make_qp();
+  connect(link.a, again, link.b, theirs);
+  fill(link.a.bytes(0, 4096), 9);
+  ASSERT_EQ(Send(4, link.a.sge(0, 4096)).post(again), 0);
+  ASSERT_TRUE(link.run(0, 2));
+  EXPECT_EQ(link.at_b[1].wr_id, 1u);
+  EXPECT_TRUE(holds(link.b.bytes(0, 4096), 9));
+}
+
 TEST(SoftverbsClose, SenderThatWasGoneBeforeItWasMet) {
   // It connected and closed before the hub looked at its lanes at all.
   Node hub(Star::small());

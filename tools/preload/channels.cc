@@ -167,10 +167,28 @@ std::uint32_t events_handed_out(const Host& host, const ibv_cq* cq) noexcept {
   return watched != nullptr ? watched->handed_out : 0;
 }
 
-void wait_for_acknowledgements(ibv_cq* cq, std::uint32_t handed_out) noexcept {
-  pthread_mutex_lock(&cq->mutex);
-  while (cq->comp_events_completed != handed_out) pthread_cond_wait(&cq->cond, &cq->mutex);
-  pthread_mutex_unlock(&cq->mutex);
+std::uint32_t async_events_handed_out(const Host& host, const void* object) noexcept {
+  const auto found = host.async_events.find(object);
+  return found == host.async_events.end() ? 0 : found->second;
+}
+
+bool acknowledged(const Acknowledged& events, std::uint32_t handed_out) noexcept {
+  pthread_mutex_lock(&events.mutex);
+  const bool all = events.count == handed_out;
+  pthread_mutex_unlock(&events.mutex);
+  return all;
+}
+
+void wait_for_acknowledgements(const Acknowledged& events, std::uint32_t handed_out) noexcept {
+  pthread_mutex_lock(&events.mutex);
+  while (events.count != handed_out) pthread_cond_wait(&events.changed, &events.mutex);
+  pthread_mutex_unlock(&events.mutex);
+}
+
+void take_what_came(Host& host) noexcept {
+  // A poll that asks for no completions takes a packet of each lane.
+  for (std::uint32_t i = 0; i < softverbs::kLaneLines; ++i)
+    (void)host.bare.poll_cq(host.idle_cq, 0, nullptr);
 }
 
 void stop_driving(Host& host) noexcept { Driver::get().remove(host); }
@@ -240,7 +258,10 @@ SOFTVERBS_INTERPOSED int ibv_get_async_event(ibv_context* context, ibv_async_eve
   for (eventfd_t one = 0;;) {
     if (eventfd_read(context->async_fd, &one) != 0) return -1;
     const Guard guard(context);
-    if (softverbs::get_async_event(context, event) == 0) return 0;
+    if (softverbs::get_async_event(context, event) == 0) {
+      ++guard.host().async_events[event->element.cq];  // whichever object it names
+      return 0;
+    }
     // Its object was destroyed.
   }
 }

@@ -94,6 +94,27 @@ SOFTVERBS_INTERPOSED int ibv_dereg_mr(ibv_mr* mr) {
   return ours(mr->context) ? end_registration(mr) : SOFTVERBS_NEXT(ibv_dereg_mr)(mr);
 }
 
+namespace {
+
+/// Destroys an object when all events about it that the program took are acknowledged.
+template <typename T>
+int end_acknowledged(T* object, const preload::Acknowledged& events, int (*destroy)(T*) noexcept) {
+  for (;;) {
+    std::uint32_t handed_out = 0;
+    {
+      const Guard guard(object->context);
+      handed_out = preload::async_events_handed_out(guard.host(), object);
+      if (preload::acknowledged(events, handed_out)) {
+        guard.host().async_events.erase(object);
+        return unmade(guard, object, destroy(object));
+      }
+    }
+    preload::wait_for_acknowledgements(events, handed_out);
+  }
+}
+
+}  // namespace
+
 // ---- completion queues ------------------------------------------------------------------------
 
 SOFTVERBS_INTERPOSED ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* cq_context,
@@ -115,11 +136,10 @@ SOFTVERBS_INTERPOSED ibv_cq* ibv_create_cq(ibv_context* context, int entries, vo
   return made(guard, cq, Kind::completions);
 }
 
-/// Room that is there already is all the room there will be.
 SOFTVERBS_INTERPOSED int ibv_resize_cq(ibv_cq* cq, int entries) {
   if (!ours(cq->context)) return SOFTVERBS_NEXT(ibv_resize_cq)(cq, entries);
-  if (entries < 1) return EINVAL;
-  return entries <= cq->cqe ? 0 : EOPNOTSUPP;
+  const Guard guard(cq->context);
+  return softverbs::resize_cq(cq, entries);
 }
 
 SOFTVERBS_INTERPOSED int ibv_destroy_cq(ibv_cq* cq) {
@@ -131,9 +151,9 @@ SOFTVERBS_INTERPOSED int ibv_destroy_cq(ibv_cq* cq) {
     handed_out = preload::events_handed_out(guard.host(), cq);
     preload::unwatch(guard.host(), cq);
   }
-  preload::wait_for_acknowledgements(cq, handed_out);
-  const Guard guard(cq->context);
-  return unmade(guard, cq, softverbs::destroy_cq(cq));
+  preload::wait_for_acknowledgements({cq->mutex, cq->cond, cq->comp_events_completed}, handed_out);
+  return end_acknowledged(cq, {cq->mutex, cq->cond, cq->async_events_completed},
+                          softverbs::destroy_cq);
 }
 
 // ---- shared receive queues --------------------------------------------------------------------
@@ -155,8 +175,12 @@ SOFTVERBS_INTERPOSED int ibv_query_srq(ibv_srq* srq, ibv_srq_attr* attr) {
 }
 SOFTVERBS_INTERPOSED int ibv_destroy_srq(ibv_srq* srq) {
   if (!ours(srq->context)) return SOFTVERBS_NEXT(ibv_destroy_srq)(srq);
-  const Guard guard(srq->context);
-  return unmade(guard, srq, softverbs::destroy_srq(srq));
+  {
+    const Guard guard(srq->context);
+    if (static_cast<softverbs::Srq*>(srq)->users != 0) return EBUSY;
+  }
+  return end_acknowledged(srq, {srq->mutex, srq->cond, srq->events_completed},
+                          softverbs::destroy_srq);
 }
 
 // ---- queue pairs ------------------------------------------------------------------------------
@@ -182,8 +206,15 @@ SOFTVERBS_INTERPOSED int ibv_query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask,
 SOFTVERBS_INTERPOSED int ibv_destroy_qp(ibv_qp* base) {
   if (!ours(base->context)) return SOFTVERBS_NEXT(ibv_destroy_qp)(base);
   ibv_qp* qp = actual(base);
-  const Guard guard(qp->context);
-  const int error = unmade(guard, qp, softverbs::destroy_qp(qp));
+  ibv_context* context = qp->context;
+  {
+    const Guard guard(context);
+    if (static_cast<softverbs::Qp*>(qp)->windows != 0) return EBUSY;
+    preload::take_what_came(guard.host());
+  }
+  const int error =
+      end_acknowledged(qp, {qp->mutex, qp->cond, qp->events_completed}, softverbs::destroy_qp);
+  const Guard guard(context);
   if (error == 0) preload::drop_builder(guard.host(), qp);
   return error;
 }
@@ -259,4 +290,14 @@ SOFTVERBS_INTERPOSED ibv_mr* ibv_import_mr(ibv_pd* pd, std::uint32_t handle) {
 SOFTVERBS_INTERPOSED ibv_dm* ibv_import_dm(ibv_context* context, std::uint32_t handle) {
   return ours(context) ? refuse_with<ibv_dm>(EOPNOTSUPP)
                        : SOFTVERBS_NEXT(ibv_import_dm)(context, handle);
+}
+/// None was ever imported.
+SOFTVERBS_INTERPOSED void ibv_unimport_pd(ibv_pd* pd) {
+  if (!ours(pd->context)) SOFTVERBS_NEXT(ibv_unimport_pd)(pd);
+}
+SOFTVERBS_INTERPOSED void ibv_unimport_mr(ibv_mr* mr) {
+  if (!ours(mr->context)) SOFTVERBS_NEXT(ibv_unimport_mr)(mr);
+}
+SOFTVERBS_INTERPOSED void ibv_unimport_dm(ibv_dm* dm) {
+  if (!ours(dm->context)) SOFTVERBS_NEXT(ibv_unimport_dm)(dm);
 }

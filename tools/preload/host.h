@@ -3,6 +3,7 @@
 #pragma once
 
 #include <infiniband/verbs.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <cstddef>
@@ -79,8 +80,9 @@ struct Host {
   std::uint32_t empty_polls = 0;  ///< in a row
   std::vector<WatchedCq> watched;
   std::unordered_map<const ibv_qp*, std::unique_ptr<SendBuilder>> builders;
-  std::unordered_map<void*, Kind> objects;  ///< that the program made
-  ibv_cq* idle_cq = nullptr;                ///< of no queue pair: polling it only drives the device
+  std::unordered_map<void*, Kind> objects;                      ///< that the program made
+  std::unordered_map<const void*, std::uint32_t> async_events;  ///< handed out, by their objects
+  ibv_cq* idle_cq = nullptr;  ///< of no queue pair: polling it only drives the device
 };
 
 /// The device in the list; every context that we opened names it.
@@ -119,8 +121,21 @@ void note_polled(Host& host, const ibv_cq* cq, std::uint32_t count) noexcept;
 void watch(Host& host, ibv_cq* cq, Channel* channel);
 void unwatch(Host& host, ibv_cq* cq) noexcept;
 int req_notify_cq(ibv_cq* cq, int solicited_only) noexcept;
-void wait_for_acknowledgements(ibv_cq* cq, std::uint32_t handed_out) noexcept;
 std::uint32_t events_handed_out(const Host& host, const ibv_cq* cq) noexcept;
+std::uint32_t async_events_handed_out(const Host& host, const void* object) noexcept;
+
+/// Where libibverbs counts the events that a program acknowledged.
+struct Acknowledged {
+  pthread_mutex_t& mutex;
+  pthread_cond_t& changed;
+  std::uint32_t& count;
+};
+bool acknowledged(const Acknowledged& events, std::uint32_t handed_out) noexcept;
+/// Not under the lock.
+void wait_for_acknowledgements(const Acknowledged& events, std::uint32_t handed_out) noexcept;
+/// Under the lock. Adapters take what comes for a queue pair whether its program polls or not: what
+/// came before it goes is taken now, so that its sender learns of it.
+void take_what_came(Host& host) noexcept;
 /// Before the context goes.
 void stop_driving(Host& host) noexcept;
 

@@ -16,10 +16,17 @@ std::uint32_t events_taken(ibv_cq* cq) noexcept {
   const Guard guard(cq->context);
   return events_handed_out(guard.host(), cq);
 }
+std::uint32_t async_events_taken(ibv_context* context, const void* object) noexcept {
+  const Guard guard(context);
+  return async_events_handed_out(guard.host(), object);
+}
 
+/// Nobody will acknowledge what they told.
 void destroy(void* object, Kind kind) noexcept {
   switch (kind) {
     case Kind::queue_pair:
+      static_cast<ibv_qp*>(object)->events_completed =
+          async_events_taken(static_cast<ibv_qp*>(object)->context, object);
       (void)ibv_destroy_qp(static_cast<ibv_qp*>(object));
       break;
     case Kind::address:
@@ -29,12 +36,15 @@ void destroy(void* object, Kind kind) noexcept {
       (void)ibv_dealloc_mw(static_cast<ibv_mw*>(object));
       break;
     case Kind::shared_receives:
+      static_cast<ibv_srq*>(object)->events_completed =
+          async_events_taken(static_cast<ibv_srq*>(object)->context, object);
       (void)ibv_destroy_srq(static_cast<ibv_srq*>(object));
       break;
     case Kind::completions:
-      // Nobody will acknowledge what it told.
       static_cast<ibv_cq*>(object)->comp_events_completed =
           events_taken(static_cast<ibv_cq*>(object));
+      static_cast<ibv_cq*>(object)->async_events_completed =
+          async_events_taken(static_cast<ibv_cq*>(object)->context, object);
       (void)ibv_destroy_cq(static_cast<ibv_cq*>(object));
       break;
     case Kind::memory:

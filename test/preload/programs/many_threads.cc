@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -253,6 +254,19 @@ void drain_sends(End& end) {
   must(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_SEND, "a send");
 }
 
+/// Until a thread of this process sleeps in the kernel.
+void wait_until_asleep(pid_t thread) {
+  const std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  for (std::string text; std::chrono::steady_clock::now() < end; std::this_thread::yield()) {
+    std::ifstream stat(path);
+    std::getline(stat, text);
+    const std::size_t name = text.rfind(')');  // the state follows the name in parentheses
+    if (name != std::string::npos && text.compare(name, 3, ") S") == 0) return;
+  }
+  must(false, "the receiver goes to sleep");
+}
+
 /// The receiver never polls before it is woken.
 void wait_in_every_way(End& sender, End& receiver) {
   constexpr int kLong = 10000;
@@ -262,8 +276,8 @@ void wait_in_every_way(End& sender, End& receiver) {
     arm();
     must(!readable(fd, 0), "no event before a completion");
     // Blocking, with the message sent while the receiver sleeps.
-    std::thread later([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::thread later([&, receiver_thread = ::gettid()] {
+      wait_until_asleep(receiver_thread);
       sender.send(0, 0, round);
     });
     take_event(receiver);

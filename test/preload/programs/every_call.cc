@@ -1,0 +1,240 @@
+// A program for libibverbs that makes the calls which others of the tests do not, with objects of
+// the softverbs device: each answers as documented or is refused with an errno that says so.
+#include <endian.h>
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+namespace {
+
+void must(bool good, const char* what) {
+  if (good) return;
+  std::fprintf(stderr, "failed: %s (errno %d: %s)\n", what, errno, std::strerror(errno));
+  std::exit(1);
+}
+/// A pointer that is null, with an errno that says why.
+void refused(const void* answer, const char* what) {
+  must(answer == nullptr && (errno == EOPNOTSUPP || errno == EINVAL), what);
+  errno = 0;
+}
+
+ibv_context* open_softverbs() {
+  int count = 0;
+  ibv_device** list = ibv_get_device_list(&count);
+  must(list != nullptr && count > 0, "the list of devices");
+  ibv_device* device = list[count - 1];
+  must(std::strcmp(ibv_get_device_name(device), "softverbs") == 0, "its name");
+  must(ibv_get_device_guid(device) != 0 && ibv_get_device_index(device) == -1, "its numbers");
+  must(std::strcmp(ibv_node_type_str(device->node_type), "InfiniBand channel adapter") == 0,
+       "its type");
+  ibv_context* context = ibv_open_device(device);
+  ibv_free_device_list(list);
+  must(context != nullptr, "opening softverbs");
+  return context;
+}
+
+void questions(ibv_context* context) {
+  ibv_device_attr attr{};
+  must(ibv_query_device(context, &attr) == 0 && attr.max_qp > 0, "query_device");
+  ibv_device_attr_ex more{};
+  must(ibv_query_device_ex(context, nullptr, &more) == 0, "query_device_ex");
+  must(more.orig_attr.max_qp == attr.max_qp && more.phys_port_cnt_ex == 1, "the same of it");
+  ibv_port_attr port{};
+  must(ibv_query_port(context, 1, &port) == 0 && port.state == IBV_PORT_ACTIVE, "query_port");
+  must(ibv_query_port(context, 2, &port) != 0, "no second port");
+  ibv_gid gid{};
+  must(ibv_query_gid(context, 1, 0, &gid) == 0, "query_gid");
+  must(ibv_query_gid(context, 1, 1, &gid) != 0, "no second GID");
+  ibv_gid_entry entry{};
+  must(ibv_query_gid_ex(context, 1, 0, &entry, 0) == 0, "query_gid_ex");
+  must(std::memcmp(&entry.gid, &gid, sizeof gid) == 0 && entry.gid_type == IBV_GID_TYPE_ROCE_V2,
+       "the same GID");
+  ibv_gid_entry table[4];
+  must(ibv_query_gid_table(context, table, 4, 0) == 1, "query_gid_table");
+  __be16 pkey = 0;
+  must(ibv_query_pkey(context, 1, 0, &pkey) == 0 && pkey == htobe16(0xffff), "query_pkey");
+  must(ibv_get_pkey_index(context, 1, pkey) == 0, "get_pkey_index");
+  must(ibv_get_pkey_index(context, 1, htobe16(5)) < 0, "no such P_Key");
+  ibv_values_ex values{};
+  values.comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
+  must(ibv_query_rt_values_ex(context, &values) == EOPNOTSUPP, "no clock");
+  must(ibv_fork_init() == 0 || errno != 0, "fork_init");
+}
+
+void memory(ibv_context* context, ibv_pd* pd) {
+  static std::uint64_t bytes[64];
+  const auto here = reinterpret_cast<std::uint64_t>(bytes);
+  constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE;
+  ibv_mr* mr = ibv_reg_mr_iova(pd, bytes, sizeof bytes, here, kAccess);
+  must(mr != nullptr && mr->addr == bytes && mr->length == sizeof bytes, "reg_mr_iova");
+  refused(ibv_reg_mr_iova(pd, bytes, sizeof bytes, 4096, kAccess), "other addresses");
+  refused(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 0, kAccess), "dmabuf");
+  must(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0, kAccess) ==
+               IBV_REREG_MR_ERR_INPUT &&
+           errno == EOPNOTSUPP,
+       "rereg_mr");
+  ibv_sge sge{here, 8, mr->lkey};
+  must(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) == EOPNOTSUPP, "advise_mr");
+  refused(ibv_alloc_null_mr(pd), "alloc_null_mr");
+  ibv_alloc_dm_attr dm{};
+  refused(ibv_alloc_dm(context, &dm), "alloc_dm");
+  refused(ibv_import_pd(context, 0), "import_pd");
+  refused(ibv_import_mr(pd, 0), "import_mr");
+  refused(ibv_import_dm(context, 0), "import_dm");
+  ibv_unimport_mr(mr);
+  ibv_unimport_pd(pd);
+  // Windows of the first kind are not told of, nor made; of the second they are not bound so.
+  refused(ibv_alloc_mw(pd, IBV_MW_TYPE_1), "a window of type 1");
+  ibv_mw* mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+  must(mw != nullptr, "a window");
+  ibv_mw_bind bind{};
+  must(ibv_bind_mw(nullptr, mw, &bind) == EINVAL, "bind_mw");
+  must(ibv_dealloc_mw(mw) == 0 && ibv_dereg_mr(mr) == 0, "giving them back");
+}
+
+void others(ibv_context* context, ibv_pd* pd) {
+  ibv_td_init_attr td{};
+  refused(ibv_alloc_td(context, &td), "alloc_td");
+  ibv_parent_domain_init_attr parent{};
+  parent.pd = pd;
+  refused(ibv_alloc_parent_domain(context, &parent), "alloc_parent_domain");
+  ibv_cq_init_attr_ex cq{};
+  cq.cqe = 16;
+  refused(ibv_create_cq_ex(context, &cq), "create_cq_ex");
+  ibv_xrcd_init_attr xrcd{};
+  xrcd.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+  refused(ibv_open_xrcd(context, &xrcd), "open_xrcd");
+  ibv_wq_init_attr wq{};
+  refused(ibv_create_wq(context, &wq), "create_wq");
+  ibv_counters_init_attr counters{};
+  refused(ibv_create_counters(context, &counters), "create_counters");
+}
+
+ibv_qp* make_qp(ibv_pd* pd, ibv_cq* cq, ibv_qp_type type) {
+  ibv_qp_init_attr init{};
+  init.send_cq = init.recv_cq = cq;
+  init.qp_type = type;
+  init.cap = {8, 8, 1, 1, 0};
+  return ibv_create_qp(pd, &init);
+}
+
+void queue_pairs(ibv_context* context, ibv_pd* pd) {
+  ibv_cq* cq = ibv_create_cq(context, 16, nullptr, nullptr, 0);
+  must(cq != nullptr, "create_cq");
+  refused(ibv_create_cq(context, 16, nullptr, nullptr, 99), "no such vector");
+  refused(make_qp(pd, cq, IBV_QPT_UC), "an unreliable connection");
+  ibv_qp* qp = make_qp(pd, cq, IBV_QPT_UD);
+  must(qp != nullptr, "create_qp");
+  must(ibv_qp_to_qp_ex(qp) == nullptr, "made without its calls");
+  ibv_gid gid{};
+  must(ibv_query_gid(context, 1, 0, &gid) == 0, "query_gid");
+  must(ibv_attach_mcast(qp, &gid, 0) == EOPNOTSUPP, "attach_mcast");
+  must(ibv_detach_mcast(qp, &gid, 0) == EOPNOTSUPP, "detach_mcast");
+  ibv_ece ece{};
+  must(ibv_query_ece(qp, &ece) == 0 && ibv_set_ece(qp, &ece) == EOPNOTSUPP, "ECE");
+  must(ibv_query_qp_data_in_order(qp, IBV_WR_SEND, 0) == 0, "query_qp_data_in_order");
+  ibv_flow_attr flow{};
+  refused(ibv_create_flow(qp, &flow), "create_flow");
+  // The way back to where a datagram came from.
+  ibv_wc wc{};
+  ibv_grh grh{};
+  grh.sgid = gid;
+  ibv_ah_attr way{};
+  must(ibv_init_ah_from_wc(context, 1, &wc, &grh, &way) != 0, "no header, no way");
+  wc.wc_flags = IBV_WC_GRH;
+  must(ibv_init_ah_from_wc(context, 1, &wc, &grh, &way) == 0, "init_ah_from_wc");
+  must(std::memcmp(&way.grh.dgid, &gid, sizeof gid) == 0, "where to");
+  ibv_ah* ah = ibv_create_ah_from_wc(pd, &wc, &grh, 1);
+  must(ah != nullptr, "create_ah_from_wc");
+  std::uint8_t mac[6];
+  std::uint16_t vlan = 0;
+  must(ibv_resolve_eth_l2_from_gid(context, &way, mac, &vlan) != 0, "no Ethernet");
+  must(ibv_destroy_ah(ah) == 0 && ibv_destroy_qp(qp) == 0, "giving them back");
+  must(ibv_destroy_cq(cq) == 0, "destroy_cq");
+}
+
+/// Completions that wait stay in their order, and what is added fits.
+void growing(ibv_context* context, ibv_pd* pd) {
+  constexpr std::uint64_t kEach = 8;
+  ibv_cq* cq = ibv_create_cq(context, kEach, nullptr, nullptr, 0);
+  std::vector<ibv_qp*> qps;
+  for (int i = 0; i < 4; ++i) {
+    ibv_qp* qp = make_qp(pd, cq, IBV_QPT_UD);
+    must(qp != nullptr, "a queue pair");
+    ibv_qp_attr attr{};
+    attr.qp_state = IBV_QPS_INIT;
+    attr.port_num = 1;
+    must(
+        ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0,
+        "INIT");
+    if (i == 1) must(ibv_resize_cq(cq, 4 * kEach) == 0, "resize_cq");
+    ibv_recv_wr* bad = nullptr;
+    ibv_recv_wr wr{};
+    for (wr.wr_id = kEach * i; wr.wr_id < kEach * (i + 1); ++wr.wr_id)
+      must(ibv_post_recv(qp, &wr, &bad) == 0, "a receive");
+    attr.qp_state = IBV_QPS_ERR;
+    must(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0, "ERR");
+    qps.push_back(qp);
+  }
+  must(cq->cqe >= static_cast<int>(4 * kEach), "its size");
+  must(ibv_resize_cq(cq, 0) == EINVAL && ibv_resize_cq(cq, 4) == 0, "other sizes");
+  for (std::uint64_t i = 0; i < 4 * kEach; ++i) {
+    ibv_wc wc{};
+    must(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == i, "all of them");
+  }
+  for (ibv_qp* qp : qps) must(ibv_destroy_qp(qp) == 0, "destroy_qp");
+  must(ibv_destroy_cq(cq) == 0, "destroy_cq");
+}
+
+/// Destroying waits until events that were taken are acknowledged.
+void acknowledging(ibv_context* context, ibv_pd* pd) {
+  ibv_cq* cq = ibv_create_cq(context, 1, nullptr, nullptr, 0);
+  ibv_qp* qp = make_qp(pd, cq, IBV_QPT_UD);
+  must(qp != nullptr, "a queue pair");
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_INIT;
+  attr.port_num = 1;
+  must(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0,
+       "INIT");
+  ibv_recv_wr* bad = nullptr;
+  ibv_recv_wr wr{};
+  for (int i = 0; i < 4; ++i) must(ibv_post_recv(qp, &wr, &bad) == 0, "a receive");
+  attr.qp_state = IBV_QPS_ERR;
+  must(ibv_modify_qp(qp, &attr, IBV_QP_STATE) == 0, "ERR");
+  ibv_async_event event{};
+  must(ibv_get_async_event(context, &event) == 0 && event.element.cq == cq, "the overrun");
+  must(ibv_destroy_qp(qp) == 0, "destroy_qp");
+  bool acknowledged = false;  // under the queue's mutex, as the event
+  std::thread later([&] {
+    acknowledged = true;
+    ibv_ack_async_event(&event);
+  });
+  must(ibv_destroy_cq(cq) == 0, "destroy_cq");
+  must(acknowledged, "not before its event was acknowledged");
+  later.join();
+}
+
+}  // namespace
+
+int main() {
+  ibv_context* context = open_softverbs();
+  ibv_pd* pd = ibv_alloc_pd(context);
+  must(pd != nullptr, "alloc_pd");
+  questions(context);
+  memory(context, pd);
+  others(context, pd);
+  queue_pairs(context, pd);
+  growing(context, pd);
+  acknowledging(context, pd);
+  must(ibv_dealloc_pd(pd) == 0 && ibv_close_device(context) == 0, "closing");
+  std::puts("done");
+  return 0;
+}
