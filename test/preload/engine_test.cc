@@ -1,9 +1,8 @@
 // Engines on a device of libibverbs: the same programs and the same suites as on the embedded
 // device, told by the environment to go through libibverbs, which softverbs-preload stands behind.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -92,7 +91,8 @@ TEST(PreloadEngine, OneSidedOperations) {
 /// share has a lock and a clock of its own.
 TEST(SlowPreloadEngine, AllSuitesOfEngines) {
   expect_said(run({"env", "SPINWIRE_TEST_DEVICE=rdma-core:softverbs", bin() + "/spinwire-tests",
-                   "--gtest_filter=Engine*:Credits.*:PeerLoss*-EngineZeroCost.NoSystemCalls:PeerLoss.OurOwnPause*",
+                   "--gtest_filter=Engine*:Credits.*:PeerLoss*-EngineZeroCost.NoSystemCalls:"
+                   "PeerLoss.OurOwnPause*",
                    "--gtest_brief=1"}),
               "PASSED");
 }
