@@ -1,9 +1,8 @@
 // Engines on a device of libibverbs: the same programs and the same suites as on the embedded
 // device, told by the environment to go through libibverbs, which softverbs-preload stands behind.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
