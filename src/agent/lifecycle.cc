@@ -89,7 +89,7 @@ bool step_up(Shared& s, Agent& a) noexcept {
 
 bool step_destroy(Shared& s, Agent& a) noexcept {
   s.by_qpn.clear(a.qp->qp_num);
-  (void)s.device->destroy_qp(a.qp);
+  s.device->destroy_qp(a.qp);
   a.qp = nullptr;
   flush_everything(s, a);
   a.stage = Stage::conceal;

@@ -102,9 +102,13 @@ Result<void> Device::set_up(const DeviceOptions& options) {
 }
 
 Device::~Device() {
-  if (srq_ != nullptr) provider_.destroy_srq(srq_);
   // A peer may be in the midst of an access to the slab; one that is stopped there costs the slab.
   constexpr int kAttempts = 2000;
+  for (int i = 0; !leaving_.empty() && i < kAttempts; ++i) {
+    destroy_left();
+    sched_yield();
+  }
+  if (srq_ != nullptr) provider_.destroy_srq(srq_);
   for (int i = 0; slab_ != nullptr && i < kAttempts; ++i) {
     if (provider_.dereg_mr(slab_) != EBUSY) break;
     sched_yield();
@@ -127,6 +131,8 @@ Result<ibv_mr*> Device::register_slab(std::span<std::byte> slab) {
 }
 
 Result<ibv_qp*> Device::create_qp(const QueuePairOptions& options) {
+  destroy_left();
+  leaving_.reserve(queue_pairs_ + 1);
   ibv_qp_init_attr init{};
   init.send_cq = init.recv_cq = cq_;
   init.srq = srq_;
@@ -138,6 +144,7 @@ Result<ibv_qp*> Device::create_qp(const QueuePairOptions& options) {
   if (qp == nullptr)
     return tl::unexpected(refused("make a queue pair", "ibv_create_qp", errno,
                                   "lower queues.send_depth or queues.inline_bytes"));
+  ++queue_pairs_;
   return qp;
 }
 
@@ -205,6 +212,14 @@ bool Device::to_error(ibv_qp* qp) noexcept {
   return provider_.modify_qp(qp, &attr, IBV_QP_STATE) == 0;
 }
 
-bool Device::destroy_qp(ibv_qp* qp) noexcept { return provider_.destroy_qp(qp) == 0; }
+void Device::destroy_qp(ibv_qp* qp) noexcept {
+  leaving_.push_back(qp);  // NOLINT(bugprone-exception-escape): reserved at its creation
+  destroy_left();
+}
+
+void Device::destroy_left() noexcept {
+  queue_pairs_ -=
+      std::erase_if(leaving_, [this](ibv_qp* qp) { return provider_.destroy_qp(qp) != EBUSY; });
+}
 
 }  // namespace spinwire::verbs

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
@@ -76,12 +77,15 @@ class Device {
                       const RetryOptions& retry);
   /// False if the device refused, which leaves nothing to be done but to destroy it.
   bool to_error(ibv_qp* qp) noexcept;
-  bool destroy_qp(ibv_qp* qp) noexcept;
+  /// One that a peer is in the midst of an access through is kept aside until the peer has left.
+  void destroy_qp(ibv_qp* qp) noexcept;
 
  private:
   explicit Device(const Provider& provider) : provider_(provider) {}
   Result<void> set_up(const DeviceOptions& options);
   Result<void> choose_port(const DeviceOptions& options);
+
+  void destroy_left() noexcept;
 
   const Provider& provider_;
   ibv_context* context_ = nullptr;
@@ -89,6 +93,8 @@ class Device {
   ibv_cq* cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
   ibv_mr* slab_ = nullptr;
+  std::vector<ibv_qp*> leaving_;  ///< to be destroyed; has room for all there are
+  std::size_t queue_pairs_ = 0;   ///< there are
   ibv_gid gid_{};
   int gid_index_ = 0;
   std::uint8_t port_ = 1;
