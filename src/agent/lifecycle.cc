@@ -128,7 +128,7 @@ void leave_cm(Agent& a) noexcept {
 bool step_destroy(Shared& s, Agent& a) noexcept {
   leave_cm(a);
   s.by_qpn.clear(a.qp->qp_num);
-  (void)s.device->destroy_qp(a.qp);
+  s.device->destroy_qp(a.qp);
   a.qp = nullptr;
   flush_everything(s, a);
   a.stage = Stage::conceal;

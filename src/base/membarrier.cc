@@ -9,17 +9,12 @@ namespace {
 
 long call(int command) noexcept { return ::syscall(SYS_membarrier, command, 0, 0); }
 
-bool enlist() noexcept {
-  const long commands = call(MEMBARRIER_CMD_QUERY);
-  return commands >= 0 && (commands & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0 &&
-         call(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0;
-}
-
 }  // namespace
 
 bool membarrier_available() noexcept {
-  static const bool available = enlist();
-  return available;
+  const long commands = call(MEMBARRIER_CMD_QUERY);
+  return commands >= 0 && (commands & MEMBARRIER_CMD_GLOBAL_EXPEDITED) != 0 &&
+         call(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0;
 }
 
 bool membarrier() noexcept {

@@ -3,9 +3,9 @@
 
 namespace spinwire::base {
 
-/// Makes this process take part in the barriers that other processes and itself issue, once, and
-/// tells whether the kernel has them. Every process that shares memory under the protocol of a
-/// lane or of a key must have called it and got true. Set-up; any thread.
+/// Makes this process take part in the barriers that other processes and itself issue, and tells
+/// whether the kernel has them. Every process that shares memory under the protocol of a lane or of
+/// a key must have called it and got true, a forked one itself. Set-up; any thread.
 [[nodiscard]] bool membarrier_available() noexcept;
 
 /// When it returns, every running thread of every process that takes part has gone through a full

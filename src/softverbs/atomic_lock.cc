@@ -9,7 +9,9 @@
 #include <cstring>
 
 #include "base/unique_fd.h"
+#include "softverbs/local_segments.h"
 #include "softverbs/peer.h"
+#include "softverbs/region.h"
 
 namespace spinwire::softverbs {
 namespace {
@@ -36,7 +38,21 @@ bool holder_dead(std::uint64_t holder) noexcept {
   return now_there != 0 && started != 0 && now_there != started;
 }
 
+AtomicLock* lock_table(Peer& peer) noexcept {
+  if (peer.same_process) return reinterpret_cast<AtomicLock*>(peer.context->locks->data());
+  const ObjectEntry& entry = peer.segment->objects[kLockObject];
+  const std::uint32_t generation = entry.generation.load(std::memory_order_acquire);
+  const MappedObject* table = object_of(peer, kLockObject, generation);
+  if (table == nullptr || table->size < kAtomicLocks * sizeof(AtomicLock)) return nullptr;
+  return reinterpret_cast<AtomicLock*>(table->base);
+}
+
 }  // namespace
+
+std::atomic<std::uint64_t>* lock_of(Peer& peer, std::uint64_t address) noexcept {
+  AtomicLock* table = lock_table(peer);
+  return table == nullptr ? nullptr : &table[address / sizeof(address) % kAtomicLocks].holder;
+}
 
 std::uint64_t process_word(std::uint32_t pid) noexcept {
   return std::uint64_t{start_time(pid)} << 32 | pid;

@@ -98,7 +98,7 @@ void open_new_lanes(Context& c) {
 }
 
 void doze(Context& c) {
-  if (c.awake_count <= kAlwaysAwake || !base::membarrier_available()) return;
+  if (c.awake_count <= kAlwaysAwake) return;
   InLane* tired[kScanPerStep];
   std::uint32_t count = 0;
   for (std::uint32_t i = 0; i < c.awake_count; ++i) {
@@ -114,10 +114,10 @@ void doze(Context& c) {
   if (count == 0) return;
   for (std::uint32_t i = 0; i < count; ++i)
     tired[i]->control->asleep.store(1, std::memory_order_relaxed);
-  base::membarrier();  // a sender that published without seeing the mark is seen below
+  const bool told = base::membarrier();  // who published without seeing the mark is seen below
   for (std::uint32_t i = 0; i < count; ++i) {
     InLane& lane = *tired[i];
-    if (word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark) {
+    if (!told || word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark) {
       lane.control->asleep.store(0, std::memory_order_relaxed);
       lane.idle_rounds = 0;
     } else {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -66,7 +67,25 @@ void fill_segment(Context& c) {
   c.segment->gid = make_gid({c.segment->pid, static_cast<std::uint32_t>(c.memory->fd()), c.nonce});
 }
 
+/// The first of the objects that peers may map.
+void show_locks(Context& c) {
+  struct stat st {};
+  (void)fstat(c.locks->fd(), &st);
+  ObjectEntry& entry = c.segment->objects[kLockObject];
+  entry.fd = c.locks->fd();
+  entry.size = c.locks->size();
+  entry.inode = st.st_ino;
+  entry.generation.store(1, std::memory_order_release);
+  c.object_users.push_back(1);
+}
+
 Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
+  // Neither the end of a key nor a lane's sleep could be told to peers in time.
+  if (!base::membarrier_available()) {
+    return base::fail(Status::unsupported, "open the softverbs device",
+                      "the kernel refuses expedited memory barriers (membarrier)",
+                      "use Linux 4.16 or later, and a seccomp filter that allows membarrier");
+  }
   base::SharedMemoryOptions options;
   options.name = "spinwire-softverbs";
   options.populate = false;
@@ -91,8 +110,13 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
     return base::fail_errno(Status::system, "open the softverbs device", "epoll_create1", errno,
                             "raise the limit of open files (ulimit -n)");
   }
-  (void)base::membarrier_available();  // registers this process
+  if (auto locks = process_locks(); locks) {
+    c->locks = std::move(*locks);
+  } else {
+    return tl::unexpected(locks.error());
+  }
   fill_segment(*c);
+  show_locks(*c);
   fill_context(*c);
   add_local_segment(c->segment->gid, c->memory);
   return &c.release()->verbs;

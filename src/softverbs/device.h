@@ -43,10 +43,13 @@ ibv_ah* create_ah(ibv_pd* pd, ibv_ah_attr* attr) noexcept;
 int destroy_ah(ibv_ah* ah) noexcept;
 
 ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) noexcept;
-/// To RESET: EBUSY while windows are bound to it.
+/// When it has gone to ERR or RESET, or lost rights, no peer reads or writes memory through it any
+/// more. EBUSY while one is in the midst of that, though nothing new begins: call again; a queue
+/// pair on its way to RESET is in ERR meanwhile. EBUSY and nothing changed if it is to be RESET
+/// while windows are bound to it.
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) noexcept;
 int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) noexcept;
-/// EBUSY while windows are bound to it.
+/// EBUSY as for RESET.
 int destroy_qp(ibv_qp* qp) noexcept;
 
 }  // namespace spinwire::softverbs

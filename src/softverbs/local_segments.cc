@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "softverbs/gid.h"
+#include "softverbs/segment.h"
 
 namespace spinwire::softverbs {
 namespace {
@@ -20,6 +21,7 @@ struct Known {
 struct Registry {
   std::mutex mutex;
   std::vector<Known> all;
+  std::weak_ptr<base::SharedMemory> locks;
 };
 
 /// Never destroyed, as contexts may outlive other statics. Locked across a fork, so that a child
@@ -42,6 +44,19 @@ void add_local_segment(const ibv_gid& gid, const std::shared_ptr<base::SharedMem
   const std::lock_guard<std::mutex> lock(known.mutex);
   std::erase_if(known.all, [](const Known& k) { return k.segment.expired(); });
   known.all.push_back({gid, segment});
+}
+
+Result<std::shared_ptr<base::SharedMemory>> process_locks() {
+  Registry& known = registry();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  if (auto locks = known.locks.lock()) return locks;
+  base::SharedMemoryOptions options;
+  options.name = "spinwire-locks";
+  auto made = base::SharedMemory::create(kAtomicLocks * sizeof(AtomicLock), options);
+  if (!made) return tl::unexpected(made.error());
+  auto locks = std::make_shared<base::SharedMemory>(std::move(*made));
+  known.locks = locks;
+  return locks;
 }
 
 std::shared_ptr<base::SharedMemory> find_local_segment(const ibv_gid& gid) noexcept {

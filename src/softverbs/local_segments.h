@@ -1,5 +1,5 @@
-// The segments of this process's own contexts. Contexts of one process share one mapping of a
-// segment instead of mapping it once for each peer. Any thread; takes a lock. Set-up.
+// What the contexts of this process have in common: one mapping of each one's segment, instead of
+// one for each peer, and the locks for atomics. Any thread; takes a lock. Set-up.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -16,5 +16,8 @@ void add_local_segment(const ibv_gid& gid, const std::shared_ptr<base::SharedMem
 
 /// The segment with this GID; null if it is not of this process, or gone.
 std::shared_ptr<base::SharedMemory> find_local_segment(const ibv_gid& gid) noexcept;
+
+/// The table of AtomicLocks, the same for all contexts as long as there are any.
+Result<std::shared_ptr<base::SharedMemory>> process_locks();
 
 }  // namespace spinwire::softverbs

@@ -231,6 +231,13 @@ struct KnownRegion {
   std::uint64_t size = 0;
 };
 
+/// Who may be in an access to our memory through a queue pair.
+enum class Within : std::uint8_t {
+  nobody,   ///< it does not answer, and all have left
+  anybody,  ///< it answers, or did until now
+  noted,    ///< what they are not to use any more has ended; then the peer was at Qp::busy
+};
+
 inline constexpr std::uint64_t kNeverExpected = ~std::uint64_t{0};
 inline constexpr std::uint64_t kExpectedMask = (std::uint64_t{1} << 48) - 1;
 
@@ -271,6 +278,8 @@ struct Qp : ibv_qp {
   std::uint64_t retry_at = 0;
   std::uint32_t naks_handled = 0;
   std::uint32_t windows = 0;  ///< bound to this queue pair
+  Within within = Within::nobody;
+  BusyLane busy{};
   Qp* next_of_peer = nullptr;
   Qp* next_stalled = nullptr;
   ibv_qp_attr attr{};
@@ -349,6 +358,7 @@ struct Context {
   std::vector<std::uint32_t> object_users;
   std::vector<ibv_async_event> events;                                       ///< oldest first
   std::array<std::uint64_t, static_cast<std::size_t>(Drop::count)> drops{};  ///< datagrams
+  std::shared_ptr<base::SharedMemory> locks;   ///< AtomicLock table of the process
   std::shared_ptr<base::SharedMemory> memory;  ///< holds `segment`; peers of this process share it
   ibv_device device{};
   std::uint32_t objects_open = 0;  ///< verbs objects not destroyed yet

@@ -41,13 +41,13 @@ std::uint64_t change_mapped(const SendWr& wr, std::byte* data) noexcept {
   return old;
 }
 
-/// Under the owner's lock, on memory that only the owner's process can map. Whoever dies in the
-/// midst of it has written all 8 bytes or none.
+/// Under a lock of the owner's process, on memory that only the owner's process can map. Whoever
+/// dies in the midst of it has written all 8 bytes or none.
 Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
                       std::uint64_t& old) noexcept {
-  std::atomic<std::uint64_t>& lock =
-      peer.segment->atomic_locks[wr.remote_address / kAtomicBytes % kAtomicLocks].holder;
-  if (!take_lock(lock, peer.context->process)) return Reached::contended;
+  std::atomic<std::uint64_t>* const lock = lock_of(peer, wr.remote_address);
+  if (lock == nullptr) return Reached::failed;
+  if (!take_lock(*lock, peer.context->process)) return Reached::contended;
   std::uint64_t fresh = 0;
   const ibv_sge to{reinterpret_cast<std::uint64_t>(&old), kAtomicBytes, 0};
   const ibv_sge from{reinterpret_cast<std::uint64_t>(&fresh), kAtomicBytes, 0};
@@ -61,7 +61,7 @@ Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
     fresh = changed(wr, old);
     ok = ok && copy_remote(peer, bytes, &from, 1, kAtomicBytes, Copy::to_peer);
   }
-  release_lock(lock);
+  release_lock(*lock);
   return ok ? Reached::done : copy_failure();
 }
 

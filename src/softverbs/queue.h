@@ -134,14 +134,18 @@ inline std::uint16_t ack_bits(const Peer& peer) noexcept {
   return peer.in == nullptr ? std::uint16_t{0} : static_cast<std::uint16_t>(peer.in->head);
 }
 
+/// Has polls look for the peer's answers.
+inline void watch_answers(Peer& peer) noexcept {
+  if (peer.unacked) return;
+  peer.unacked = true;
+  Context& c = *peer.context;
+  if (c.pending.unacked == 0) c.ack_patience = kAckPatience;
+  c.unacked[c.pending.unacked++] = &peer;
+}
+
 /// After lines were published: has the peer's answers watched, and wakes the lane if it sleeps.
 inline void after_publishing(Peer& peer) noexcept {
-  if (!peer.unacked) {
-    peer.unacked = true;
-    Context& c = *peer.context;
-    if (c.pending.unacked == 0) c.ack_patience = kAckPatience;
-    c.unacked[c.pending.unacked++] = &peer;
-  }
+  watch_answers(peer);
   std::atomic_signal_fence(std::memory_order_seq_cst);  // the sleeper's membarrier does the rest
   if (peer.out.control->asleep.load(std::memory_order_relaxed) != 0) [[unlikely]]
     ring_doorbell(peer);

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/log.h"
+#include "softverbs/busy.h"
 #include "softverbs/control.h"
 #include "softverbs/datagram.h"
 #include "softverbs/device.h"
@@ -221,6 +222,7 @@ int to_rtr(Context& c, Qp& qp) noexcept {
   show_attributes(qp);  // before anybody can find it
   entry.remote.store(parse_gid(peer->gid)->nonce, std::memory_order_relaxed);
   entry.ident.store(queue_pair_ident(qp.qp_num, qp.dest_qpn), std::memory_order_release);
+  qp.within = Within::anybody;
   qp.expected = std::uint64_t{qp.attr.rq_psn} << 24 | qp.qp_num;
   return 0;
 }
@@ -239,6 +241,24 @@ void to_reset(Qp& qp) noexcept {
   qp.own_receives.head = qp.own_receives.tail = 0;
   ++qp.epoch;
   qp.state = IBV_QPS_RESET;
+}
+
+/// ERR: nothing new reaches it. 0, or EBUSY while the peer is in the midst of an access through it:
+/// to be called again.
+int to_error(Context& c, Qp& qp) noexcept {
+  // What the peer has taken is not flushed, though no poll has looked at its answer yet.
+  if (qp.peer != nullptr && !qp.peer->gone) acknowledge(*qp.peer);
+  enter_error(qp);
+  return nobody_in(c, qp) ? 0 : EBUSY;
+}
+
+/// Makes sure that no peer is in the queue pair any more, before it is reset or destroyed: 0, or
+/// EBUSY in state ERR.
+int leave(Context& c, Qp& qp) noexcept {
+  if (qp.within == Within::nobody) return 0;
+  no_longer_served(qp);
+  if (nobody_in(c, qp)) return 0;
+  return to_error(c, qp);
 }
 
 /// Does what entering `state` means; 0, or an errno value and nothing changed.
@@ -301,13 +321,9 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
   if (to == IBV_QPS_RESET || to == IBV_QPS_ERR) {
     if (to == IBV_QPS_RESET && qp.windows != 0) return EBUSY;
     if (given != 0 || (to == IBV_QPS_ERR && qp.state == IBV_QPS_RESET)) return EINVAL;
-    if (to == IBV_QPS_RESET) {
-      to_reset(qp);
-    } else {
-      // What the peer has taken is not flushed, though no poll has looked at its answer yet.
-      if (qp.peer != nullptr && !qp.peer->gone) acknowledge(*qp.peer);
-      enter_error(qp);
-    }
+    if (to == IBV_QPS_ERR) return to_error(c, qp);
+    if (const int error = leave(c, qp); error != 0) return error;
+    to_reset(qp);
     return 0;
   }
   const Transition* transition = find_transition(qp.qp_type, qp.state, to);
@@ -322,7 +338,10 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
     return error;
   }
   show_attributes(qp);
-  return 0;
+  // Rights that were taken away: not even who is using them has them when this is done.
+  const bool taken = (before.qp_access_flags & ~qp.attr.qp_access_flags) != 0;
+  if (taken && qp.within == Within::noted) qp.within = Within::anybody;
+  return (taken || qp.within == Within::noted) && !nobody_in(c, qp) ? EBUSY : 0;
 }
 
 int query_qp(ibv_qp* base, ibv_qp_attr* attr, int, ibv_qp_init_attr* init) noexcept {
@@ -340,6 +359,7 @@ int destroy_qp(ibv_qp* base) noexcept {
   Qp* qp = static_cast<Qp*>(base);
   Context& c = context_of(qp->context);
   if (qp->windows != 0) return EBUSY;
+  if (const int error = leave(c, *qp); error != 0) return error;
   to_reset(*qp);
   qp->entry->ident.fetch_or(kDestroyed, std::memory_order_relaxed);
   drop_events(c, base);

@@ -511,8 +511,10 @@ __attribute__((noinline)) static void look_at_answers(Context& c) noexcept {
     Peer& peer = *c.unacked[i];
     acknowledge(peer);
     if (peer.stalled != nullptr) c.ack_patience = 1;  // the next poll looks again
-    // Datagrams have no record, but who waits for room waits for their lines too.
-    if (peer.out.head == peer.out.tail || peer.gone) {
+    // Nobody waits for an answer to a datagram, unless for the room that it takes.
+    const bool awaited =
+        peer.out.in_flight_head != peer.out.in_flight_tail || peer.stalled != nullptr;
+    if (!awaited || peer.out.head == peer.out.tail || peer.gone) {
       peer.unacked = false;
       c.unacked[i] = c.unacked[--c.pending.unacked];
     } else {

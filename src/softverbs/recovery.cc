@@ -142,8 +142,10 @@ void resume_stalled(Peer& peer) noexcept {
 
 void no_longer_served(Qp& qp) noexcept {
   std::atomic<std::uint64_t>& ident = qp.entry->ident;
-  ident.store(ident.load(std::memory_order_relaxed) & ~std::uint64_t{kServed},
-              std::memory_order_release);
+  const std::uint64_t before = ident.load(std::memory_order_relaxed);
+  if ((before & kServed) == 0) return;
+  ident.store(before & ~kServed, std::memory_order_release);
+  if (qp.within == Within::noted) qp.within = Within::anybody;  // that was noted too early
 }
 
 void enter_error(Qp& qp) noexcept {

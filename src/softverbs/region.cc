@@ -172,7 +172,8 @@ int dereg_mr(ibv_mr* base) noexcept {
   if (!mr->dead) {
     region.key.store(0, std::memory_order_release);
     ++c.region_epoch;
-    base::membarrier();  // from here on whoever was not busy sees the dead key
+    if (!base::membarrier()) return EBUSY;
+    // From here on whoever was not busy sees the dead key.
     try {
       note_busy(c, *mr);
     } catch (const std::bad_alloc&) {
@@ -196,7 +197,7 @@ int dereg_mr(ibv_mr* base) noexcept {
 
 namespace {
 
-/// Opens and maps object `index` of a peer in another process. Set-up, on first use.
+/// Opens and maps object `index` of a peer in another process.
 MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
   const ObjectEntry& entry = peer.segment->objects[index];
   if (entry.generation.load(std::memory_order_acquire) != generation) return nullptr;
@@ -223,6 +224,14 @@ MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generati
 
 }  // namespace
 
+const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
+  if (index < peer.objects.size() && peer.objects[index].generation == generation &&
+      peer.objects[index].base != nullptr) [[likely]] {
+    return &peer.objects[index];
+  }
+  return index < kMaxObjects ? map_object(peer, index, generation) : nullptr;
+}
+
 /// Whether the key is one of a window for queue pair `qpn`. A window's owner looks at what we are
 /// at without a barrier that reaches over to us, so there is one here, before the key is looked at.
 [[gnu::noinline]] static bool enter_window(Peer& peer, const RegionEntry& region, std::uint32_t key,
@@ -245,13 +254,7 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
   if (peer.same_process) return {RemoteBytes::Kind::direct, pointer(address), address};
   const std::uint32_t object = region.object;
   if (object == kNoObject) return {RemoteBytes::Kind::kernel, nullptr, address};
-  MappedObject* mapped = nullptr;
-  if (object < peer.objects.size() && peer.objects[object].generation == region.object_generation &&
-      peer.objects[object].base != nullptr) [[likely]] {
-    mapped = &peer.objects[object];
-  } else if (object < kMaxObjects) {
-    mapped = map_object(peer, object, region.object_generation);
-  }
+  const MappedObject* mapped = object_of(peer, object, region.object_generation);
   if (mapped == nullptr) return {RemoteBytes::Kind::kernel, nullptr, address};
   const std::uint64_t offset = region.object_offset + (address - region.address);
   if (offset > mapped->size || length > mapped->size - offset) return {};

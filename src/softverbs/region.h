@@ -68,6 +68,10 @@ struct RemoteBytes {
 RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::uint64_t length,
                     std::uint32_t key, std::uint32_t access, std::uint32_t qpn) noexcept;
 
+/// Object `index` of a peer in another process, mapped on first use, which makes system calls; null
+/// if it cannot be. Hot after that.
+const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept;
+
 /// Mark the initiator busy with plain stores; the revoker's membarrier makes up for the fence that
 /// is missing here.
 inline void begin_access(Peer& peer) noexcept {

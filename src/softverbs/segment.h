@@ -13,7 +13,7 @@
 namespace spinwire::softverbs {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x31657269776e7053;  // "Spnwire1"
-inline constexpr std::uint32_t kSegmentVersion = 2;
+inline constexpr std::uint32_t kSegmentVersion = 3;
 inline constexpr std::uint32_t kLaneLines = 256;
 inline constexpr std::uint32_t kMaxLanes = 4096;
 inline constexpr std::uint32_t kMaxQueuePairs = 65536;
@@ -164,11 +164,13 @@ struct alignas(64) ObjectEntry {
   std::uint64_t inode;
 };
 
-/// Guards atomics on part of the owner's private memory.
+/// Guards atomics on part of a process's private memory. A table of them is an object of each of
+/// the process's contexts, since any of them may have the same memory registered.
 struct alignas(64) AtomicLock {
   std::atomic<std::uint64_t> holder;  ///< process_word of who holds it, 0: nobody
 };
-inline constexpr std::uint32_t kAtomicLocks = 64;
+inline constexpr std::uint32_t kAtomicLocks = 64;  ///< by address
+inline constexpr std::uint32_t kLockObject = 0;
 
 struct Segment {
   std::uint64_t magic;
@@ -182,7 +184,6 @@ struct Segment {
   alignas(64) std::atomic<std::uint64_t> doorbells[kMaxLanes / 64];
   LaneEntry directory[kMaxLanes];
   ObjectEntry objects[kMaxObjects];
-  AtomicLock atomic_locks[kAtomicLocks];  ///< by address
   QueuePairEntry queue_pairs[kMaxQueuePairs];
   RegionEntry regions[kMaxRegions];
   alignas(4096) Lane lanes[kMaxLanes];

@@ -6,7 +6,7 @@
 #include <memory>
 #include <new>
 
-#include "softverbs/gid.h"
+#include "softverbs/busy.h"
 #include "softverbs/queue.h"
 #include "softverbs/region.h"
 
@@ -14,7 +14,6 @@ namespace spinwire::softverbs {
 namespace {
 
 constexpr std::uint32_t kConsumerBits = 0xff;
-constexpr std::uint32_t kNoLane = kMaxLanes;
 constexpr unsigned kWindowAccess =
     IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
 constexpr Nanoseconds kBusyPatience = std::chrono::microseconds(1);
@@ -49,39 +48,17 @@ ibv_mw* make_window(Context& c, Pd& pd) {
   return mw.release();
 }
 
-/// The lane in which the peer tells what it is at; kNoLane if it has none yet.
-std::uint32_t lane_of(const Context& c, const Peer& peer) noexcept {
-  if (peer.in != nullptr) return peer.in->index;
-  const std::uint32_t used = c.segment->lanes_used.load(std::memory_order_acquire);
-  for (std::uint32_t lane = 0; lane < used; ++lane) {
-    const LaneEntry& entry = c.segment->directory[lane];
-    if (lane_state(entry.state.load(std::memory_order_acquire)) == LaneState::active &&
-        same_gid(entry.sender, peer.gid))
-      return lane;
-  }
-  return kNoLane;
-}
-
 /// Makes the window's key invalid and notes what its peer is at. The peer that finds the key alive
 /// has marked itself busy before, with a barrier between: none is needed that reaches over to it.
 void kill(Context& c, Mw& mw) noexcept {
   c.segment->regions[mw.index].key.exchange(0, std::memory_order_seq_cst);
-  const std::uint32_t lane = lane_of(c, *mw.qp->peer);
-  mw.busy = {lane, lane == kNoLane
-                       ? 0
-                       : c.segment->lanes[lane].control.busy.load(std::memory_order_seq_cst)};
+  mw.busy = busy_now(c, *mw.qp->peer);
   mw.dying = true;
 }
 
-/// Whether the peer can no longer be inside an access through the window. Bounded: the caller
-/// comes back.
+/// Whether the peer can no longer be inside an access through the window.
 bool peer_left(const Context& c, const Mw& mw) noexcept {
-  if ((mw.busy.word & 1) == 0) return true;
-  for (int spins = 100; spins != 0 && !mw.qp->peer->gone; --spins) {
-    const std::atomic<std::uint64_t>& busy = c.segment->lanes[mw.busy.lane].control.busy;
-    if (busy.load(std::memory_order_acquire) != mw.busy.word) return true;
-  }
-  return mw.qp->peer->gone;
+  return has_left(c, *mw.qp->peer, mw.busy);
 }
 
 /// The window is free: to be bound again.

@@ -195,9 +195,13 @@ Result<void> Device::probe_queue_pair() {
 
 Device::~Device() {
   if (selected_.context == nullptr) return;
-  if (srq_ != nullptr) provider().destroy_srq(srq_);
-  // A peer may be in the midst of an access to the slab; one that is stopped there costs the slab.
+  // A peer may be in the midst of an access; one that is stopped there costs what it is at.
   constexpr int kAttempts = 2000;
+  for (int i = 0; !leaving_.empty() && i < kAttempts; ++i) {
+    destroy_left();
+    sched_yield();
+  }
+  if (srq_ != nullptr) provider().destroy_srq(srq_);
   for (int i = 0; slab_ != nullptr && i < kAttempts; ++i) {
     if (provider().dereg_mr(slab_) != EBUSY) break;
     sched_yield();
@@ -216,11 +220,14 @@ ibv_mr* Device::register_slab(std::span<std::byte> slab) noexcept {
 }
 
 Result<ibv_qp*> Device::create_qp() {
+  destroy_left();
+  leaving_.reserve(queue_pairs_ + 1);
   ibv_qp* qp = try_qp(info_.inline_bytes);
   if (qp == nullptr) {
     return short_of_memory("make a queue pair", "ibv_create_qp", errno,
                            std::uint64_t{options_.send_depth} * kEntryBytes);
   }
+  ++queue_pairs_;
   return qp;
 }
 
@@ -305,7 +312,15 @@ bool Device::to_error(ibv_qp* qp) noexcept {
   return provider().modify_qp(qp, &attr, IBV_QP_STATE) == 0;
 }
 
-bool Device::destroy_qp(ibv_qp* qp) noexcept { return provider().destroy_qp(qp) == 0; }
+void Device::destroy_qp(ibv_qp* qp) noexcept {
+  leaving_.push_back(qp);  // NOLINT(bugprone-exception-escape): reserved at its creation
+  destroy_left();
+}
+
+void Device::destroy_left() noexcept {
+  queue_pairs_ -=
+      std::erase_if(leaving_, [this](ibv_qp* qp) { return provider().destroy_qp(qp) != EBUSY; });
+}
 
 Result<ibv_qp_state> Device::query_state(ibv_qp* qp) {
   ibv_qp_attr attr{};

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "spinwire/clock.h"
 #include "spinwire/device.h"
@@ -86,7 +87,8 @@ class Device {
   Result<void> modify_qp(ibv_qp* qp, ibv_qp_attr attr, int mask);
   /// False if the device refused, which leaves nothing to be done but to destroy it.
   bool to_error(ibv_qp* qp) noexcept;
-  bool destroy_qp(ibv_qp* qp) noexcept;
+  /// One that a peer is in the midst of an access through is kept aside until the peer has left.
+  void destroy_qp(ibv_qp* qp) noexcept;
   Result<ibv_qp_state> query_state(ibv_qp* qp);
 
  private:
@@ -100,6 +102,8 @@ class Device {
   [[nodiscard]] bool needs_route(const ibv_gid& peer) const noexcept;
   ibv_qp* try_qp(std::uint32_t inline_bytes) noexcept;
 
+  void destroy_left() noexcept;
+
   DeviceOptions options_;
   Selection selected_;
   ibv_pd* pd_ = nullptr;
@@ -108,6 +112,8 @@ class Device {
   ibv_cq* cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
   ibv_mr* slab_ = nullptr;
+  std::vector<ibv_qp*> leaving_;  ///< to be destroyed; has room for all there are
+  std::size_t queue_pairs_ = 0;   ///< there are
   DeviceInfo info_;
 };
 

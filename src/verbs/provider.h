@@ -61,8 +61,10 @@ struct Provider {
   ibv_ah* (*create_ah)(ibv_pd* pd, ibv_ah_attr* attr);
   int (*destroy_ah)(ibv_ah* ah);
   ibv_qp* (*create_qp)(ibv_pd* pd, ibv_qp_init_attr* attr);
+  /// EBUSY: it is in ERR, but a peer is in the midst of an access through it; call again.
   int (*modify_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask);
   int (*query_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init);
+  /// EBUSY as above.
   int (*destroy_qp)(ibv_qp* qp);
 
   /// Upkeep that the device needs from its user's control step (liveness, sleeping lanes); null if

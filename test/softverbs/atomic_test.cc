@@ -271,8 +271,10 @@ TEST_P(SoftverbsAtomics, ProcessesLoseNothing) {
 INSTANTIATE_TEST_SUITE_P(Memory, SoftverbsAtomics, testing::Values(false, true),
                          [](const auto& p) { return p.param ? "Private" : "Mapped"; });
 
+/// The lock of its word.
 std::atomic<std::uint64_t>& lock_of(const Node& node) {
-  return node.internals().segment->atomic_locks[node.address(kWord) / 8 % sv::kAtomicLocks].holder;
+  auto* locks = reinterpret_cast<sv::AtomicLock*>(node.internals().locks->data());
+  return locks[node.address(kWord) / 8 % sv::kAtomicLocks].holder;
 }
 
 TEST(SoftverbsAtomicLock, OutlivesAHolderThatIsKilled) {
@@ -338,6 +340,56 @@ TEST(SoftverbsAtomicLock, MappedMemoryNeedsNone) {
   link.steps(1);
   ASSERT_EQ(link.at_a.size(), 1u);
   EXPECT_EQ(load(link.b, kWord), 1u);
+}
+
+TEST(SoftverbsAtomicsOfTwoContexts, OfOneMemoryAreAtomicAgainstEachOther) {
+  // Two devices of one process have the same private memory registered; each is worked on from
+  // elsewhere: by another process, if that may, and by a thread of the owner's.
+  constexpr int kTimes = 3000;
+  if (!children_may_look()) GTEST_SKIP() << "kernel.yama.ptrace_scope forbids it";
+  Child child([&](int socket) {
+    Node node;
+    ibv_qp* qp = node.make_qp();
+    const Card owner = meet(node, qp, socket);
+    count_up(node, qp, owner.memory + kWord, owner.key, kTimes);
+    put(socket, 'd');
+    (void)get<char>(socket);
+  });
+  Node first(with(true)), second, local;
+  meet(first, first.make_qp(), child.socket());
+  connect(local, local.make_qp(), second, second.make_qp());
+  ibv_mr* same = sv::reg_mr(second.pd, first.memory.data(), first.memory.size(), Node::kAllAccess);
+  ASSERT_NE(same, nullptr);
+  count_up(local, local.qps[0], first.address(kWord), same->rkey, kTimes);
+  EXPECT_EQ(get<char>(child.socket()), 'd');
+  EXPECT_EQ(load(first, kWord), std::uint64_t{3} * 2 * kTimes);
+  EXPECT_EQ(load(first, kWord + 8), std::uint64_t{2} * kTimes);
+  put(child.socket(), 'q');
+  EXPECT_EQ(child.wait(), 0);
+  EXPECT_EQ(sv::dereg_mr(same), 0);
+}
+
+TEST(SoftverbsAtomicsOfTwoContexts, HaveOneLock) {
+  // Held by a living process: an atomic through either context waits for it.
+  Link link(with(true));
+  Node other, initiator;
+  connect(initiator, initiator.make_qp(), other, other.make_qp());
+  ibv_mr* same = sv::reg_mr(other.pd, link.b.memory.data(), link.b.memory.size(), Node::kAllAccess);
+  ASSERT_NE(same, nullptr);
+  lock_of(link.b) = sv::process_word(static_cast<std::uint32_t>(getpid()));
+  ASSERT_EQ(Add(initiator, link.b.address(kWord), same->rkey, 1).post(initiator.qps[0]), 0);
+  ASSERT_EQ(Add(link.a, link.b.address(kWord), link.b.mr->rkey, 1).post(link.qa), 0);
+  ibv_wc wc{};
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(initiator.poll(wc));
+  link.steps(1);
+  EXPECT_TRUE(link.at_a.empty());
+  EXPECT_EQ(load(link.b, kWord), 0u);
+  lock_of(link.b) = 0;
+  ASSERT_TRUE(link.run(1, 0));
+  ASSERT_TRUE(until([&] { (void)initiator.poll(wc); }, [&] { return wc.wr_id == 1; }));
+  EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
+  EXPECT_EQ(load(link.b, kWord), 2u);
+  EXPECT_EQ(sv::dereg_mr(same), 0);
 }
 
 TEST(SoftverbsAtomicsSupport, TheDeviceSaysSo) {

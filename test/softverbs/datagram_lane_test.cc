@@ -98,6 +98,37 @@ TEST_F(SoftverbsDatagramLane, AFullLaneLeavesRoomToConnections) {
   ASSERT_TRUE(link_.run(302, kFit + 301));
 }
 
+TEST(SoftverbsDatagramIdle, CostsTheSameWithManyPeers) {
+  // Some poll and some never do; an idle context looks at none of them, and at two lanes at most.
+  constexpr std::size_t kPeers = 12;
+  NodeOptions options;
+  options.memory = 1u << 16;
+  Node hub(options);
+  ibv_qp* const qp = ready_ud(hub, true);
+  for (std::uint64_t i = 0; i < 64; ++i) ASSERT_EQ(hub.post_recv(i, i * 64, 64), 0);
+  std::vector<std::unique_ptr<Node>> others;
+  std::vector<ibv_qp*> theirs;
+  std::vector<std::unique_ptr<Handle>> there, back;
+  for (std::size_t i = 0; i < kPeers; ++i) {
+    others.push_back(std::make_unique<Node>(options));
+    theirs.push_back(ready_ud(*others[i], true));
+    there.push_back(std::make_unique<Handle>(hub, *others[i]));
+    back.push_back(std::make_unique<Handle>(*others[i], hub));
+    ASSERT_EQ(Datagram(i, hub.sge(0, 8), *there[i], theirs[i]->qp_num).post(qp), 0);
+    ASSERT_EQ(Datagram(i, others[i]->sge(0, 8), *back[i], qp->qp_num).post(theirs[i]), 0);
+    if (i % 2 == 0) (void)completions(*others[i]);
+  }
+  EXPECT_EQ(completions(hub).size(), 2 * kPeers);
+  for (std::uint32_t i = 0; i <= hub.internals().idle_rounds; ++i) sv::control_device(hub.context);
+  EXPECT_EQ(hub.internals().awake_count, 2u);
+  EXPECT_EQ(hub.internals().pending.unacked, 0u);
+  EXPECT_EQ(hub.internals().pending.attention, 0u);
+  // Asleep, not deaf.
+  for (std::size_t i = 0; i < kPeers; ++i)
+    ASSERT_EQ(Datagram(i, others[i]->sge(0, 8), *back[i], qp->qp_num).post(theirs[i]), 0);
+  EXPECT_EQ(completions(hub).size(), kPeers);
+}
+
 TEST_F(SoftverbsDatagramLane, ThreeOfTheLongestFit) {
   post_receives(ub_, 0, 4096 + kGrh, 10);
   for (std::uint64_t i = 0; i < 5; ++i) send_datagram(i, 4096);

@@ -165,7 +165,8 @@ class Node {
   void fail(ibv_qp* qp) {
     ibv_qp_attr attr{};
     attr.qp_state = IBV_QPS_ERR;
-    must(sv::modify_qp(qp, &attr, IBV_QP_STATE) == 0, "ERR");
+    const int error = sv::modify_qp(qp, &attr, IBV_QP_STATE);
+    must(error == 0 || error == EBUSY, "ERR");  // EBUSY: it is, but a peer has not left yet
   }
   [[nodiscard]] sv::Context& internals() const { return sv::context_of(context); }
   [[nodiscard]] std::uint64_t address(std::size_t offset) const {

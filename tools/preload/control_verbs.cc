@@ -43,19 +43,23 @@ ibv_mr* register_memory(ibv_pd* pd, void* address, std::size_t length, std::uint
 }
 
 /// EBUSY says that a peer is in the midst of an access. Programs do not expect that: wait for it.
-int end_registration(ibv_mr* mr) {
+template <typename Verb>
+int while_busy(ibv_context* context, Verb verb) {
   constexpr auto kPatience = std::chrono::seconds(2);
-  ibv_context* context = mr->context;
   const auto end = std::chrono::steady_clock::now() + kPatience;
   for (;;) {
+    const int error = verb();
+    if (error != EBUSY || std::chrono::steady_clock::now() >= end) return error;
     {
       const Guard guard(context);
-      const int error = unmade(guard, mr, softverbs::dereg_mr(mr));
-      if (error != EBUSY || std::chrono::steady_clock::now() >= end) return error;
       softverbs::control_device(context);  // notices that the peer died
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
+}
+template <typename Verb>
+int until_peers_left(ibv_context* context, Verb verb) {
+  return while_busy(context, [&] { return verb(Guard(context)); });
 }
 
 }  // namespace
@@ -91,7 +95,9 @@ SOFTVERBS_INTERPOSED int ibv_rereg_mr(ibv_mr* mr, int flags, ibv_pd* pd, void* a
   return IBV_REREG_MR_ERR_INPUT;
 }
 SOFTVERBS_INTERPOSED int ibv_dereg_mr(ibv_mr* mr) {
-  return ours(mr->context) ? end_registration(mr) : SOFTVERBS_NEXT(ibv_dereg_mr)(mr);
+  if (!ours(mr->context)) return SOFTVERBS_NEXT(ibv_dereg_mr)(mr);
+  return until_peers_left(
+      mr->context, [mr](const Guard& guard) { return unmade(guard, mr, softverbs::dereg_mr(mr)); });
 }
 
 namespace {
@@ -190,12 +196,26 @@ SOFTVERBS_INTERPOSED ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) {
   const Guard guard(pd->context);
   return made(guard, softverbs::create_qp(pd, attr), Kind::queue_pair);
 }
+
+namespace {
+
+/// A queue pair that windows are bound to stays, however long one waits.
+bool has_windows(ibv_qp* qp) {
+  const Guard guard(qp->context);
+  return static_cast<softverbs::Qp*>(actual(qp))->windows != 0;
+}
+
+}  // namespace
+
 SOFTVERBS_INTERPOSED int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) {
   if (!ours(qp->context)) return SOFTVERBS_NEXT(ibv_modify_qp)(qp, attr, mask);
-  const Guard guard(qp->context);
-  const int error = softverbs::modify_qp(actual(qp), attr, mask);
-  qp->state = actual(qp)->state;
-  return error;
+  if ((mask & IBV_QP_STATE) != 0 && attr->qp_state == IBV_QPS_RESET && has_windows(qp))
+    return EBUSY;
+  return until_peers_left(qp->context, [&](const Guard&) {
+    const int error = softverbs::modify_qp(actual(qp), attr, mask);
+    qp->state = actual(qp)->state;
+    return error;
+  });
 }
 SOFTVERBS_INTERPOSED int ibv_query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask,
                                       ibv_qp_init_attr* init) {
@@ -205,15 +225,16 @@ SOFTVERBS_INTERPOSED int ibv_query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask,
 }
 SOFTVERBS_INTERPOSED int ibv_destroy_qp(ibv_qp* base) {
   if (!ours(base->context)) return SOFTVERBS_NEXT(ibv_destroy_qp)(base);
+  if (has_windows(base)) return EBUSY;
   ibv_qp* qp = actual(base);
   ibv_context* context = qp->context;
   {
     const Guard guard(context);
-    if (static_cast<softverbs::Qp*>(qp)->windows != 0) return EBUSY;
     preload::take_what_came(guard.host());
   }
-  const int error =
-      end_acknowledged(qp, {qp->mutex, qp->cond, qp->events_completed}, softverbs::destroy_qp);
+  const int error = while_busy(context, [qp] {
+    return end_acknowledged(qp, {qp->mutex, qp->cond, qp->events_completed}, softverbs::destroy_qp);
+  });
   const Guard guard(context);
   if (error == 0) preload::drop_builder(guard.host(), qp);
   return error;
