@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "softverbs/faults_layer.h"
 #include "softverbs/lane_io.h"
 #include "softverbs/queue.h"
 #include "softverbs/region.h"
@@ -46,7 +47,8 @@ void write_lines(OutLane& out, const ibv_send_wr& wr, const DatagramPrefix* pref
 }
 
 /// Into the lane, whole, or nowhere.
-void transmit(Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept {
+[[gnu::always_inline]] inline void transmit(Qp& qp, const ibv_send_wr& wr,
+                                            std::uint32_t length) noexcept {
   const Ah& ah = *static_cast<const Ah*>(wr.wr.ud.ah);
   Peer& peer = *ah.peer;
   Context& c = *peer.context;
@@ -122,6 +124,16 @@ int check(const Qp& qp, const ibv_send_wr& wr, std::uint64_t& length) noexcept {
   return (wr.send_flags & IBV_SEND_INLINE) != 0 && length > qp.max_inline ? EINVAL : 0;
 }
 
+/// What becomes of a datagram that was found good; anything but success fails it.
+using Carry = ibv_wc_status (*)(Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept;
+
+[[gnu::always_inline]] inline ibv_wc_status carry_at_once(Qp& qp, const ibv_send_wr& wr,
+                                                          std::uint32_t length) noexcept {
+  transmit(qp, wr, length);
+  return IBV_WC_SUCCESS;
+}
+
+template <Carry carry>
 int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
   std::uint64_t length = 0;
   if (const int error = check(qp, wr, length); error != 0) [[unlikely]]
@@ -143,7 +155,11 @@ int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
     fail_send(qp, wr.wr_id, IBV_WC_LOC_PROT_ERR);
     return 0;
   }
-  transmit(qp, wr, static_cast<std::uint32_t>(length));
+  const ibv_wc_status status = carry(qp, wr, static_cast<std::uint32_t>(length));
+  if (status != IBV_WC_SUCCESS) [[unlikely]] {
+    fail_send(qp, wr.wr_id, status);
+    return 0;
+  }
   qp.next_psn = psn_add(qp.next_psn, 1);
   if (((wr.send_flags | qp.signal_all) & IBV_SEND_SIGNALED) == 0) return 0;
   qp.sq_reclaimed = qp.sq_head;
@@ -242,13 +258,12 @@ void too_long(Context& c, Qp& qp, const ReceiveWr& wr) noexcept {
   if (qp.srq != nullptr) fail_receive(qp, wr, IBV_WC_LOC_LEN_ERR);
 }
 
-}  // namespace
-
-int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+template <Carry carry>
+int post_all(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   int error =
       qp.state == IBV_QPS_RTS || qp.state == IBV_QPS_SQE || qp.state == IBV_QPS_ERR ? 0 : EINVAL;
   for (; wr != nullptr && error == 0; wr = wr->next) {
-    error = post_one(qp, *wr);
+    error = post_one<carry>(qp, *wr);
     if (error != 0) [[unlikely]]
       break;
   }
@@ -256,6 +271,20 @@ int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
     *bad = wr;
   qp.sq_next = qp.sq_tail = qp.sq_head;  // nothing is ever outstanding
   return error;
+}
+
+}  // namespace
+
+int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  return post_all<carry_at_once>(qp, wr, bad);
+}
+
+int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  return post_all<hold_datagram>(qp, wr, bad);
+}
+
+void transmit_datagram(Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept {
+  transmit(qp, wr, length);
 }
 
 void take_datagram(Context& c, const InLane& lane, std::uint64_t word,

@@ -33,6 +33,12 @@ static_assert(sizeof(DatagramPrefix) == 12);
 /// post_send of a datagram queue pair. Hot.
 int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
+// For faults_datagram.cc. Cold.
+/// The same, with hold_datagram() in the place of the lane.
+int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
+/// Into the lane to the receiver, or dropped. The work request was found good before.
+void transmit_datagram(Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept;
+
 /// Receives or drops the datagram of so many bytes that is next in the lane. Hot.
 void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
                    std::uint32_t bytes) noexcept;

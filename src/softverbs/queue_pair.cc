@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "softverbs/control.h"
 #include "softverbs/device.h"
+#include "softverbs/faults_layer.h"
 #include "softverbs/gid.h"
 #include "softverbs/objects.h"
 #include "softverbs/peer.h"
@@ -113,6 +114,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   if (init.srq == nullptr)
     make_receive_queue(qp->own_receives, init.cap.max_recv_wr, init.cap.max_recv_sge);
   reserve_one(c.waiting, c.objects_open);
+  if (c.faults != nullptr) watch_queue(c, *qp);
   if (!take_number(c, qp->qp_num)) {
     errno = ENOMEM;
     return nullptr;
@@ -227,6 +229,7 @@ int to_rtr(Context& c, Qp& qp) noexcept {
 
 /// Every state to RESET: as newly made. What was outstanding is dropped without completions.
 void to_reset(Qp& qp) noexcept {
+  if (qp.faults != nullptr) queue_reset(qp);
   stop_waiting(qp);
   leave_peer(qp);
   no_longer_served(qp);
@@ -320,6 +323,7 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
     return error;
   }
   show_attributes(qp);
+  if (qp.faults != nullptr) queue_connected(qp);
   return 0;
 }
 

@@ -48,10 +48,6 @@ constexpr bool inline_allowed(ibv_wr_opcode opcode) noexcept {
   return opcode < IBV_WR_RDMA_READ || opcode == IBV_WR_SEND_WITH_INV;
 }
 
-constexpr bool is_local(std::uint8_t opcode) noexcept {
-  return opcode == IBV_WR_BIND_MW || opcode == IBV_WR_LOCAL_INV;
-}
-
 /// What the less common work requests say besides; 0 or an errno value.
 [[gnu::noinline]] int keep_operands(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   switch (wr.opcode) {
@@ -74,7 +70,7 @@ constexpr bool is_local(std::uint8_t opcode) noexcept {
 }
 
 /// Checks one work request and appends it to the queue; 0 or an errno value.
-int append(Qp& qp, const ibv_send_wr& wr) noexcept {
+[[gnu::always_inline]] inline int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
     return ENOMEM;
   if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge) [[unlikely]]
@@ -301,12 +297,6 @@ inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
   return wr;
 }
 
-constexpr bool is_packet(std::uint8_t opcode) noexcept {
-  constexpr std::uint32_t kPackets = 1u << IBV_WR_SEND | 1u << IBV_WR_SEND_WITH_IMM |
-                                     1u << IBV_WR_SEND_WITH_INV | 1u << IBV_WR_RDMA_WRITE_WITH_IMM;
-  return (kPackets >> opcode & 1) != 0;
-}
-
 }  // namespace
 
 ibv_wc* ring_slot(Cq& cq) noexcept {
@@ -347,6 +337,16 @@ void pump(Qp& qp) noexcept {
 
 namespace {
 
+[[gnu::always_inline]] inline int append_all(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  for (; wr != nullptr; wr = wr->next) {
+    if (const int error = append(qp, *wr); error != 0) [[unlikely]] {
+      *bad = wr;
+      return error;
+    }
+  }
+  return 0;
+}
+
 /// Whatever is not a simple message that can go out at once.
 [[gnu::noinline]] int post_any(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   if (qp.qp_type == IBV_QPT_UD) return post_datagrams(qp, wr, bad);
@@ -354,14 +354,7 @@ namespace {
     *bad = wr;
     return EINVAL;
   }
-  int error = 0;
-  for (; wr != nullptr; wr = wr->next) {
-    error = append(qp, *wr);
-    if (error != 0) [[unlikely]] {
-      *bad = wr;
-      break;
-    }
-  }
+  const int error = append_all(qp, wr, bad);
   if (qp.state == IBV_QPS_ERR) {
     enter_error(qp);  // flushes what was appended
   } else if (qp.sq_next != qp.sq_head) {
@@ -371,6 +364,10 @@ namespace {
 }
 
 }  // namespace
+
+int append_list(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  return append_all(qp, wr, bad);
+}
 
 int post_send(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   Qp& qp = *static_cast<Qp*>(base);
