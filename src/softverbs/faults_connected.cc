@@ -1,6 +1,7 @@
 // Faults of reliable connections: work requests that wait in the send queue, out of the plain
 // code's sight, until they are due or meet their fault. Cold.
 #include <algorithm>
+#include <utility>
 
 #include "softverbs/control.h"
 #include "softverbs/faults_layer.h"
@@ -22,6 +23,16 @@ void decide(Context& c, Qp& qp, std::uint32_t position) noexcept {
   if (delay != 0) ++f.statistics.delayed;
   held.order = ++f.order;
   held.ready = q.last_ready = std::max(q.last_ready, now_in_ns(c) + delay);
+}
+
+/// Checks work requests and has them in the queue. Of one that waits the plain code sends nothing.
+int append(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  const bool open = std::exchange(qp.open, false);
+  const bool waiting = std::exchange(qp.waiting, true);
+  const int error = post_send(&qp, wr, bad);
+  qp.open = open;
+  qp.waiting = waiting;
+  return error;
 }
 
 /// Puts what the plain code has not sent yet out of its sight again.
@@ -81,7 +92,7 @@ int post_connected_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexc
     q.posted = qp.sq_head;
     return error;
   }
-  const int error = append_list(qp, wr, bad);
+  const int error = append(qp, wr, bad);
   q.posted = qp.sq_head;
   for (std::uint32_t at = before; at != q.posted; ++at) decide(c, qp, at);
   qp.sq_head = sent;

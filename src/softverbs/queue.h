@@ -20,8 +20,6 @@ int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) noexcept;
 bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept;
 /// Runs and transmits what is queued, as far as order, room and retry timers allow.
 void pump(Qp& qp) noexcept;
-/// Checks work requests and appends them to the send queue, running none; 0 or an errno value.
-int append_list(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 /// Looks at what the peer consumed of our lane, and at its negative answers, and applies both.
 void acknowledge(Peer& peer) noexcept;
 

@@ -70,7 +70,7 @@ constexpr bool inline_allowed(ibv_wr_opcode opcode) noexcept {
 }
 
 /// Checks one work request and appends it to the queue; 0 or an errno value.
-[[gnu::always_inline]] inline int append(Qp& qp, const ibv_send_wr& wr) noexcept {
+int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
     return ENOMEM;
   if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge) [[unlikely]]
@@ -337,16 +337,6 @@ void pump(Qp& qp) noexcept {
 
 namespace {
 
-[[gnu::always_inline]] inline int append_all(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
-  for (; wr != nullptr; wr = wr->next) {
-    if (const int error = append(qp, *wr); error != 0) [[unlikely]] {
-      *bad = wr;
-      return error;
-    }
-  }
-  return 0;
-}
-
 /// Whatever is not a simple message that can go out at once.
 [[gnu::noinline]] int post_any(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   if (qp.qp_type == IBV_QPT_UD) return post_datagrams(qp, wr, bad);
@@ -354,7 +344,14 @@ namespace {
     *bad = wr;
     return EINVAL;
   }
-  const int error = append_all(qp, wr, bad);
+  int error = 0;
+  for (; wr != nullptr; wr = wr->next) {
+    error = append(qp, *wr);
+    if (error != 0) [[unlikely]] {
+      *bad = wr;
+      break;
+    }
+  }
   if (qp.state == IBV_QPS_ERR) {
     enter_error(qp);  // flushes what was appended
   } else if (qp.sq_next != qp.sq_head) {
@@ -364,10 +361,6 @@ namespace {
 }
 
 }  // namespace
-
-int append_list(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
-  return append_all(qp, wr, bad);
-}
 
 int post_send(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   Qp& qp = *static_cast<Qp*>(base);
