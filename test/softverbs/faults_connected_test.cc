@@ -232,6 +232,28 @@ TEST(SoftverbsFaultyConnections, ABurstGoesAtOnceAfterRest) {
   EXPECT_EQ(t.link.at_b.size(), 13u);
 }
 
+TEST(SoftverbsFaultyConnections, NoRateIsSavedUpWhileWaiting) {
+  FaultyLink t({.rnr = 1, .bytes_per_second = 1'000'000'000});
+  t.receive(0, 4);
+  for (std::uint64_t i = 0; i < 4; ++i) ASSERT_EQ(t.send(i, 1000), 0);
+  t.pass(1000);  // the first goes out and is refused
+  ASSERT_EQ(t.statistics().rnr, 1u);
+  t.pass(kFaultRnrNs - 1);
+  t.pass(1);
+  EXPECT_TRUE(t.link.at_b.empty()) << "it takes its time on the link once more";
+  t.pass(999);
+  EXPECT_EQ(t.link.at_b.size(), 1u);
+}
+
+TEST(SoftverbsFaultyConnections, OnePollTakesTheTimerAndSends) {
+  FaultyLink t({.rnr = 1});
+  t.receive(0, 1);
+  ASSERT_EQ(t.send(0), 0);
+  t.now += kFaultRnrNs;
+  t.link.step();
+  EXPECT_EQ(t.link.at_b.size(), 1u);
+}
+
 /// A list of signaled messages, posted at once.
 void post_list(FaultyLink& t, std::uint64_t count) {
   std::vector<std::unique_ptr<Send>> list;

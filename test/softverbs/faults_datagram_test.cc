@@ -101,6 +101,14 @@ TEST(SoftverbsFaultyDatagrams, OneThatNobodyOvertakesHasPatience) {
   EXPECT_EQ(d.statistics().reordered, 0u);
 }
 
+TEST(SoftverbsFaultyDatagrams, DuplicatesDoNotOvertakeEachOther) {
+  FaultyDatagrams d({.duplicate = 1, .reorder = 1, .reorder_distance = 4});
+  ASSERT_EQ(d.send(7), 0);
+  d.pass(100'000);
+  EXPECT_EQ(d.arrived, (std::vector<std::uint64_t>{7, 7}));
+  EXPECT_EQ(d.statistics().reordered, 0u);
+}
+
 TEST(SoftverbsFaultyDatagrams, DelaysToTheNanosecond) {
   FaultyDatagrams d(
       {.datagram_delay_min = nanoseconds(777), .datagram_delay_max = nanoseconds(777)});
@@ -199,6 +207,30 @@ TEST(SoftverbsFaultyDatagrams, GoWithTheirQueuePair) {
   d.pass(1000);
   EXPECT_EQ(d.arrived, (std::vector<std::uint64_t>{0, 1, 2, 3}));
   EXPECT_EQ(d.statistics().abandoned, 4u);
+}
+
+TEST(SoftverbsFaultyDatagrams, OutliveTheirReceiver) {
+  std::uint64_t now = 1'000'000'000;
+  const sv::FaultPlan plan{.datagram_delay_min = nanoseconds(5'000'000),
+                           .datagram_delay_max = nanoseconds(5'000'000)};
+  Node a(timed(&now, &plan));
+  ibv_qp* qa = ready_ud(a, false);
+  {
+    Node b(timed(&now));
+    const Handle way(a, b);
+    ASSERT_EQ(Datagram(1, a.sge(0, 8), way, 2).post(qa), 0);
+  }
+  for (int ms = 0; ms < 5; ++ms) {
+    now += 1'000'000;
+    sv::control_device(a.context);
+    EXPECT_EQ(a.internals().peers.size(), 1u) << "somebody still has to do with it";
+  }
+  ibv_wc wc{};
+  ASSERT_TRUE(a.poll(wc));
+  EXPECT_EQ(a.internals().drops[static_cast<std::size_t>(sv::Drop::peer_gone)], 1u);
+  now += 1'000'000;
+  sv::control_device(a.context);
+  EXPECT_TRUE(a.internals().peers.empty());
 }
 
 TEST(SoftverbsFaultyDatagrams, BytesPerSecondAreKept) {
