@@ -83,10 +83,11 @@ Result<void> set_faults(ibv_context* context, const FaultPlan& plan);
 void clear_faults(ibv_context* context) noexcept;
 [[nodiscard]] FaultStatistics fault_statistics(ibv_context* context) noexcept;
 
-/// Cuts a link or heals it, in both directions; the other end needs no plan. Messages that were sent
-/// before still reach the peer, unanswered. While it is down nothing passes: connections try again by their timeouts and retry counts, and end with
-/// IBV_WC_RETRY_EXC_ERR if it stays down; datagrams are lost. A link is up when none of the three
-/// says that it is down. 0 or an errno value. A context without a plan gets the default one.
+/// Cuts a link or heals it, in both directions; the other end needs no plan. Messages that were
+/// sent before still reach the peer, unanswered. While it is down nothing passes: connections try
+/// again by their timeouts and retry counts, and end with IBV_WC_RETRY_EXC_ERR if it stays down;
+/// datagrams are lost. A link is up when none of the three says that it is down. 0 or an errno
+/// value. A context without a plan gets the default one.
 ///
 /// One connection's: EINVAL for a queue pair of datagrams or one that is not connected.
 int set_link(ibv_qp* qp, LinkState state) noexcept;
