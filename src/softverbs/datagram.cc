@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "softverbs/faults_layer.h"
 #include "softverbs/lane_io.h"
 #include "softverbs/queue.h"
 #include "softverbs/region.h"
@@ -91,7 +92,8 @@ bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
 }
 
 /// Errors that refuse a work request.
-int check(const Qp& qp, const ibv_send_wr& wr, std::uint64_t& length) noexcept {
+[[gnu::always_inline]] inline int check(const Qp& qp, const ibv_send_wr& wr,
+                                        std::uint64_t& length) noexcept {
   if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
     return ENOMEM;
   if ((wr.opcode != IBV_WR_SEND && wr.opcode != IBV_WR_SEND_WITH_IMM) ||
@@ -120,6 +122,25 @@ int check(const Qp& qp, const ibv_send_wr& wr, std::uint64_t& length) noexcept {
   return IBV_WC_SUCCESS;
 }
 
+/// Where a datagram that was found good goes: false if there is no room for it, a status other than
+/// success if it fails after all. There are two ways to post by it, of which the common one shall
+/// not pay for the other: all is in line.
+using Carry = bool (*)(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
+                       ibv_wc_status& status) noexcept;
+
+[[gnu::always_inline]] inline bool carry_at_once(Qp& qp, const ibv_send_wr&,
+                                                 const Outgoing& datagram,
+                                                 ibv_wc_status&) noexcept {
+  return transmit(qp, datagram);
+}
+
+bool carry_with_faults(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
+                       ibv_wc_status& status) noexcept {
+  status = hold_datagram(qp, wr, datagram.length);
+  return true;
+}
+
+template <Carry carry>
 int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
   std::uint64_t length = 0;
   if (const int error = check(qp, wr, length); error != 0) [[unlikely]]
@@ -128,29 +149,17 @@ int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
   if (!qp.straight) [[unlikely]]
     return keep_datagram(qp, wr, length), 0;
   const auto count = static_cast<std::uint32_t>(wr.num_sge);
-  const ibv_wc_status status =
+  ibv_wc_status status =
       check_contents(qp, wr.sg_list, count, length, (wr.send_flags & IBV_SEND_INLINE) != 0);
   if (status != IBV_WC_SUCCESS) [[unlikely]] {
     ++qp.sq_head;
     return fail_datagram(qp, wr.wr_id, status), 0;
   }
-  const Ah& ah = *static_cast<const Ah*>(wr.wr.ud.ah);
-  const std::uint32_t key = wr.wr.ud.remote_qkey;
-  const Outgoing datagram{ah.peer,
-                          wr.sg_list,
-                          count,
-                          bytes,
-                          wr.wr.ud.remote_qpn,
-                          (key & kOwnKey) != 0 ? qp.attr.qkey : key,
-                          wr.imm_data,
-                          ah.version_class_flow,
-                          ah.hop_limit,
-                          ah.plain,
-                          wr.opcode == IBV_WR_SEND_WITH_IMM,
-                          (wr.send_flags & IBV_SEND_SOLICITED) != 0};
-  if (!transmit(qp, datagram)) [[unlikely]]
+  if (!carry(qp, wr, outgoing(qp, wr, bytes), status)) [[unlikely]]
     return keep_datagram(qp, wr, length), 0;
   ++qp.sq_head;
+  if (status != IBV_WC_SUCCESS) [[unlikely]]
+    return fail_datagram(qp, wr.wr_id, status), 0;
   qp.next_psn = psn_add(qp.next_psn, 1);
   if (((wr.send_flags | qp.signal_all) & IBV_SEND_SIGNALED) == 0) return 0;
   qp.sq_reclaimed = qp.sq_head;
@@ -267,13 +276,14 @@ void drop_datagram(Context& c, Drop reason) noexcept {
   ++c.drops[static_cast<std::size_t>(reason)];
 }
 
-int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+template <Carry carry>
+static int post_all(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   int error =
       qp.straight || qp.state == IBV_QPS_RTS || qp.state == IBV_QPS_SQE || qp.state == IBV_QPS_ERR
           ? 0
           : EINVAL;
   for (; wr != nullptr && error == 0; wr = wr->next) {
-    error = post_one(qp, *wr);
+    error = post_one<carry>(qp, *wr);
     if (error != 0) [[unlikely]]
       break;
   }
@@ -282,6 +292,14 @@ int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   if (qp.straight) [[likely]]
     qp.sq_next = qp.sq_tail = qp.sq_head;  // nothing is outstanding
   return error;
+}
+
+int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  return post_all<carry_at_once>(qp, wr, bad);
+}
+
+int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  return post_all<carry_with_faults>(qp, wr, bad);
 }
 
 void take_datagram(Context& c, const InLane& lane, std::uint64_t word,

@@ -50,6 +50,23 @@ struct Outgoing {
 /// A remote_qkey with this bit means the sender's own.
 inline constexpr std::uint32_t kOwnKey = 1u << 31;
 
+inline Outgoing outgoing(const Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept {
+  const Ah& ah = *static_cast<const Ah*>(wr.wr.ud.ah);
+  const std::uint32_t key = wr.wr.ud.remote_qkey;
+  return {ah.peer,
+          wr.sg_list,
+          static_cast<std::uint32_t>(wr.num_sge),
+          length,
+          wr.wr.ud.remote_qpn,
+          (key & kOwnKey) != 0 ? qp.attr.qkey : key,
+          wr.imm_data,
+          ah.version_class_flow,
+          ah.hop_limit,
+          ah.plain,
+          wr.opcode == IBV_WR_SEND_WITH_IMM,
+          (wr.send_flags & IBV_SEND_SOLICITED) != 0};
+}
+
 /// post_send of a datagram queue pair. Hot.
 int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
@@ -70,6 +87,10 @@ void keep_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept
 void pump_datagrams(Qp& qp) noexcept;
 /// Before the queue is flushed: lets go of the receivers.
 void forget_datagrams(Qp& qp) noexcept;
+
+// For faults_datagram.cc. Cold.
+/// post_datagrams, with hold_datagram() in the place of the lane.
+int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
 /// Receives or drops the datagram of so many bytes that is next in the lane. Hot.
 void take_datagram(Context& c, const InLane& lane, std::uint64_t word,

@@ -18,6 +18,7 @@
 #include "base/random.h"
 #include "softverbs/atomic_lock.h"
 #include "softverbs/control.h"
+#include "softverbs/faults_layer.h"
 #include "softverbs/gid.h"
 #include "softverbs/local_segments.h"
 #include "softverbs/objects.h"
@@ -129,9 +130,16 @@ void* refuse_with(int error) noexcept {
 
 }  // namespace
 
-Result<ibv_context*> open_device(const Clock& clock, Driving driving) {
-  return base::no_throw("open the softverbs device",
-                        [&]() -> Result<ibv_context*> { return open_checked(clock, driving); });
+Result<ibv_context*> open_device(const Clock& clock, Driving driving, const FaultPlan* faults) {
+  auto opened = base::no_throw("open the softverbs device", [&]() -> Result<ibv_context*> {
+    return open_checked(clock, driving);
+  });
+  if (!opened || faults == nullptr) return opened;
+  if (auto set = set_faults(*opened, *faults); !set) {
+    (void)close_device(*opened);
+    return tl::unexpected(set.error());
+  }
+  return opened;
 }
 
 int close_device(ibv_context* context) noexcept {

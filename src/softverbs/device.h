@@ -12,10 +12,13 @@
 namespace spinwire::softverbs {
 
 enum class Driving : std::uint8_t;
+struct FaultPlan;
 
 inline constexpr const char* kDeviceName = "softverbs";
 
-Result<ibv_context*> open_device(const Clock& clock, Driving driving);
+/// With a fault plan (softverbs/faults.h), if one is given.
+Result<ibv_context*> open_device(const Clock& clock, Driving driving,
+                                 const FaultPlan* faults = nullptr);
 /// EBUSY while objects of it are left.
 int close_device(ibv_context* context) noexcept;
 void control_device(ibv_context* context) noexcept;

@@ -18,9 +18,11 @@
 namespace spinwire::softverbs {
 
 struct Context;
+struct Faults;
 struct Mw;
 struct Peer;
 struct Qp;
+struct QueueFaults;
 
 struct Pd : ibv_pd {
   std::uint64_t id = 0;
@@ -284,6 +286,7 @@ struct Qp : ibv_qp {
   Qp* next_stalled = nullptr;
   ibv_qp_attr attr{};
   ibv_qp_init_attr init{};
+  std::unique_ptr<QueueFaults> faults;  ///< null without a fault plan
 };
 
 enum class Driving : std::uint8_t {
@@ -362,6 +365,7 @@ struct Context {
   std::shared_ptr<base::SharedMemory> memory;  ///< holds `segment`; peers of this process share it
   ibv_device device{};
   std::uint32_t objects_open = 0;  ///< verbs objects not destroyed yet
+  std::unique_ptr<Faults> faults;  ///< null without a fault plan
 };
 
 inline Context& context_of(ibv_context* c) noexcept {

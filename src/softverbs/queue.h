@@ -28,6 +28,17 @@ void acknowledge(Peer& peer) noexcept;
 /// of messages that costs both ends more than a send completion that comes this much later.
 inline constexpr std::int32_t kAckPatience = 48;
 
+/// Whether a work request of a connection needs nothing of the peer.
+constexpr bool is_local(std::uint8_t opcode) noexcept {
+  return opcode == IBV_WR_BIND_MW || opcode == IBV_WR_LOCAL_INV;
+}
+/// Whether it takes one of the peer's receives.
+constexpr bool is_packet(std::uint8_t opcode) noexcept {
+  constexpr std::uint32_t kPackets = 1u << IBV_WR_SEND | 1u << IBV_WR_SEND_WITH_IMM |
+                                     1u << IBV_WR_SEND_WITH_INV | 1u << IBV_WR_RDMA_WRITE_WITH_IMM;
+  return (kPackets >> opcode & 1) != 0;
+}
+
 /// Null if the queue is overrun, which is reported.
 ibv_wc* ring_slot(Cq& cq) noexcept;
 
@@ -63,6 +74,9 @@ void wait_until(Qp& qp, Nanoseconds delay) noexcept;
 void take_naks(Peer& peer, std::uint64_t head) noexcept;
 /// Timers, and control() for a context that its polls drive.
 void attend(Context& c) noexcept;
+/// Consumes what lies in a lane without taking it, as if it had been lost on the way. Answers how
+/// many datagrams were among it.
+std::uint32_t refuse_lane(InLane& lane) noexcept;
 void ring_doorbell(Peer& peer) noexcept;
 /// A completion with an error; every field but status, wr_id and qp_num is undefined to the user.
 void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,

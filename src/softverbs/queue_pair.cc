@@ -12,6 +12,7 @@
 #include "softverbs/control.h"
 #include "softverbs/datagram.h"
 #include "softverbs/device.h"
+#include "softverbs/faults_layer.h"
 #include "softverbs/gid.h"
 #include "softverbs/objects.h"
 #include "softverbs/peer.h"
@@ -114,6 +115,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   if (init.srq == nullptr)
     make_receive_queue(qp->own_receives, init.cap.max_recv_wr, init.cap.max_recv_sge);
   reserve_one(c.waiting, c.objects_open);
+  if (c.faults != nullptr) watch_queue(c, *qp);
   if (!take_number(c, qp->qp_num)) {
     errno = ENOMEM;
     return nullptr;
@@ -229,6 +231,7 @@ int to_rtr(Context& c, Qp& qp) noexcept {
 
 /// Every state to RESET: as newly made. What was outstanding is dropped without completions.
 void to_reset(Qp& qp) noexcept {
+  if (qp.faults != nullptr) queue_reset(qp);
   stop_waiting(qp);
   forget_datagrams(qp);
   leave_peer(qp);
@@ -338,6 +341,7 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
     return error;
   }
   show_attributes(qp);
+  if (qp.faults != nullptr) queue_connected(qp);
   // Rights that were taken away: not even who is using them has them when this is done.
   const bool taken = (before.qp_access_flags & ~qp.attr.qp_access_flags) != 0;
   if (taken && qp.within == Within::noted) qp.within = Within::anybody;

@@ -309,6 +309,27 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
   advance(lane, lines);
 }
 
+}  // namespace
+
+std::uint32_t refuse_lane(InLane& lane) noexcept {
+  std::uint32_t datagrams = 0;
+  for (std::uint32_t left = kLaneLines; left != 0; --left) {
+    const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
+    if (word_mark(word) != lane.mark) break;
+    const std::uint32_t lines = std::min(lines_for(lane.next->length), kLaneLines);
+    if (word_packet(word) >= Packet::datagram) {
+      ++datagrams;
+    } else {
+      answer_nak(lane, nullptr, Nak::not_ready);
+    }
+    advance(lane, lines);
+  }
+  lane.control->head.store(lane.head, std::memory_order_release);
+  return datagrams;
+}
+
+namespace {
+
 /// Whether a receive is for one element that may be written and has room for `length` bytes.
 inline bool fits(const Context& c, Qp& qp, const ReceiveWr& wr, std::uint32_t length) noexcept {
   return wr.sge_count == 1 && length <= wr.capacity &&

@@ -48,10 +48,6 @@ constexpr bool inline_allowed(ibv_wr_opcode opcode) noexcept {
   return opcode < IBV_WR_RDMA_READ || opcode == IBV_WR_SEND_WITH_INV;
 }
 
-constexpr bool is_local(std::uint8_t opcode) noexcept {
-  return opcode == IBV_WR_BIND_MW || opcode == IBV_WR_LOCAL_INV;
-}
-
 /// What the less common work requests say besides; 0 or an errno value.
 [[gnu::noinline]] int keep_operands(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   switch (wr.opcode) {
@@ -300,12 +296,6 @@ inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
   if (peer.out.tail != begin) [[likely]]
     after_publishing(peer);
   return wr;
-}
-
-constexpr bool is_packet(std::uint8_t opcode) noexcept {
-  constexpr std::uint32_t kPackets = 1u << IBV_WR_SEND | 1u << IBV_WR_SEND_WITH_IMM |
-                                     1u << IBV_WR_SEND_WITH_INV | 1u << IBV_WR_RDMA_WRITE_WITH_IMM;
-  return (kPackets >> opcode & 1) != 0;
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "base/random.h"
 #include "base/shared_memory.h"
 #include "softverbs/device.h"
+#include "softverbs/faults.h"
 #include "softverbs/gid.h"
 #include "softverbs/objects.h"
 #include "softverbs/queue.h"
@@ -40,6 +41,7 @@ struct NodeOptions {
   bool signal_all = false;
   spinwire::Clock clock = spinwire::Clock::real();
   sv::Driving driving = sv::Driving::by_user;
+  const sv::FaultPlan* faults = nullptr;
 };
 
 /// What a queue pair's remote end has to know.
@@ -57,7 +59,7 @@ inline void must(bool ok, const char* what) {
 class Node {
  public:
   explicit Node(const NodeOptions& options = {}) : options_(options) {
-    auto opened = sv::open_device(options.clock, options.driving);
+    auto opened = sv::open_device(options.clock, options.driving, options.faults);
     must(opened.has_value(), "open_device");
     context = *opened;
     pd = sv::alloc_pd(context);

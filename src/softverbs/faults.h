@@ -1,0 +1,99 @@
+// Faults on purpose: what a context sends is dropped, duplicated, reordered, delayed, refused,
+// slowed down or failed as a plan says, and links are cut. For tests and simulations.
+//
+// All happens on the sending side, by the context's clock, in the thread that drives it. What
+// befalls a work request depends on the plan, its seed, and the request's number among those posted
+// since the plan was set: the same calls at the same times see the same faults, whatever the
+// addresses, processes and wall time. Raising one probability changes no other fault.
+//
+// A context with a plan has other functions in its ibv_context::ops; one without pays nothing.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <chrono>
+#include <cstdint>
+
+#include "spinwire/clock.h"
+#include "spinwire/status.h"
+
+namespace spinwire::softverbs {
+
+/// Probabilities lie within 0 (never) and 1 (always). The default has no fault.
+struct FaultPlan {
+  std::uint64_t seed = 0;
+
+  // Datagrams. The send completes when it is posted, whatever becomes of it; what is held is a
+  // copy.
+  double drop = 0;       ///< probability of being lost
+  double duplicate = 0;  ///< of being sent twice, each copy with a delay of its own
+  double reorder = 0;    ///< of being overtaken by later ones of its queue pair
+  /// By how many: 1 to this many, evenly. Fewer if they do not come before `reorder_patience`.
+  std::uint32_t reorder_distance = 4;
+  Nanoseconds reorder_patience = std::chrono::microseconds(100);
+  Nanoseconds datagram_delay_min{0};  ///< evenly between both, each datagram on its own
+  Nanoseconds datagram_delay_max{0};
+  std::uint32_t held_datagrams = 256;  ///< that wait at a time; what comes while all do is lost
+
+  // Reliable connections, whose order is kept whatever happens.
+  /// Probability that a message (what takes a receive) finds its receiver not ready, for which it
+  /// is tried again by the queue pair's own timer and count.
+  double rnr = 0;
+  std::uint32_t rnr_in_a_row = 1;  ///< so many times; more than rnr_retry end the connection
+  Nanoseconds delay_min{0};  ///< from posting to sending, evenly between both; a request waits for
+  Nanoseconds delay_max{0};  ///< those before it in its queue pair besides
+
+  // Both.
+  /// Payload bytes that all queue pairs together send in a second, those that READ asks for
+  /// included; 0: no limit. A request goes out when its last byte would have left.
+  std::uint64_t bytes_per_second = 0;
+  std::uint64_t burst_bytes = 0;  ///< that may go at once after a time of rest
+  /// The n-th work request posted since the plan was set fails, counted from 1; 0: none. A
+  /// connection goes to ERR and flushes the rest, datagrams go to SQE.
+  std::uint64_t fail_at = 0;
+  std::uint32_t fail_queue_pair = 0;  ///< counts the requests of this number's; 0: all
+  ibv_wc_status fail_status = IBV_WC_GENERAL_ERR;
+};
+
+/// How often each fault was injected since the context got its first plan.
+struct FaultStatistics {
+  // Datagrams.
+  std::uint64_t dropped = 0;
+  std::uint64_t duplicated = 0;
+  std::uint64_t reordered = 0;          ///< by `reorder`, and overtaken by one at least
+  std::uint64_t datagrams_delayed = 0;  ///< copies that were given a delay above 0
+  std::uint64_t overflowed = 0;         ///< lost because `held_datagrams` waited
+  std::uint64_t abandoned = 0;  ///< lost with their queue pair, which was reset or destroyed
+  std::uint64_t cut = 0;        ///< lost on a link that was down, in either direction
+  // Connections.
+  std::uint64_t rnr = 0;       ///< negative answers
+  std::uint64_t delayed = 0;   ///< work requests that were given a delay above 0
+  std::uint64_t timeouts = 0;  ///< of work requests on a link that was down
+  // Both.
+  std::uint64_t failed = 0;  ///< by `fail_at`
+  std::uint64_t bytes = 0;   ///< of payload that left, each try counted
+};
+
+enum class LinkState : std::uint8_t { up, down };
+
+/// Gives the context a plan, or another one: what was posted before keeps the fate it has, the
+/// count of work requests begins anew. Errors: invalid_argument naming the field; no_memory.
+Result<void> set_faults(ibv_context* context, const FaultPlan& plan);
+/// Takes the plan away: links are up, and what was held goes out at once.
+void clear_faults(ibv_context* context) noexcept;
+[[nodiscard]] FaultStatistics fault_statistics(ibv_context* context) noexcept;
+
+/// Cuts a link or heals it, in both directions; the other end needs no plan. Messages that were
+/// sent before still reach the peer, unanswered. While it is down nothing passes: connections try
+/// again by their timeouts and retry counts, and end with IBV_WC_RETRY_EXC_ERR if it stays down;
+/// datagrams are lost. A link is up when none of the three says that it is down. 0 or an errno
+/// value. A context without a plan gets the default one.
+///
+/// One connection's: EINVAL for a queue pair of datagrams or one that is not connected.
+int set_link(ibv_qp* qp, LinkState state) noexcept;
+/// All that passes between the context and the one with this GID, now and later.
+int set_link(ibv_context* context, const ibv_gid& peer, LinkState state) noexcept;
+/// All that passes between the context and any other.
+int set_links(ibv_context* context, LinkState state) noexcept;
+
+}  // namespace spinwire::softverbs

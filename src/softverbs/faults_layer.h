@@ -1,0 +1,135 @@
+// What lies between the user of a context with a fault plan and the plain functions. Cold.
+//
+// Connections: work requests lie in the send queue as always, but the queue pair's own sq_head
+// tells only of those that may go; QueueFaults::posted is where the user is. So room, inline bytes,
+// order and flushes are the plain code's. Datagrams complete when posted and wait as copies.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "softverbs/faults.h"
+#include "softverbs/objects.h"
+
+namespace spinwire::softverbs {
+
+/// What awaits a work request in the send queue.
+struct HeldWr {
+  std::uint64_t ready;   ///< when it may go, in nanoseconds of the clock
+  std::uint64_t order;   ///< among all that is held
+  std::uint32_t rnr;     ///< negative answers still to come
+  ibv_wc_status status;  ///< that it fails with, if not success
+};
+
+/// Of one queue pair.
+struct QueueFaults {
+  std::unique_ptr<HeldWr[]> held;  ///< by send-queue slot; of connections only
+  std::uint32_t posted = 0;        ///< next to be posted
+  std::uint64_t count = 0;         ///< work requests since the plan was set
+  std::uint64_t last_ready = 0;    ///< of the one posted last
+  std::uint64_t not_before = 0;    ///< the first that waits was kept from going until then
+  std::uint64_t expected = 0;      ///< Qp::expected for when the link is up again
+  bool busy = false;               ///< listed in Faults::busy
+  bool link_down = false;          ///< its own
+  bool cut = false;                ///< its own or its peer's, in force
+};
+
+struct HeldDatagram {
+  Qp* qp = nullptr;
+  Ah way;
+  ibv_send_wr wr{};
+  std::uint32_t length = 0;
+  std::uint32_t overtakers = 0;  ///< that it still waits for
+  bool overtaken = false;
+  std::uint64_t delayed_until = 0;
+  std::uint64_t ready = 0;  ///< the same, or the end of its patience
+  std::uint64_t order = 0;
+};
+
+/// The limit of bytes per second: when a link of that rate has sent all that was given to it, to
+/// a fraction of a nanosecond.
+struct Pace {
+  std::uint64_t rate = 0;
+  std::uint64_t burst = 0;     ///< nanoseconds
+  std::uint64_t end = 0;       ///< nanoseconds
+  std::uint64_t fraction = 0;  ///< and so many parts of `rate`
+};
+
+struct Faults {
+  FaultPlan plan;
+  FaultStatistics statistics;
+  Pace pace;
+  std::uint64_t number = 0;  ///< work requests since the plan was set
+  std::uint64_t order = 0;
+  std::vector<Qp*> busy;  ///< connections with work that waits
+  bool all_down = false;
+  std::vector<ibv_gid> peers_down;
+  // Datagrams that wait.
+  std::vector<HeldDatagram> slots;
+  std::unique_ptr<std::byte[]> bytes;  ///< kDatagramBytes per slot
+  std::vector<std::uint32_t> free;
+  std::vector<std::uint32_t> heap;  ///< the next to go first
+};
+
+/// What chance has in store for one work request.
+struct Fate {
+  bool drop, duplicate, rnr;
+  std::uint32_t overtakers;
+  std::uint64_t delay[2];
+};
+/// Depends on the plan and `number` only.
+Fate draw(const FaultPlan& plan, std::uint64_t number, Nanoseconds delay_min,
+          Nanoseconds delay_max) noexcept;
+/// Counts a work request; the status that the plan has it fail with, or success.
+ibv_wc_status count_request(Faults& faults, const Qp& qp) noexcept;
+
+std::uint64_t now_in_ns(const Context& c) noexcept;
+
+/// Sends whatever may go by now.
+void run_faults(Context& c) noexcept;
+/// Sends all that is held, whatever it waits for.
+void release_all(Context& c) noexcept;
+
+// Connections: faults_connected.cc.
+int post_connected_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
+/// Brings the queue pair in line with what happened to it since: ERR, the peer gone, the link down.
+void settle(Qp& qp, std::uint64_t now) noexcept;
+/// Whether its next work request may go when it is ready.
+bool may_go(const Qp& qp) noexcept;
+/// Lets it go, or has it meet its fault.
+void let_go(Qp& qp) noexcept;
+/// Whether anything waits.
+bool has_held(const Qp& qp) noexcept;
+void list_busy(Faults& faults, Qp& qp) noexcept;
+
+// Datagrams: faults_datagram.cc.
+/// One that was found good: what becomes of it is decided, and a copy held. Success, or the status
+/// that the plan has it fail with.
+ibv_wc_status hold_datagram(Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept;
+/// Sends the next one.
+void send_held(Context& c) noexcept;
+/// Loses those of a queue pair.
+void abandon(Faults& faults, const Qp& qp) noexcept;
+/// Makes room for so many. May throw std::bad_alloc.
+void reserve_datagrams(Faults& faults, std::uint32_t count);
+
+// Links: faults_links.cc.
+bool is_down(const Faults& faults, const ibv_gid& peer) noexcept;
+/// Applies the state of its link to a connection.
+void update_link(Qp& qp) noexcept;
+/// Loses what lies in the lanes of peers whose links are down.
+void sweep_lanes(Context& c) noexcept;
+/// Lets polls look at the others.
+void wake_swept(Context& c) noexcept;
+
+// For the life of queue pairs.
+/// A new queue pair of a context with a plan. May throw std::bad_alloc.
+void watch_queue(Context& c, Qp& qp);
+void queue_connected(Qp& qp) noexcept;
+/// It drops what is outstanding.
+void queue_reset(Qp& qp) noexcept;
+
+}  // namespace spinwire::softverbs
