@@ -278,7 +278,10 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
     } else {
       take_send(lane, *qp, a);
     }
-    if (qp->expected != kNeverExpected) expect(*qp, next_word(word));
+    if (qp->expected != kNeverExpected) {
+      expect(*qp, next_word(word));
+      if ((a.flags & line_flag::kSolicited) != 0) ++static_cast<Cq*>(qp->recv_cq)->solicited;
+    }
   }
   advance(lane, lines);
 }

@@ -50,6 +50,8 @@ int end_registration(ibv_mr* mr) {
   for (;;) {
     {
       const Guard guard(context);
+      const auto index = static_cast<softverbs::Mr*>(mr)->index;
+      if (guard.host().device->regions.slots[index].windows != 0) return EBUSY;  // for good
       const int error = unmade(guard, mr, softverbs::dereg_mr(mr));
       if (error != EBUSY || std::chrono::steady_clock::now() >= end) return error;
       softverbs::control_device(context);  // notices that the peer died
