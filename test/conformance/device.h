@@ -122,7 +122,6 @@ class Memory {
       : bytes_(
             static_cast<std::byte*>(std::aligned_alloc(kPage, (size + kPage - 1) / kPage * kPage)),
             std::free),
-        size_(size),
         mr_(ibv_reg_mr(pd, bytes_.get(), size, access)) {
     must(mr_ != nullptr, "ibv_reg_mr");
     std::memset(bytes_.get(), 0, size);
@@ -158,7 +157,6 @@ class Memory {
  private:
   static constexpr std::size_t kPage = 4096;
   std::unique_ptr<std::byte, void (*)(void*)> bytes_;
-  std::size_t size_;
   Mr mr_;
 };
 
