@@ -111,6 +111,7 @@ BENCH_COMMON_SRC := $(wildcard bench/common/*.cc)
 COUNT_SRC := $(wildcard bench/count/*.cc)
 PEER_SRC := $(wildcard bench/peers/*.cc)
 TEST_SRC := $(call find,test,*_test.cc)
+CASE_SRC := $(wildcard test/conformance/*_cases.cc)
 
 TOOLS := $(addprefix $(BIN)/,$(call dashed,$(TOOL_SRC)))
 EXAMPLES := $(addprefix $(BIN)/,$(call dashed,$(EXAMPLE_SRC)))
@@ -119,6 +120,7 @@ PEERS := $(addprefix $(BIN)/peer-,$(call dashed,$(PEER_SRC)))
 PROBES := $(addprefix $(BIN)/preload-,$(call dashed,$(PROBE_SRC)))
 BENCH := $(if $(BENCH_SRC),$(BIN)/spinwire-bench)
 TESTS := $(BIN)/spinwire-tests
+CONFORMANCE := $(BIN)/verbs-conformance
 
 VERSION := $(shell awk '/^\#define SPINWIRE_VERSION_M|^\#define SPINWIRE_VERSION_P/ \
   { v = v (v == "" ? "" : ".") $$3 } END { print v }' include/spinwire/version.h)
@@ -132,7 +134,8 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 # ---- what can be asked for --------------------------------------------------------------------
 
 .PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count \
-  count-record tidy check-layers check-headers check-format lint clang format asan tsan install install-deps \
+  count-record conformance conformance-run conformance-proof tidy check-layers check-headers \
+  check-format lint clang format asan tsan install install-deps \
   preload clean help FORCE
 
 ## all: libraries, tools and examples
@@ -146,7 +149,7 @@ tests: $(TESTS)
 peers: $(PEERS)
 
 ## everything: all that can be compiled: all, tests, benchmarks, comparators
-everything: all tests peers $(BENCH) $(COUNTS) $(PROBES)
+everything: all tests peers $(BENCH) $(COUNTS) $(PROBES) $(CONFORMANCE)
 
 ## demo: install what is missing, build, run the demonstration
 demo: install-deps
@@ -168,10 +171,22 @@ export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1:detect_stack_use_af
 export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
-## check: the quick tests (FILTER=Suite* for some of them)
-check: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES))
+## check: the quick tests (FILTER=Suite* for some of them) and the conformance cases
+check: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES) $(CONFORMANCE))
 	@timeout -k 10 $(TEST_TIMEOUT) $(TEST_RUN) $< --gtest_filter='$(or $(FILTER),$(QUICK))' \
 	  $(GTEST_ARGS)
+	$(if $(VARIANT)$(FILTER),,@timeout -k 10 $(TEST_TIMEOUT) $(RUN_CONFORMANCE) $(GTEST_ARGS))
+
+# Knows nothing of Spinwire: any other device is tried by the program alone.
+RUN_CONFORMANCE := $(PRELOAD_RUN) $(CONFORMANCE) --device softverbs
+## conformance: tries softverbs by the specification, then each case on devices broken for it
+conformance:
+	+$(Q)$(MAKE) --no-print-directory conformance-run
+	+$(Q)$(MAKE) --no-print-directory conformance-proof
+conformance-run: $(CONFORMANCE) preload
+	@timeout -k 10 $(TEST_TIMEOUT) $(RUN_CONFORMANCE) $(GTEST_ARGS)
+conformance-proof: $(CONFORMANCE) preload
+	@timeout -k 10 $(TEST_TIMEOUT) $(RUN_CONFORMANCE) --prove
 
 ## asan: the quick tests under the address and undefined-behaviour sanitizers
 asan:
@@ -228,6 +243,8 @@ $(GEN)/lib.list: FORCE
 	$(call write_if_changed,$(LIB_SRC))
 $(GEN)/tests.inc: FORCE
 	$(call write_if_changed,$(patsubst test/%,'#include "%"',$(TEST_SRC)))
+$(GEN)/conformance.inc: FORCE
+	$(call write_if_changed,$(patsubst test/%,'#include "%"',$(CASE_SRC)))
 
 $(OBJ)/%.o: %.cc $(GEN)/flags
 	$(call say,CXX,$<)
@@ -237,8 +254,11 @@ $(OBJ)/%.o: %.cc $(GEN)/flags
 TEST_OBJ := $(OBJ)/test/all_tests.o
 $(TEST_OBJ): $(GEN)/tests.inc
 $(TEST_OBJ): OPT = $(TEST_OPT)
+CONFORMANCE_OBJ := $(OBJ)/test/conformance/conformance.o
+$(CONFORMANCE_OBJ): $(GEN)/conformance.inc
+$(CONFORMANCE_OBJ): OPT = $(TEST_OPT)
 
--include $(patsubst %.o,%.d,$(TEST_OBJ) $(call object,$(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) \
+-include $(patsubst %.o,%.d,$(TEST_OBJ) $(CONFORMANCE_OBJ) $(call object,$(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) \
   $(TOOL_COMMON_SRC) $(BENCH_SRC) $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC)))
 
 # ---- linking ----------------------------------------------------------------------------------
@@ -309,6 +329,11 @@ $(BIN)/preload-$(call dashed,$(1)): $(call object,$(1)) $(GEN)/link
 
 endef
 $(eval $(foreach s,$(PROBE_SRC),$(call probe,$(s))))
+# Nor does this one.
+$(CONFORMANCE): $(CONFORMANCE_OBJ) $(GEN)/link
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) $(CXXFLAGS) $(SANITIZE) $(LDFLAGS) $(filter %.o,$^) -libverbs -lpthread -o $@
 # Comparators are the only programs that link what they compare with.
 $(eval $(foreach s,$(PEER_SRC),$(call program,peer-$(call dashed,$(s)),$(s),$(BENCH_COMMON),\
   -lucp -lucs)))
@@ -352,7 +377,8 @@ $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 # clang's opinion of every source, without code. Like the objects, up to date until a source or a
 # header changes.
 CLANG_SRC := $(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) $(TOOL_COMMON_SRC) $(BENCH_SRC) \
-  $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC) test/all_tests.cc
+  $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC) test/all_tests.cc \
+  test/conformance/conformance.cc
 CLANG_OK := $(patsubst %.cc,$(BUILD)/clang/%.ok,$(CLANG_SRC))
 
 ## clang: all sources through the other compiler's front end
@@ -364,6 +390,7 @@ $(BUILD)/clang/%.ok: %.cc Makefile
 	  -MMD -MP -MT $@ -MF $(@:.ok=.d) $<
 	@touch $@
 $(BUILD)/clang/test/all_tests.ok: $(GEN)/tests.inc
+$(BUILD)/clang/test/conformance/conformance.ok: $(GEN)/conformance.inc
 
 -include $(CLANG_OK:.ok=.d)
 

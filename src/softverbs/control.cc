@@ -172,9 +172,32 @@ void control(Context& c) noexcept {
   doze(c);
 }
 
+/// Queue pairs whose peers reached for what they may not have.
+static void take_violations(Context& c) noexcept {
+  for (const auto& peer : c.peers) {
+    for (Qp* qp = peer->queue_pairs; qp != nullptr; qp = qp->next_of_peer) {
+      const std::uint64_t word = qp->entry->violation.load(std::memory_order_acquire);
+      if (word == 0) continue;
+      qp->entry->violation.store(0, std::memory_order_relaxed);
+      const bool invalid = word == violation_word(qp->qp_num, qp->dest_qpn, Nak::invalid_request);
+      if (!invalid && word != violation_word(qp->qp_num, qp->dest_qpn, Nak::access)) continue;
+      if (qp->expected == kNeverExpected) continue;  // it answers nobody: failed already
+      if (!peer->gone) acknowledge(*peer);           // what the peer has taken is not flushed
+      stop_waiting(*qp);
+      pump(*qp);  // it has left the window that is being invalidated
+      enter_error(*qp);
+      raise_event(c, invalid ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_ACCESS_ERR, qp);
+    }
+  }
+}
+
 void wake_lanes(Context& c) noexcept {
   if (c.segment->doorbell.load(std::memory_order_relaxed) == 0) return;
   c.segment->doorbell.exchange(0);
+  if (c.segment->violated.load(std::memory_order_relaxed) != 0) {
+    c.segment->violated.exchange(0);
+    take_violations(c);
+  }
   for (std::uint32_t i = 0; i < kMaxLanes / 64; ++i) {
     if (c.segment->doorbells[i].load(std::memory_order_relaxed) == 0) continue;
     for (std::uint64_t bits = c.segment->doorbells[i].exchange(0); bits != 0; bits &= bits - 1) {

@@ -331,6 +331,8 @@ void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
   }
   scatter(route_header(c, lane, datagram), cursor, datagram.length, sges, wr.sge_count);
   ++receives.head;
+  if ((word_flags(word) & line_flag::kSolicited) != 0) [[unlikely]]
+    ++static_cast<Cq*>(qp->recv_cq)->solicited;
   const unsigned flags = IBV_WC_GRH | (datagram.has_imm ? unsigned{IBV_WC_WITH_IMM} : 0u);
   if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp->recv_cq)); wc != nullptr) [[likely]] {
     CompletionHead{IBV_WC_RECV, qp->qp_num, word_psn(word), datagram.prefix.imm, flags}.fill(

@@ -50,6 +50,7 @@ struct Cq : ibv_cq {
   std::uint32_t tail = 0;
   std::uint32_t mask = 0;
   bool overrun = false;
+  std::uint32_t solicited = 0;  ///< completions so far that were, or told of errors
   std::uint32_t users = 0;
   std::unique_ptr<ibv_wc[]> ring;
 };

@@ -107,6 +107,16 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
   return bytes.kind == RemoteBytes::Kind::refused ? Reached::refused : Reached::done;
 }
 
+/// A responder's queue pair fails with the request that it refuses. Here it is not asked: it learns
+/// of it at its next poll.
+void tell_refusal(const Qp& qp, Nak reason) noexcept {
+  Segment& there = *qp.peer->segment;
+  there.queue_pairs[queue_pair_index(qp.dest_qpn)].violation.store(
+      violation_word(qp.dest_qpn, qp.qp_num, reason), std::memory_order_release);
+  there.violated.store(1);
+  there.doorbell.store(1);
+}
+
 /// Ends or puts off a work request that did not succeed.
 [[gnu::noinline]] void give_up(Qp& qp, Reached reached) noexcept {
   switch (reached) {
@@ -115,6 +125,7 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
     case Reached::contended:
       return wait_until(qp, kLockPatience);
     case Reached::refused:
+      tell_refusal(qp, Nak::access);
       return fail_oldest(qp, IBV_WC_REM_ACCESS_ERR);
     default:
       return fail_oldest(qp, IBV_WC_REM_OP_ERR);
@@ -130,6 +141,7 @@ ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcep
 
 [[gnu::noinline]] bool run_atomic(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   if (const ibv_wc_status status = check(qp, wr, sges); status != IBV_WC_SUCCESS) {
+    if (status == IBV_WC_REM_INV_REQ_ERR) tell_refusal(qp, Nak::invalid_request);
     fail_oldest(qp, status);
     return false;
   }

@@ -221,6 +221,7 @@ int to_rtr(Context& c, Qp& qp) noexcept {
   QueuePairEntry& entry = *qp.entry;
   entry.expected_psn.store(qp.attr.rq_psn, std::memory_order_relaxed);
   entry.nak.store(Nak::none, std::memory_order_relaxed);
+  entry.violation.store(0, std::memory_order_relaxed);
   show_attributes(qp);  // before anybody can find it
   entry.remote.store(parse_gid(peer->gid)->nonce, std::memory_order_relaxed);
   entry.ident.store(queue_pair_ident(qp.qp_num, qp.dest_qpn), std::memory_order_release);

@@ -304,7 +304,10 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
     const Arrival a{line, lane.head, word_packet(word), word_flags(word), bytes, lines};
     const bool taken =
         a.packet == Packet::write_imm ? take_write(lane, *qp, a) : take_send(lane, *qp, a);
-    if (taken) expect(*qp, next_word(word));
+    if (taken) {
+      expect(*qp, next_word(word));
+      if ((a.flags & line_flag::kSolicited) != 0) ++static_cast<Cq*>(qp->recv_cq)->solicited;
+    }
   }
   advance(lane, lines);
 }

@@ -56,6 +56,7 @@ void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,
                 ibv_wc_opcode opcode) noexcept {
   ibv_wc* wc = completion_slot(cq);
   if (wc == nullptr) return;
+  ++cq.solicited;
   *wc = ibv_wc{};
   wc->wr_id = wr_id;
   wc->status = status;

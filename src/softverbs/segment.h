@@ -123,6 +123,8 @@ struct alignas(128) QueuePairEntry {
   std::atomic<std::uint64_t> pd;
   std::atomic<std::uint32_t> access;  ///< IBV_ACCESS_* of the queue pair
   std::atomic<std::uint32_t> rnr_timer;
+  /// Written by the peer: a one-sided request of its was refused, so this queue pair has failed.
+  std::atomic<std::uint64_t> violation;
   // Written per message by the owner, read by the peer only after a negative answer.
   alignas(64) std::atomic<std::uint32_t> expected_psn;
   std::atomic<Nak> nak;
@@ -130,6 +132,11 @@ struct alignas(128) QueuePairEntry {
 };
 static_assert(sizeof(QueuePairEntry) == 128);
 
+/// The ident of the one that is meant, with the reason in place of its state.
+constexpr std::uint64_t violation_word(std::uint32_t local, std::uint32_t remote, Nak reason) {
+  return std::uint64_t{local} << 32 | std::uint64_t{remote} << 8 |
+         static_cast<std::uint8_t>(reason);
+}
 inline constexpr std::uint64_t kServed = 1;
 inline constexpr std::uint64_t kDestroyed = 2;
 /// The ident of one that answers requests.
@@ -181,6 +188,7 @@ struct Segment {
   std::atomic<std::uint32_t> lanes_used;  ///< above every directory entry ever claimed
   // Doorbells of sleeping lanes: bits first, then the summary that the owner polls.
   alignas(64) std::atomic<std::uint64_t> doorbell;
+  std::atomic<std::uint64_t> violated;  ///< a queue pair has a violation to be looked at
   alignas(64) std::atomic<std::uint64_t> doorbells[kMaxLanes / 64];
   LaneEntry directory[kMaxLanes];
   ObjectEntry objects[kMaxObjects];

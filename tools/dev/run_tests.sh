@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that `make test` does, stage by stage, stopping at the first that fails. Logs are kept
 # in build/log. The last line is always "N passed, N failed": the sum over all runs of the test
-# program; a stage that fails without a failed test counts as one failure.
+# programs, and the planted defects that were seen; a stage that fails without a failed test counts
+# as one failure.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
 
@@ -81,6 +82,8 @@ stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
 stage tidy "${make[@]}" tidy
 test_stage tests "${make[@]}" check FILTER='*'
+test_stage conformance "${make[@]}" conformance-run
+test_stage conformance-proof "${make[@]}" conformance-proof
 if [[ "${SOFTROCE:-on}" == off ]]; then
   echo '== softroce: left out, as SOFTROCE=off asks'
 else

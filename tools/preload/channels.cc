@@ -32,6 +32,10 @@ std::uint32_t waiting(const ibv_cq* base) noexcept {
   return cq->tail - cq->head;
 }
 
+std::uint32_t solicited(const ibv_cq* cq) noexcept {
+  return static_cast<const softverbs::Cq*>(cq)->solicited;
+}
+
 void disarm(Host& host, WatchedCq& watched) noexcept {
   if (!watched.armed) return;
   watched.armed = false;
@@ -46,6 +50,12 @@ void fire(Host& host, WatchedCq& watched) noexcept {
   }
   disarm(host, watched);
   (void)eventfd_write(watched.channel->fd, 1);
+}
+
+/// Whether what an armed queue waits for has come.
+bool due(const WatchedCq& watched) noexcept {
+  return watched.solicited_only ? solicited(watched.cq) != watched.solicited
+                                : waiting(watched.cq) > watched.older;
 }
 
 /// Drives contexts that have an armed queue, and sleeps while there is none.
@@ -123,7 +133,7 @@ class Driver {
     softverbs::control_device(context);
     for (int i = 0; i < kPolls; ++i) (void)host.bare.poll_cq(host.idle_cq, 0, nullptr);
     for (WatchedCq& watched : host.watched) {
-      if (watched.armed && waiting(watched.cq) > watched.older) fire(host, watched);
+      if (watched.armed && due(watched)) fire(host, watched);
     }
     return host.armed != 0;
   }
@@ -142,6 +152,10 @@ class Driver {
 void note_polled(Host& host, const ibv_cq* cq, std::uint32_t count) noexcept {
   WatchedCq* watched = find(host, cq);
   if (watched == nullptr || !watched->armed) return;
+  if (watched->solicited_only) {
+    if (due(*watched)) fire(host, *watched);
+    return;
+  }
   if (count > watched->older) return fire(host, *watched);
   watched->older -= count;
 }
@@ -193,16 +207,19 @@ void take_what_came(Host& host) noexcept {
 
 void stop_driving(Host& host) noexcept { Driver::get().remove(host); }
 
-/// Solicited or not makes no difference: a program may be woken more often than it asked for.
-int req_notify_cq(ibv_cq* cq, int) noexcept {
+/// Asking for any overrules asking for the solicited, and not the other way.
+int req_notify_cq(ibv_cq* cq, int solicited_only) noexcept {
   {
     const Guard guard(cq->context);
     WatchedCq* watched = find(guard.host(), cq);
     if (watched == nullptr) return 0;  // without a channel there is nobody to tell
-    if (!watched->armed) {
+    const bool wider = watched->armed && watched->solicited_only && solicited_only == 0;
+    if (!watched->armed || wider) {
+      if (!watched->armed) ++guard.host().armed;
       watched->armed = true;
-      ++guard.host().armed;
+      watched->solicited_only = solicited_only != 0;
       watched->older = waiting(cq);
+      watched->solicited = solicited(cq);
     }
   }
   Driver::get().wake();

@@ -57,9 +57,10 @@ int while_busy(ibv_context* context, Verb verb) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
-template <typename Verb>
-int until_peers_left(ibv_context* context, Verb verb) {
-  return while_busy(context, [&] { return verb(Guard(context)); });
+/// A region that windows are bound to stays, however long one waits.
+bool has_windows(const Guard& guard, const ibv_mr* mr) {
+  const auto index = static_cast<const softverbs::Mr*>(mr)->index;
+  return guard.host().device->regions.slots[index].windows != 0;
 }
 
 }  // namespace
@@ -96,8 +97,11 @@ SOFTVERBS_INTERPOSED int ibv_rereg_mr(ibv_mr* mr, int flags, ibv_pd* pd, void* a
 }
 SOFTVERBS_INTERPOSED int ibv_dereg_mr(ibv_mr* mr) {
   if (!ours(mr->context)) return SOFTVERBS_NEXT(ibv_dereg_mr)(mr);
-  return until_peers_left(
-      mr->context, [mr](const Guard& guard) { return unmade(guard, mr, softverbs::dereg_mr(mr)); });
+  if (has_windows(Guard(mr->context), mr)) return EBUSY;
+  return while_busy(mr->context, [mr] {
+    const Guard guard(mr->context);
+    return unmade(guard, mr, softverbs::dereg_mr(mr));
+  });
 }
 
 namespace {
@@ -211,7 +215,8 @@ SOFTVERBS_INTERPOSED int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) 
   if (!ours(qp->context)) return SOFTVERBS_NEXT(ibv_modify_qp)(qp, attr, mask);
   if ((mask & IBV_QP_STATE) != 0 && attr->qp_state == IBV_QPS_RESET && has_windows(qp))
     return EBUSY;
-  return until_peers_left(qp->context, [&](const Guard&) {
+  return while_busy(qp->context, [&] {
+    const Guard guard(qp->context);
     const int error = softverbs::modify_qp(actual(qp), attr, mask);
     qp->state = actual(qp)->state;
     return error;

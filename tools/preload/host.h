@@ -48,7 +48,9 @@ struct WatchedCq {
   ibv_cq* cq;
   Channel* channel;
   bool armed = false;
+  bool solicited_only = false;   ///< then: armed for what is solicited, and for errors
   std::uint32_t older = 0;       ///< completions that were there when it was armed
+  std::uint32_t solicited = 0;   ///< solicited ones that had come when it was armed
   std::uint32_t handed_out = 0;  ///< events, to be acknowledged before it goes
 };
 

@@ -1,0 +1,271 @@
+// The device under test, and its objects as values that clean up after themselves. Plain libibverbs
+// and nothing else: whatever answers to `ibv_*` can be tried.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <infiniband/verbs.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace conformance {
+
+struct Settings {
+  std::string device;  ///< empty: the first there is
+  int gid_index = -1;  ///< the first that stands for an IPv4 address, else 0
+  /// For what has to come. What does not come costs this much, and a device that is broken on
+  /// purpose lets us wait often.
+  std::chrono::milliseconds patience{5000};
+};
+inline Settings settings;
+
+constexpr std::uint8_t kPort = 1;
+
+/// For what no case is about: a case whose set-up fails fails.
+inline void must(bool good, const char* what) {
+  if (!good) throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
+}
+
+// ---- objects ----------------------------------------------------------------------------------
+
+/// Destroying has to succeed: an object that stays busy is a defect of the device.
+template <auto kDestroy>
+struct Destroys {
+  template <typename T>
+  void operator()(T* object) const {
+    EXPECT_EQ(kDestroy(object), 0);
+  }
+};
+/// Inline functions in verbs.h, whose address differs in no way that matters here.
+inline int dealloc_window(ibv_mw* mw) { return ibv_dealloc_mw(mw); }
+
+using Context = std::unique_ptr<ibv_context, Destroys<ibv_close_device>>;
+using Pd = std::unique_ptr<ibv_pd, Destroys<ibv_dealloc_pd>>;
+using Cq = std::unique_ptr<ibv_cq, Destroys<ibv_destroy_cq>>;
+using Qp = std::unique_ptr<ibv_qp, Destroys<ibv_destroy_qp>>;
+using Srq = std::unique_ptr<ibv_srq, Destroys<ibv_destroy_srq>>;
+using Ah = std::unique_ptr<ibv_ah, Destroys<ibv_destroy_ah>>;
+using Mr = std::unique_ptr<ibv_mr, Destroys<ibv_dereg_mr>>;
+using Mw = std::unique_ptr<ibv_mw, Destroys<dealloc_window>>;
+using Channel = std::unique_ptr<ibv_comp_channel, Destroys<ibv_destroy_comp_channel>>;
+
+inline Context open_device() {
+  int count = 0;
+  ibv_device** list = ibv_get_device_list(&count);
+  must(list != nullptr, "ibv_get_device_list");
+  ibv_device* found = nullptr;
+  for (int i = 0; i < count && found == nullptr; ++i) {
+    if (settings.device.empty() || settings.device == ibv_get_device_name(list[i])) found = list[i];
+  }
+  Context context(found != nullptr ? ibv_open_device(found) : nullptr);
+  ibv_free_device_list(list);
+  if (context == nullptr) throw std::runtime_error("no device '" + settings.device + "'");
+  return context;
+}
+
+inline int choose_gid(ibv_context* context) {
+  if (settings.gid_index >= 0) return settings.gid_index;
+  constexpr std::uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  ibv_port_attr port{};
+  must(ibv_query_port(context, kPort, &port) == 0, "ibv_query_port");
+  for (int i = 0; i < port.gid_tbl_len; ++i) {
+    ibv_gid gid{};
+    if (ibv_query_gid(context, kPort, i, &gid) == 0 &&
+        std::memcmp(gid.raw, kMapped, sizeof kMapped) == 0)
+      return i;
+  }
+  return 0;
+}
+
+// ---- memory -----------------------------------------------------------------------------------
+
+// Numbers: in the headers they are a macro's mixture of enumerators.
+constexpr int kLocalWrite = IBV_ACCESS_LOCAL_WRITE;
+constexpr int kRemoteRead = IBV_ACCESS_REMOTE_READ;
+constexpr int kRemoteWrite = IBV_ACCESS_REMOTE_WRITE;
+constexpr int kRemoteAtomic = IBV_ACCESS_REMOTE_ATOMIC;
+constexpr int kBind = IBV_ACCESS_MW_BIND;
+constexpr int kRemote = kRemoteRead | kRemoteWrite | kRemoteAtomic;
+
+inline void fill(std::span<std::byte> bytes, unsigned seed) {
+  unsigned state = seed * 2654435761u + 1;
+  for (std::byte& b : bytes) {
+    state = state * 1664525u + 1013904223u;
+    b = static_cast<std::byte>(state >> 24);
+  }
+}
+inline bool holds(std::span<const std::byte> bytes, unsigned seed) {
+  std::vector<std::byte> wanted(bytes.size());
+  fill(wanted, seed);
+  return std::equal(bytes.begin(), bytes.end(), wanted.begin());
+}
+inline bool all_are(std::span<const std::byte> bytes, std::byte value) {
+  return std::all_of(bytes.begin(), bytes.end(), [&](std::byte b) { return b == value; });
+}
+
+/// Registered memory, all zero.
+class Memory {
+ public:
+  Memory(ibv_pd* pd, std::size_t size, int access = kLocalWrite | kRemote)
+      : bytes_(
+            static_cast<std::byte*>(std::aligned_alloc(kPage, (size + kPage - 1) / kPage * kPage)),
+            std::free),
+        mr_(ibv_reg_mr(pd, bytes_.get(), size, access)) {
+    must(mr_ != nullptr, "ibv_reg_mr");
+    std::memset(bytes_.get(), 0, size);
+  }
+  [[nodiscard]] std::span<std::byte> at(std::size_t offset, std::size_t length) const {
+    return {bytes_.get() + offset, length};
+  }
+  [[nodiscard]] std::uint64_t address(std::size_t offset = 0) const {
+    return reinterpret_cast<std::uint64_t>(bytes_.get() + offset);
+  }
+  [[nodiscard]] ibv_sge sge(std::size_t offset, std::uint32_t length) const {
+    return {address(offset), length, mr_->lkey};
+  }
+  [[nodiscard]] std::uint64_t word(std::size_t offset) const {
+    std::uint64_t value = 0;
+    std::memcpy(&value, bytes_.get() + offset, sizeof value);
+    return value;
+  }
+  void set_word(std::size_t offset, std::uint64_t value) const {
+    std::memcpy(bytes_.get() + offset, &value, sizeof value);
+  }
+  [[nodiscard]] std::uint32_t rkey() const { return mr_->rkey; }
+  [[nodiscard]] ibv_mr* mr() const { return mr_.get(); }
+  /// The keys die, the bytes stay.
+  void deregister() { mr_.reset(); }
+  /// The errno of trying to; where it worked there is nothing left to be deregistered.
+  int try_to_deregister() {
+    const int error = ibv_dereg_mr(mr_.get());
+    if (error == 0) (void)mr_.release();
+    return error;
+  }
+
+ private:
+  static constexpr std::size_t kPage = 4096;
+  std::unique_ptr<std::byte, void (*)(void*)> bytes_;
+  Mr mr_;
+};
+
+// ---- completions ------------------------------------------------------------------------------
+
+/// What a device fails to write stands out.
+inline ibv_wc blank_wc() {
+  ibv_wc wc;
+  std::memset(static_cast<void*>(&wc), 0xee, sizeof wc);
+  return wc;
+}
+
+/// A time that only a defect lets run out: so long, and so many looks.
+class Deadline {
+ public:
+  /// False when it is over.
+  bool look() {
+    if (++looks_ < kLooks || std::chrono::steady_clock::now() < end_) return true;
+    // Whom we waited for in vain thrice need not be waited for long.
+    constexpr int kChances = 3;
+    if (++ran_out_ >= kChances) settings.patience = std::min(settings.patience, kImpatient);
+    return false;
+  }
+
+ private:
+  static constexpr int kLooks = 5000;
+  static constexpr std::chrono::milliseconds kImpatient{500};
+  static inline int ran_out_ = 0;
+  int looks_ = 0;
+  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + settings.patience;
+};
+
+/// Completions as they come, until there are `count`; fewer if the patience ends.
+inline std::vector<ibv_wc> take(ibv_cq* cq, std::size_t count) {
+  std::vector<ibv_wc> taken;
+  for (Deadline deadline; taken.size() < count && deadline.look();) {
+    ibv_wc wc = blank_wc();
+    const int got = ibv_poll_cq(cq, 1, &wc);
+    must(got >= 0, "ibv_poll_cq");
+    if (got == 1) taken.push_back(wc);
+  }
+  EXPECT_EQ(taken.size(), count) << "completions did not come";
+  return taken;
+}
+
+/// The next completion. One that does not come ends the case.
+inline ibv_wc one(ibv_cq* cq) {
+  const std::vector<ibv_wc> taken = take(cq, 1);
+  if (taken.empty()) throw std::runtime_error("a completion that had to come did not");
+  return taken[0];
+}
+
+/// Time enough for a device to do what it must not.
+inline void settle(ibv_cq* cq) {
+  constexpr std::chrono::milliseconds kWhile{2};
+  constexpr int kLooks = 200;
+  const auto end = std::chrono::steady_clock::now() + kWhile;
+  for (int looks = 0; looks < kLooks || std::chrono::steady_clock::now() < end; ++looks)
+    (void)ibv_poll_cq(cq, 0, nullptr);
+}
+
+inline bool nothing(ibv_cq* cq) {
+  settle(cq);
+  ibv_wc wc = blank_wc();
+  return ibv_poll_cq(cq, 1, &wc) == 0;
+}
+
+// ---- asynchronous events ----------------------------------------------------------------------
+
+inline void do_not_block(int fd) {
+  must(::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK) == 0, "O_NONBLOCK");
+}
+
+/// Element of an event, whatever it is about.
+inline const void* element_of(const ibv_async_event& event) {
+  switch (event.event_type) {
+    case IBV_EVENT_CQ_ERR:
+      return event.element.cq;
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+    case IBV_EVENT_SRQ_ERR:
+      return event.element.srq;
+    default:
+      return event.element.qp;
+  }
+}
+
+/// Takes the events that there are; true if one is `type` of `element`. `cq` is polled with room
+/// for nothing meanwhile: some devices live by that.
+inline bool event_came(ibv_context* context, ibv_event_type type, const void* element, ibv_cq* cq) {
+  for (Deadline deadline; deadline.look();) {
+    (void)ibv_poll_cq(cq, 0, nullptr);
+    ibv_async_event event{};
+    if (ibv_get_async_event(context, &event) != 0) continue;
+    const bool wanted = event.event_type == type && element_of(event) == element;
+    ibv_ack_async_event(&event);
+    if (wanted) return true;
+  }
+  return false;
+}
+
+/// Whether any event but "communication established" is there.
+inline bool any_event(ibv_context* context) {
+  ibv_async_event event{};
+  bool any = false;
+  while (ibv_get_async_event(context, &event) == 0) {
+    any = any || event.event_type != IBV_EVENT_COMM_EST;
+    ibv_ack_async_event(&event);
+  }
+  return any;
+}
+
+}  // namespace conformance
