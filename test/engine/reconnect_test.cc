@@ -74,7 +74,7 @@ TEST(EngineReconnect, ALostConnectionIsMadeAgainUnderTheSameHandle) {
     if (round == 3) break;
     break_from(server, server.ready.back());
     ASSERT_TRUE(until({&client, &server}, [&] { return client.interruptions.size() == round; }));
-    EXPECT_EQ(client.interruptions.back().status, Status::peer_lost);
+    EXPECT_EQ(client.interruptions.back().status, Status::remote_error);
   }
   EXPECT_TRUE(client.closed.empty());
   EXPECT_EQ(client.engine.stats().connections, 1u);

@@ -183,9 +183,9 @@ class Owner {
     }
   }
 
-  /// After a round; the peer knows that it is refused.
+  /// After a round; the peer knows that it is refused, which has ended our queue pair, too.
   void prepare(const Endpoint& peer) {
-    if (by_ == By::queue_pair) connect_again(node_, qp_, peer);
+    connect_again(node_, qp_, peer);
     if (mr_ != nullptr) until_done([this] { return sv::dereg_mr(mr_); }, true);
   }
 
@@ -208,7 +208,7 @@ class Owner {
   }
   void change_rights(unsigned rights) { must(try_rights(rights) == 0, "rights"); }
 
-  void run(ibv_send_wr& wr) {
+  ibv_wc_status run(ibv_send_wr& wr) {
     wr.send_flags = IBV_SEND_SIGNALED;
     ibv_send_wr* bad = nullptr;
     must(ibv_post_send(qp_, &wr, &bad) == 0, "post_send");
@@ -218,7 +218,7 @@ class Owner {
       while (!node_.poll(wc)) {
       }
     }
-    must(wc.status == IBV_WC_SUCCESS, "window");
+    return wc.status;
   }
   void bind() {
     ibv_send_wr wr{};
@@ -227,13 +227,18 @@ class Owner {
     wr.bind_mw.mw = mw_;
     wr.bind_mw.bind_info = {node_.mr, node_.address(0), node_.memory.size(),
                             IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ};
-    run(wr);
+    must(run(wr) == IBV_WC_SUCCESS, "bind");
   }
   void invalidate() {
     ibv_send_wr wr{};
     wr.opcode = IBV_WR_LOCAL_INV;
     wr.invalidate_rkey = mw_->rkey;
-    run(wr);
+    if (run(wr) == IBV_WC_SUCCESS) return;
+    // The peer was refused while ours waited for it to leave: the window is to be had back
+    // otherwise.
+    until_done([this] { return sv::dealloc_mw(mw_); }, false);
+    mw_ = sv::alloc_mw(node_.pd, IBV_MW_TYPE_2);
+    must(mw_ != nullptr, "alloc_mw");
   }
 
   Node& node_;

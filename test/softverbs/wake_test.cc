@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -18,11 +19,14 @@ namespace softverbs_test::wake {
 
 constexpr std::size_t kLanes = 16;  ///< that race in a round, each on its own
 constexpr std::size_t kIdle = 2;    ///< others: the last two lanes never sleep
+constexpr std::uint64_t kJitter = 2000;
+constexpr std::int64_t kLeadStep = 50;
 
 /// What the two sides tell each other.
 struct Page {
   alignas(64) std::atomic<std::uint32_t> round{0};
   std::atomic<std::uint32_t> stop{0};
+  std::atomic<std::uint64_t> patience{0};           ///< of the sender, before it sends
   alignas(64) std::atomic<std::uint32_t> ready{0};  ///< the sender has seen that round
   std::atomic<std::uint32_t> sent{0};
 };
@@ -59,7 +63,7 @@ class Senders {
       wait_for([&] { return page.round.load(std::memory_order_acquire) == round || page.stop; });
       if (page.stop != 0) return;
       page.ready.store(round, std::memory_order_release);
-      wait_a_little(random.below(4000));
+      wait_a_little(page.patience.load(std::memory_order_relaxed) + random.below(kJitter));
       for (std::size_t i = 0; i < kLanes; ++i) send((i + round) % kLanes, round);
       for (auto& node : nodes_) drain(*node);
       page.sent.store(round, std::memory_order_release);
@@ -100,9 +104,15 @@ class Sleeper {
     // Where processors are short, either side comes first nearly always unless it is made to wait.
     if (random.below(2) == 0)
       wait_for([&] { return page.ready.load(std::memory_order_acquire) == number; });
-    wait_a_little(random.below(4000));
+    wait_a_little(static_cast<std::uint64_t>(std::max<std::int64_t>(-lead_, 0)) +
+                  random.below(kJitter));
     sv::control_device(node_.context);
-    slept_ += node_.internals().naps - naps;
+    const std::uint64_t slept = node_.internals().naps - naps;
+    slept_ += slept;
+    // How fast the two are differs from machine to machine: who was late comes earlier next time.
+    lead_ += slept > kLanes / 2 ? -kLeadStep : kLeadStep;
+    page.patience.store(static_cast<std::uint64_t>(std::max<std::int64_t>(lead_, 0)),
+                        std::memory_order_relaxed);
     std::size_t got = 0;
     // Of those that went to sleep: who has published already rang, or rings now.
     wait_for_messages(page, number, got);
@@ -148,6 +158,7 @@ class Sleeper {
   }
 
   Node node_;
+  std::int64_t lead_ = 0;  ///< turns that the sender waits for longer than we do
   std::uint64_t slept_ = 0, stayed_ = 0, woken_ = 0, number_ = 0, idle_ = 0;
 };
 
