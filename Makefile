@@ -136,7 +136,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 .PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count \
   count-record conformance conformance-run conformance-proof tidy check-layers check-headers \
   check-format lint clang format asan tsan install install-deps \
-  preload clean help FORCE
+  preload build-tests-first clean help FORCE
 
 ## all: libraries, tools and examples
 all: libs tools examples preload
@@ -149,7 +149,8 @@ tests: $(TESTS)
 peers: $(PEERS)
 
 ## everything: all that can be compiled: all, tests, benchmarks, comparators
-everything: all tests peers $(BENCH) $(COUNTS) $(PROBES) $(CONFORMANCE)
+# The tests' one large unit comes first: compiled last it would keep one core for a minute and more.
+everything: build-tests-first all tests peers $(BENCH) $(COUNTS) $(PROBES) $(CONFORMANCE)
 
 ## demo: install what is missing, build, run the demonstration
 demo: install-deps
@@ -252,6 +253,7 @@ $(OBJ)/%.o: %.cc $(GEN)/flags
 	$(Q)$(CXX) $(BASE_FLAGS) $(OPT) $(call inc_of,$<) -MMD -MP -c $< -o $@
 
 TEST_OBJ := $(OBJ)/test/all_tests.o
+build-tests-first: $(TEST_OBJ)
 $(TEST_OBJ): $(GEN)/tests.inc
 $(TEST_OBJ): OPT = $(TEST_OPT)
 CONFORMANCE_OBJ := $(OBJ)/test/conformance/conformance.o

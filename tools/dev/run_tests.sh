@@ -70,6 +70,14 @@ test_stage() {
   echo "== $name: $ok passed, $((SECONDS - start)) s"
 }
 
+sanitized_builds() {
+  local asan code=0
+  "${make[@]}" VARIANT=asan tests &
+  asan=$!
+  "${make[@]}" VARIANT=tsan tests || code=$?
+  wait "$asan" && return "$code"
+}
+
 mkdir -p "$log_dir"
 export GTEST_ARGS=--gtest_color=no
 
@@ -90,6 +98,8 @@ else
   test_stage softroce "${make[@]}" test-softroce
 fi
 stage clang "${make[@]}" clang
+# Each is one long compilation and a little more: the two go together.
+stage build-sanitized sanitized_builds
 test_stage asan "${make[@]}" asan
 # A tree without thread tests has nothing to show here; one that has them must run some.
 if compgen -G 'test/threads/*_test.cc' >/dev/null; then
