@@ -10,6 +10,7 @@ namespace {
 
 using namespace engine_test;  // names of a test namespace of its own
 using spinwire::Endpoint;
+using spinwire::GidType;
 using spinwire::Nanoseconds;
 using spinwire::PrepareOptions;
 
@@ -190,7 +191,7 @@ TEST(EngineByHand, RefusedEndpointsChangeNothing) {
   wrong.mtu = 77;
   EXPECT_EQ(a.connection.join(wrong).error().status, Status::protocol);
   wrong = b.endpoint;
-  wrong.gid_type = spinwire::GidType::roce_v2;
+  wrong.gid_type = b.endpoint.gid_type == GidType::roce_v1 ? GidType::roce_v2 : GidType::roce_v1;
   EXPECT_EQ(a.connection.join(wrong).error().status, Status::unsupported);
   wrong = b.endpoint;
   wrong.credits = 0;
