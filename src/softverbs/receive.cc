@@ -427,8 +427,9 @@ static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noex
     if (qp == nullptr) [[unlikely]]
       continue;
     complete_run(*qp, run);
-    // What it appends lies behind all records there are, not where this one is.
-    if (qp->sq_next != qp->sq_head && !qp->stalled) [[unlikely]]
+    // What it appends lies behind all records there are, not where this one is. Another's index
+    // may be the same by now.
+    if (qp->sq_next != qp->sq_head && !qp->stalled && qp->qp_num == run.qpn) [[unlikely]]
       pump(*qp);
   }
 }
