@@ -11,7 +11,7 @@ constexpr std::uint32_t kNoLane = kMaxLanes;
 /// The lane in which the peer tells what it is at; kNoLane if it has none yet.
 std::uint32_t lane_of(const Context& c, const Peer& peer) noexcept {
   if (peer.in != nullptr) return peer.in->index;
-  const std::uint32_t used = c.segment->lanes_used.load(std::memory_order_acquire);
+  const std::uint32_t used = lanes_in_use(*c.segment);
   for (std::uint32_t lane = 0; lane < used; ++lane) {
     const LaneEntry& entry = c.segment->directory[lane];
     if (lane_state(entry.state.load(std::memory_order_acquire)) == LaneState::active &&

@@ -65,7 +65,7 @@ bool reclaim_lane(Context& c, std::uint32_t index, bool gone) {
 }
 
 void scan_lanes(Context& c) {
-  const std::uint32_t used = c.segment->lanes_used.load(std::memory_order_acquire);
+  const std::uint32_t used = lanes_in_use(*c.segment);
   bool tried = false;
   for (std::uint32_t i = std::min(kScanPerStep, used); i != 0; --i) {
     if (c.lane_scan >= used) c.lane_scan = 0;

@@ -131,7 +131,8 @@ using Carry = bool (*)(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
 [[gnu::always_inline]] inline bool carry_at_once(Qp& qp, const ibv_send_wr&,
                                                  const Outgoing& datagram,
                                                  ibv_wc_status&) noexcept {
-  return transmit(qp, datagram);
+  // Where others wait for room it waits behind them, however little it needs.
+  return datagram.peer->datagrams_waiting == 0 && transmit(qp, datagram);
 }
 
 bool carry_with_faults(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,

@@ -48,8 +48,8 @@ int destroy_ah(ibv_ah* ah) noexcept;
 ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) noexcept;
 /// When it has gone to ERR or RESET, or lost rights, no peer reads or writes memory through it any
 /// more. EBUSY while one is in the midst of that, though nothing new begins: call again; a queue
-/// pair on its way to RESET is in ERR meanwhile. EBUSY and nothing changed if it is to be RESET
-/// while windows are bound to it.
+/// pair on its way to RESET is in ERR meanwhile, one that loses rights where it was, without them.
+/// EBUSY and nothing changed if it is to be RESET while windows are bound to it.
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) noexcept;
 int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) noexcept;
 /// EBUSY as for RESET.

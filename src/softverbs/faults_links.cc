@@ -52,8 +52,7 @@ bool any_down(const Faults& f) noexcept { return f.all_down || !f.peers_down.emp
 
 template <typename Visit>
 void for_each_lane(Context& c, Visit&& visit) noexcept {
-  const std::uint32_t used =
-      std::min(c.segment->lanes_used.load(std::memory_order_acquire), kMaxLanes);
+  const std::uint32_t used = lanes_in_use(*c.segment);
   for (std::uint32_t i = 0; i < used; ++i) {
     if (InLane* lane = c.lanes[i].get(); lane != nullptr) {
       visit(*lane, is_down(*c.faults, c.segment->directory[i].sender));

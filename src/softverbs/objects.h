@@ -282,6 +282,7 @@ struct Qp : ibv_qp {
   std::uint32_t naks_handled = 0;
   std::uint32_t windows = 0;  ///< bound to this queue pair
   Within within = Within::nobody;
+  bool rights_taken = false;  ///< and the peer was not yet seen to have left them
   BusyLane busy{};
   Qp* next_of_peer = nullptr;
   Qp* next_stalled = nullptr;

@@ -191,7 +191,7 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
   }
   Peer* attached = peer.get();
   c.peers.push_back(std::move(peer));
-  const std::uint32_t used = c.segment->lanes_used.load(std::memory_order_acquire);
+  const std::uint32_t used = lanes_in_use(*c.segment);
   for (std::uint32_t i = 0; i < used; ++i) {
     const LaneEntry& entry = c.segment->directory[i];
     if (lane_state(entry.state.load(std::memory_order_acquire)) == LaneState::active &&
@@ -240,7 +240,9 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
   InLane& lane = *c.lanes[index];
   if (lane.peer == nullptr) {
     for (auto& peer : c.peers) {
-      if (!peer->gone && same_gid(peer->gid, c.segment->directory[index].sender)) {
+      // One lane per peer, whatever the directory says: it alone is let go of with the peer.
+      if (!peer->gone && peer->in == nullptr &&
+          same_gid(peer->gid, c.segment->directory[index].sender)) {
         lane.peer = peer.get();
         peer->in = &lane;
       }

@@ -265,6 +265,20 @@ int leave(Context& c, Qp& qp) noexcept {
   return to_error(c, qp);
 }
 
+/// Takes away the rights that are not among `kept`, before anything else changes, so that the call
+/// can be repeated as it is. False while the peer may be in an access that it has by them.
+bool rights_left(Context& c, Qp& qp, unsigned kept) noexcept {
+  const unsigned taken = qp.attr.qp_access_flags & ~kept;
+  if (taken != 0) {
+    qp.attr.qp_access_flags &= kept;
+    show_attributes(qp);
+    if (qp.within == Within::noted) qp.within = Within::anybody;
+    qp.rights_taken = true;
+  }
+  if (qp.rights_taken) qp.rights_taken = !nobody_in(c, qp);
+  return !qp.rights_taken;
+}
+
 /// Does what entering `state` means; 0, or an errno value and nothing changed.
 int enter(Context& c, Qp& qp, ibv_qp_state state) noexcept {
   switch (state) {
@@ -335,6 +349,7 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
       (given & ~(transition->required | transition->optional)) != 0)
     return EINVAL;
   if (const int error = check_attributes(*attr, mask); error != 0) return error;
+  if ((mask & IBV_QP_ACCESS_FLAGS) != 0 && !rights_left(c, qp, attr->qp_access_flags)) return EBUSY;
   const ibv_qp_attr before = qp.attr;
   copy_attributes(qp, *attr, mask);
   if (const int error = enter(c, qp, to); error != 0) {
@@ -343,10 +358,7 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
   }
   show_attributes(qp);
   if (qp.faults != nullptr) queue_connected(qp);
-  // Rights that were taken away: not even who is using them has them when this is done.
-  const bool taken = (before.qp_access_flags & ~qp.attr.qp_access_flags) != 0;
-  if (taken && qp.within == Within::noted) qp.within = Within::anybody;
-  return (taken || qp.within == Within::noted) && !nobody_in(c, qp) ? EBUSY : 0;
+  return 0;
 }
 
 int query_qp(ibv_qp* base, ibv_qp_attr* attr, int, ibv_qp_init_attr* init) noexcept {

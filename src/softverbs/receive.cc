@@ -1,4 +1,4 @@
-// The receive side: posting receives, consuming lanes, and ibv_poll_cq, which drives it all. Hot.
+// The receive side: consuming lanes, and ibv_poll_cq, which drives it all. Hot.
 #include <errno.h>
 
 #include <algorithm>
@@ -18,53 +18,6 @@ namespace {
 
 /// Most packets taken from one lane in one poll, so that no lane starves the others.
 constexpr std::uint32_t kPacketsPerTurn = 64;
-
-/// A receive with several elements, or none.
-void keep_list(ReceiveQueue& queue, ReceiveWr& kept, const ibv_recv_wr& wr) noexcept {
-  ibv_sge* sges = &queue.sges[static_cast<std::size_t>(&kept - queue.ring.get()) * queue.max_sge];
-  std::uint64_t capacity = 0;
-  for (int i = 0; i < wr.num_sge; ++i) {
-    sges[i] = wr.sg_list[i];
-    capacity += sges[i].length;
-  }
-  kept.capacity = static_cast<std::uint32_t>(std::min<std::uint64_t>(capacity, UINT32_MAX));
-}
-
-int post(ReceiveQueue& queue, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
-  ReceiveWr* const ring = queue.ring.get();
-  const std::uint32_t limit = queue.head + queue.depth;
-  std::uint32_t tail = queue.tail;
-  int error = 0;
-  for (; wr != nullptr; wr = wr->next) {
-    const auto count = static_cast<std::uint32_t>(wr->num_sge);
-    if (tail == limit || count > queue.max_sge) [[unlikely]] {
-      *bad = wr;
-      error = tail == limit ? ENOMEM : EINVAL;
-      break;
-    }
-    ReceiveWr& kept = ring[tail & queue.mask];
-    kept.wr_id = wr->wr_id;
-    kept.sge_count = count;
-    if (count == 1) [[likely]] {
-      kept.first = *wr->sg_list;
-      kept.capacity = kept.first.length;
-    } else {
-      keep_list(queue, kept, *wr);
-    }
-    ++tail;
-  }
-  queue.tail = tail;
-  return error;
-}
-
-/// To a shared queue whose user wants to be told when it runs low.
-[[gnu::noinline]] int post_with_limit(ReceiveQueue& queue, ibv_recv_wr* wr,
-                                      ibv_recv_wr** bad) noexcept {
-  reveal(queue);
-  const int error = post(queue, wr, bad);
-  withhold(queue);
-  return error;
-}
 
 /// Tells the sender that a packet was not taken. The answer lies beside the queue pair's state; the
 /// lane's count tells that there is one. Cold.
@@ -234,6 +187,10 @@ bool take_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
 bool take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const Context& c = context_of(qp.context);
   LaneCursor cursor(lane.lines, a.position);
+  if (a.bytes < sizeof(ibv_sge)) [[unlikely]] {
+    refuse(lane, qp, Nak::invalid_request, IBV_EVENT_QP_REQ_ERR);
+    return false;
+  }
   ibv_sge target{};
   cursor.read(reinterpret_cast<std::byte*>(&target), sizeof target);
   const std::uint32_t body = a.bytes - static_cast<std::uint32_t>(sizeof target);
@@ -470,8 +427,9 @@ static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noex
     if (qp == nullptr) [[unlikely]]
       continue;
     complete_run(*qp, run);
-    // What it appends lies behind all records there are, not where this one is.
-    if (qp->sq_next != qp->sq_head && !qp->stalled) [[unlikely]]
+    // What it appends lies behind all records there are, not where this one is. Another's index
+    // may be the same by now.
+    if (qp->sq_next != qp->sq_head && !qp->stalled && qp->qp_num == run.qpn) [[unlikely]]
       pump(*qp);
   }
 }
@@ -507,25 +465,6 @@ static inline void apply_noted(Context& c) noexcept {
     peer.noted = false;
     if (peer.out.acked > peer.out.head) acknowledge_until(peer, peer.out.acked, false);
   } while (c.pending.noted != 0);
-}
-
-int post_recv(ibv_qp* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
-  Qp& qp = *static_cast<Qp*>(base);
-  if (qp.srq != nullptr || qp.state == IBV_QPS_RESET) [[unlikely]] {
-    *bad = wr;
-    return EINVAL;
-  }
-  const int error = post(qp.own_receives, wr, bad);
-  if (qp.state == IBV_QPS_ERR) [[unlikely]]
-    enter_error(qp);
-  return error;
-}
-
-int post_srq_recv(ibv_srq* base, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
-  ReceiveQueue& queue = static_cast<Srq*>(base)->queue;
-  if (queue.limit != 0) [[unlikely]]
-    return post_with_limit(queue, wr, bad);
-  return post(queue, wr, bad);
 }
 
 /// Looks for acknowledgements in the lanes, and forgets the peers that owe none.

@@ -117,7 +117,7 @@ ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, i
 /// Notes which peers are in the midst of an access, those included whose lanes we have not opened
 /// yet. A peer of this very thread is never in one. May throw std::bad_alloc.
 void note_busy(Context& c, Mr& mr) {
-  const std::uint32_t used = c.segment->lanes_used.load(std::memory_order_acquire);
+  const std::uint32_t used = lanes_in_use(*c.segment);
   for (std::uint32_t lane = 0; lane < used; ++lane) {
     const std::uint64_t word = c.segment->lanes[lane].control.busy.load(std::memory_order_acquire);
     if ((word & 1) != 0) mr.busy.push_back({lane, word});

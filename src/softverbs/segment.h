@@ -4,6 +4,7 @@
 
 #include <infiniband/verbs.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstddef>
@@ -198,6 +199,12 @@ struct Segment {
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+/// The directory's entries from here on were never claimed. Peers write the count: not beyond the
+/// table, whatever it says.
+inline std::uint32_t lanes_in_use(const Segment& segment) noexcept {
+  return std::min(segment.lanes_used.load(std::memory_order_acquire), kMaxLanes);
+}
 
 // Keys and numbers: an index and a generation, so that a stale one is recognised.
 // The low 8 bits of a window's key are the consumer's.

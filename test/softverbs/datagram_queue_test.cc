@@ -1,6 +1,7 @@
 // Datagrams that wait in the send queue for room in the lane, and what ends the waiting.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <memory>
@@ -279,6 +280,52 @@ TEST_F(SoftverbsDatagramQueue, LongOnesFindRoomBesideManyShortOnes) {
   ASSERT_TRUE(until(step, [&] { return taken > 3000 || HasFatalFailure(); }));
   EXPECT_GT(long_ones, 10);
   EXPECT_EQ(lost(), 0u);
+}
+
+TEST_F(SoftverbsDatagramQueue, NobodyWhoHasNotWaitedOvertakes) {
+  // One long datagram waits. Another queue pair posts a short one for each line that gets free.
+  ibv_qp* other = ready_ud(a_, false, kQkey, 1024);
+  fill_lane(0);
+  ASSERT_EQ(to_b(1, 4096), 0);
+  for (std::uint64_t i = 0; i < 3; ++i) ASSERT_EQ(b_.post_recv(i, kTo, kSlot), 0);
+  std::vector<std::uint32_t> lengths;
+  for (std::uint64_t i = 0; i < kFit + 2; ++i) {
+    ibv_wc wc{};
+    if (b_.poll(wc)) {
+      lengths.push_back(wc.byte_len - kGrh);
+      ASSERT_EQ(b_.post_recv(i, kTo, kSlot), 0);
+    }
+    ASSERT_EQ(Datagram(2, a_.sge(0, 9), *to_b_, qb_->qp_num, kQkey, 0).post(other), 0);
+    now_ += 1500;
+    (void)completions(a_);
+    const auto none = std::find(lengths.begin(), lengths.end(), 9u) == lengths.end();
+    const auto first = std::find(lengths.begin(), lengths.end(), 4096u) != lengths.end();
+    if (first) break;
+    ASSERT_TRUE(none) << "a short one before the long one, after " << i;
+  }
+  EXPECT_NE(std::find(lengths.begin(), lengths.end(), 4096u), lengths.end());
+}
+
+TEST_F(SoftverbsDatagramQueue, TheRecordOfAnotherWithTheSameIndexIsNotItsOwn) {
+  // A message lies in the lane when its queue pair is destroyed; the next that gets its index is
+  // one of datagrams, which waits for the room that this message takes.
+  ibv_qp* gone = a_.make_qp();
+  ibv_qp* remote = b_.make_qp();
+  connect(a_, gone, b_, remote);
+  ASSERT_EQ(Send(1, a_.sge(0, 8)).post(gone), 0);
+  const std::uint32_t index = gone->handle;
+  a_.destroy(gone);
+  a_.internals().next_queue_pair = sv::kMaxQueuePairs;
+  ibv_qp* other = ready_ud(a_, false);
+  ASSERT_EQ(other->handle, index);
+  for (std::uint64_t i = 1; i < kFit; ++i) ASSERT_EQ(to_b(i), 0);
+  ASSERT_EQ(completions(a_).size(), kFit - 1);
+  ASSERT_EQ(Datagram(2, a_.sge(0, 8), *to_b_, qb_->qp_num).post(other), 0);
+  ibv_wc wc{};
+  (void)b_.poll(wc);
+  now_ += 1500;
+  sv::attend(a_.internals());  // its timer is the first that looks
+  EXPECT_EQ(completions(a_).size(), 1u);
 }
 
 TEST_F(SoftverbsDatagramQueue, AReceiverThatGoesAwayEndsTheWaiting) {

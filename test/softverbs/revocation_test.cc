@@ -397,6 +397,28 @@ TEST(SoftverbsLeaving, WhatFailedByItselfIsWaitedForAtItsEnd) {
   link.b.destroy(link.qb);
 }
 
+TEST(SoftverbsLeaving, RightsLostOnTheWayToRts) {
+  // The peer is at another queue pair's access meanwhile. The same call is made again until it is
+  // done.
+  Entered link;
+  ibv_qp* const qp = link.b.make_qp();
+  ASSERT_EQ(link.b.init(qp), 0);
+  ASSERT_EQ(link.b.rtr(qp, link.a.endpoint(link.qa)), 0);
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_RTS;
+  attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE;
+  constexpr int kMask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+                        IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC | IBV_QP_ACCESS_FLAGS;
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(sv::modify_qp(qp, &attr, kMask), EBUSY);
+    EXPECT_EQ(state_of(qp), IBV_QPS_RTR);
+    EXPECT_EQ(static_cast<sv::Qp*>(qp)->entry->access, unsigned{IBV_ACCESS_LOCAL_WRITE});
+  }
+  sv::end_access(link.peer);
+  EXPECT_EQ(sv::modify_qp(qp, &attr, kMask), 0);
+  EXPECT_EQ(state_of(qp), IBV_QPS_RTS);
+}
+
 TEST(SoftverbsLeaving, RightsAreLostByWhoUsesThem) {
   Entered link;
   ibv_qp_attr attr{};

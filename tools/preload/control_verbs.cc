@@ -115,8 +115,10 @@ int end_acknowledged(T* object, const preload::Acknowledged& events, int (*destr
       const Guard guard(object->context);
       handed_out = preload::async_events_handed_out(guard.host(), object);
       if (preload::acknowledged(events, handed_out)) {
-        guard.host().async_events.erase(object);
-        return unmade(guard, object, destroy(object));
+        const int error = unmade(guard, object, destroy(object));
+        // One that a peer has not left yet is asked about again, and has these events behind it.
+        if (error == 0) guard.host().async_events.erase(object);
+        return error;
       }
     }
     preload::wait_for_acknowledgements(events, handed_out);
