@@ -15,4 +15,7 @@ void wake_lanes(Context& c) noexcept;
 /// The queue pair no longer waits for its retry timer.
 void stop_waiting(Qp& qp) noexcept;
 
+/// May throw std::bad_alloc.
+void make_receive_queue(ReceiveQueue& queue, std::uint32_t depth, std::uint32_t sges);
+
 }  // namespace spinwire::softverbs

@@ -243,12 +243,6 @@ void scatter(const ibv_grh& grh, LaneCursor& from, std::uint32_t length, const i
   }
 }
 
-void fail_receive(Qp& qp, const ReceiveWr& wr, ibv_wc_status status) noexcept {
-  const std::uint64_t wr_id = wr.wr_id;
-  ++qp.receives->head;
-  push_error(*static_cast<Cq*>(qp.recv_cq), qp, wr_id, status, IBV_WC_RECV);
-}
-
 /// A receive without room. The specification has the datagram dropped silently and the receive kept
 /// (responder error class D) on a queue of its own; a shared one has given the receive away by then
 /// and completes it with an error (class E). The queue pair goes on either way.

@@ -24,11 +24,6 @@ namespace {
 /// Until the next look for room.
 constexpr Nanoseconds kLook = std::chrono::microseconds(1);
 
-const ibv_sge* elements(const Qp& qp, const SendWr& wr) noexcept {
-  return wr.sge_count == 1 ? &wr.first
-                           : &qp.sq_sges[static_cast<std::size_t>(&wr - qp.sq.get()) * qp.max_sge];
-}
-
 /// The work request's bytes, if they are inline, or where they are.
 void keep_elements(Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   const auto slot = static_cast<std::size_t>(&kept - qp.sq.get());

@@ -272,13 +272,12 @@ int destroy_cq(ibv_cq* base) noexcept {
   return 0;
 }
 
-bool make_receive_queue(ReceiveQueue& queue, std::uint32_t depth, std::uint32_t sges) {
+void make_receive_queue(ReceiveQueue& queue, std::uint32_t depth, std::uint32_t sges) {
   queue.depth = std::bit_ceil(std::max(depth, 1u));
   queue.mask = queue.depth - 1;
   queue.max_sge = std::max(sges, 1u);
   queue.ring = std::make_unique<ReceiveWr[]>(queue.depth);
   queue.sges = std::make_unique<ibv_sge[]>(std::size_t{queue.depth} * queue.max_sge);
-  return true;
 }
 
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* init) noexcept {

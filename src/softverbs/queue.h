@@ -170,6 +170,19 @@ inline std::uint32_t oldest_psn(const Qp& qp) noexcept {
   return psn_add(qp.next_psn, qp.sq_tail - qp.sq_next);
 }
 
+/// The elements of a work request in the send queue.
+inline const ibv_sge* elements(const Qp& qp, const SendWr& wr) noexcept {
+  return wr.sge_count == 1 ? &wr.first
+                           : &qp.sq_sges[static_cast<std::size_t>(&wr - qp.sq.get()) * qp.max_sge];
+}
+
+/// The receive that is next fails, and is used up.
+inline void fail_receive(Qp& qp, const ReceiveWr& wr, ibv_wc_status status) noexcept {
+  const std::uint64_t wr_id = wr.wr_id;
+  ++qp.receives->head;
+  push_error(*static_cast<Cq*>(qp.recv_cq), qp, wr_id, status, IBV_WC_RECV);
+}
+
 /// The oldest work request succeeded.
 inline void complete_oldest(Qp& qp) noexcept {
   const SendWr& wr = qp.sq[qp.sq_tail & qp.sq_mask];

@@ -20,8 +20,6 @@
 
 namespace spinwire::softverbs {
 
-bool make_receive_queue(ReceiveQueue& queue, std::uint32_t depth, std::uint32_t sges);
-
 namespace {
 
 constexpr std::uint32_t kMaxWr = 32768;

@@ -123,12 +123,6 @@ inline void complete_receive(Qp& qp, std::uint64_t wr_id, Packet packet, std::ui
     CompletionHead{opcode, qp.qp_num, qp.dest_qpn, imm, flags}.fill(*wc, wr_id, length);
 }
 
-void fail_receive(Qp& qp, const ReceiveWr& wr, ibv_wc_status status) noexcept {
-  const std::uint64_t wr_id = wr.wr_id;
-  ++qp.receives->head;
-  push_error(*static_cast<Cq*>(qp.recv_cq), qp, wr_id, status, IBV_WC_RECV);
-}
-
 /// Whether a message was fetched whole. If not, one whose sender let go of it is as if it was lost
 /// on its way; else the connection ends.
 bool fetched(InLane& lane, Qp& qp, LaneCursor& from, std::uint32_t bytes,

@@ -197,16 +197,28 @@ int dereg_mr(ibv_mr* base) noexcept {
 
 namespace {
 
+/// What a peer may write while we look.
+std::uint64_t read_once(const std::uint64_t& word) noexcept {
+  return *static_cast<const volatile std::uint64_t*>(&word);
+}
+
+/// Else its owner could take the pages away under our access.
+bool never_shrinks(const base::UniqueFd& fd) noexcept {
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+}
+
 /// Opens and maps object `index` of a peer in another process.
 MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
   const ObjectEntry& entry = peer.segment->objects[index];
   if (entry.generation.load(std::memory_order_acquire) != generation) return nullptr;
+  const std::uint64_t size = read_once(entry.size);
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%u/fd/%d", peer.pid, entry.fd);
   base::UniqueFd fd(::open(path, O_RDWR | O_CLOEXEC));
   struct stat st {};
-  if (!fd || fstat(fd.get(), &st) != 0 || st.st_ino != entry.inode ||
-      static_cast<std::uint64_t>(st.st_size) < entry.size)
+  if (!fd || fstat(fd.get(), &st) != 0 || st.st_ino != entry.inode || !never_shrinks(fd) ||
+      static_cast<std::uint64_t>(st.st_size) < size)
     return nullptr;
   try {
     if (peer.objects.size() <= index) peer.objects.resize(index + 1);
@@ -216,9 +228,9 @@ MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generati
   MappedObject& mapped = peer.objects[index];
   if (mapped.base != nullptr) munmap(mapped.base, mapped.size);
   mapped = {};
-  void* at = mmap(nullptr, entry.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (at == MAP_FAILED) return nullptr;
-  mapped = {static_cast<std::byte*>(at), entry.size, generation};
+  mapped = {static_cast<std::byte*>(at), size, generation};
   return &mapped;
 }
 

@@ -21,11 +21,6 @@ constexpr std::uint32_t kMaxMessage = 1u << 30;
 /// A write with immediate carries {address, length, rkey} of its target before the data.
 constexpr std::uint32_t kTargetBytes = sizeof(ibv_sge);
 
-const ibv_sge* elements(Qp& qp, std::uint32_t slot) noexcept {
-  const SendWr& wr = qp.sq[slot];
-  return wr.sge_count == 1 ? &wr.first : &qp.sq_sges[std::size_t{slot} * qp.max_sge];
-}
-
 /// Gathers an inline work request's bytes beside the queue, so that the user's memory is free at
 /// once and a retransmission still has them.
 void keep_inline(Qp& qp, std::uint32_t slot, SendWr& kept, const ibv_send_wr& wr) noexcept {
@@ -314,7 +309,7 @@ void pump(Qp& qp) noexcept {
   while (qp.sq_next != qp.sq_head && !qp.waiting) {
     const std::uint32_t slot = qp.sq_next & qp.sq_mask;
     SendWr& wr = qp.sq[slot];
-    const ibv_sge* sges = elements(qp, slot);
+    const ibv_sge* sges = elements(qp, wr);
     if (qp.peer->gone && !is_local(wr.opcode)) [[unlikely]] {
       if (qp.sq_next == qp.sq_tail) no_answer(qp);
       return;
