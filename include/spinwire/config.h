@@ -39,8 +39,8 @@ struct Config {
   } memory;
 
   struct Queues {
-    std::uint32_t send_depth = 128;          ///< send work requests per connection; 8 … 32768
-    std::uint32_t receive_depth = 1024;      ///< posted receives of the engine; 16 … 32768
+    std::uint32_t send_depth = 128;      ///< send work requests per connection; 8 … 32768
+    std::uint32_t receive_depth = 1024;  ///< posted receives of the engine; 16 … 32768
     /// automatic: all connections receive from one queue where the device has such; else each has
     /// receive_depth / connections.maximum of its own, 8 at least, so that fewer may fit
     SharedReceives shared_receives = SharedReceives::automatic;

@@ -43,7 +43,8 @@ void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept;
 void finish_poll(Shared& s) noexcept;
 /// Whether finish_poll() has anything to do.
 inline bool has_work(const Shared& s) noexcept { return std::bit_cast<std::uint64_t>(s.work) != 0; }
-/// Makes the receives, and fills the shared queue of them if there is one. Errors: no_memory when the receive pool is short.
+/// Makes the receives, and fills the shared queue of them if there is one. Errors: no_memory when
+/// the receive pool is short.
 Result<void> post_first_receives(Shared& s);
 
 // Credit.

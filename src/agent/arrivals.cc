@@ -337,8 +337,7 @@ const ibv_wc* take_run(Shared& s, const ibv_wc* wc, const ibv_wc* end) noexcept 
 std::uint32_t take_completions(Shared& s, const ibv_wc* wcs, int count) noexcept {
   const ibv_wc* const end = wcs + count;
   for (const ibv_wc* wc = wcs + 1; wc < end; ++wc) {
-    if (is_receive(wc->wr_id))
-      __builtin_prefetch(s.receives.memory(slot_of(wc->wr_id)));
+    if (is_receive(wc->wr_id)) __builtin_prefetch(s.receives.memory(slot_of(wc->wr_id)));
   }
   std::uint32_t events = 0;
   for (const ibv_wc* wc = wcs; wc != end;) {

@@ -114,11 +114,11 @@ bool take_own_queue(Shared& s, Agent& a) noexcept {
   return true;
 }
 
-int post_own_receives(Shared& s, Agent& a) noexcept { return post(s, s.own->queues.at(a.own_queue)); }
-
-bool lacks_own_receives(Shared& s, const Agent& a) noexcept {
-  return missing(s, a.own_queue) != 0;
+int post_own_receives(Shared& s, Agent& a) noexcept {
+  return post(s, s.own->queues.at(a.own_queue));
 }
+
+bool lacks_own_receives(Shared& s, const Agent& a) noexcept { return missing(s, a.own_queue) != 0; }
 
 void stop_own_receives(Shared& s, const Agent& a) noexcept {
   s.own->queues.at(a.own_queue).failed = true;

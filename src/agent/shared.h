@@ -226,8 +226,8 @@ struct Shared {
   AgentList dirty;   ///< with deferred operations
   AgentList grants;  ///< with credit to be told
   std::uint32_t posted_receives = 0;
-  std::uint32_t list_length = 0;     ///< receives that are posted together
-  std::uint32_t spare_receives = 0;  ///< may be missing before credit has to wait
+  std::uint32_t list_length = 0;             ///< receives that are posted together
+  std::uint32_t spare_receives = 0;          ///< may be missing before credit has to wait
   std::unique_ptr<std::uint32_t[]> missing;  ///< slots without a block: the application
   std::uint32_t deficit = 0;                 ///< keeps theirs and the pool is dry
   std::uint32_t allotted = 0;                ///< sum of the allotments

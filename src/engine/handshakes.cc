@@ -15,13 +15,13 @@ tl::unexpected<Error> ending_error(const char* asked) {
 }
 
 Error no_more_connections(const agent::Shared& s, std::string asked) {
-  if (s.own != nullptr) {
-    const std::uint32_t each = s.own->share.slots;
+  if (s.own != nullptr && !s.agents.full()) {
+    const std::uint32_t count = s.agents.size() + 1;
     return {Status::limit, std::move(asked),
-            fmt::format("asked {} receives for each of {} connections, have {}", each,
-                        s.agents.size() + 1, s.receives.size()),
-            "without a shared receive queue each connection has its own: raise connections.maximum "
-            "or queues.receive_depth there"};
+            fmt::format("asked {} receives for {} connections, have {}", s.own->share.slots * count,
+                        count, s.receives.size() - s.deficit),
+            "without a shared receive queue each connection has its own: raise "
+            "queues.receive_depth there; messages that are kept count, too"};
   }
   return {Status::limit, std::move(asked),
           fmt::format("{} connections, {} of {} receives promised", s.agents.size(), s.allotted,

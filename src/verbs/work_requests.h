@@ -31,13 +31,11 @@ class ReceiveChain {
 
   /// Posts all; 0, or an errno value and what was not taken stays.
   int post(ibv_srq* srq) noexcept {
-    return post_by([srq](ibv_recv_wr* wr, ibv_recv_wr** bad) {
-      return ibv_post_srq_recv(srq, wr, bad);
-    });
+    return post_by(
+        [srq](ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_srq_recv(srq, wr, bad); });
   }
   int post(ibv_qp* qp) noexcept {
-    return post_by(
-        [qp](ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); });
+    return post_by([qp](ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); });
   }
 
  private:

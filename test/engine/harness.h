@@ -63,8 +63,6 @@ inline Config small_config() {
   Config c;
   if (const char* device = std::getenv("SPINWIRE_TEST_DEVICE"); device != nullptr)
     c.device.name = device;
-  if (std::getenv("SPINWIRE_TEST_OWN_RECEIVES") != nullptr)
-    c.queues.shared_receives = SharedReceives::off;
   c.memory.hugepages = HugepagePolicy::off;
   c.memory.send_bytes = 8u << 20;  // a chunk of 2 MiB serves one size class at a time
   c.memory.receive_bytes = 2u << 20;
@@ -75,6 +73,13 @@ inline Config small_config() {
   c.queues.completion_depth = 2048;
   c.connections.maximum = 64;
   c.connections.handshakes = 16;
+  if (std::getenv("SPINWIRE_TEST_OWN_RECEIVES") != nullptr) {
+    c.queues.shared_receives = SharedReceives::off;
+    c.queues.receive_depth = 1024;  // 64 each
+    c.queues.completion_depth = 4096;
+    c.memory.receive_bytes = 8u << 20;
+    c.connections.maximum = 16;
+  }
   return c;
 }
 
