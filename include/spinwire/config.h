@@ -16,6 +16,7 @@ namespace spinwire {
 
 enum class HugepagePolicy : std::uint8_t { require, prefer, off };
 enum class LockPolicy : std::uint8_t { require, prefer, off };
+enum class SharedReceives : std::uint8_t { automatic, off };
 enum class ControlMode : std::uint8_t { automatic, manual };
 
 /// Each member's comment says its unit and range; `section.key` in a file is `section.key` here,
@@ -38,8 +39,11 @@ struct Config {
   } memory;
 
   struct Queues {
-    std::uint32_t send_depth = 128;          ///< send work requests per connection; 8 … 32768
-    std::uint32_t receive_depth = 1024;      ///< posted receives of the engine; 16 … 32768
+    std::uint32_t send_depth = 128;      ///< send work requests per connection; 8 … 32768
+    std::uint32_t receive_depth = 1024;  ///< posted receives of the engine; 16 … 32768
+    /// automatic: all connections receive from one queue where the device has such; else each has
+    /// receive_depth / connections.maximum of its own, 8 at least, so that fewer may fit
+    SharedReceives shared_receives = SharedReceives::automatic;
     std::uint32_t completion_depth = 16384;  ///< entries of the completion queue; 64 … 4194304
     std::uint32_t operations = 4096;      ///< operations in flight, all connections; 16 … 1048576
     std::uint32_t inline_bytes = 64;      ///< sent inline up to this many bytes; 0 … 1024

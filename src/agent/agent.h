@@ -43,7 +43,8 @@ void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept;
 void finish_poll(Shared& s) noexcept;
 /// Whether finish_poll() has anything to do.
 inline bool has_work(const Shared& s) noexcept { return std::bit_cast<std::uint64_t>(s.work) != 0; }
-/// Fills the shared receive queue at the start. Errors: no_memory when the receive pool is short.
+/// Makes the receives, and fills the shared queue of them if there is one. Errors: no_memory when
+/// the receive pool is short.
 Result<void> post_first_receives(Shared& s);
 
 // Credit.
@@ -89,7 +90,7 @@ void list_grant(Shared& s, Agent& a) noexcept;
 Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds patience = {}) noexcept;
 /// Parts of that, for an agent that begins anew.
 void prepare_timers(Agent& a) noexcept;
-/// False if none is left.
+/// Keeps a receive for the peer to begin with; false if none is left.
 [[nodiscard]] bool promise_receive(Shared& s, Agent& a) noexcept;
 /// The only writer of Agent::state; stamps the deadline of the new one.
 void enter(Shared& s, Agent& a, ConnectionState state) noexcept;

@@ -14,9 +14,11 @@ namespace {
 inline bool is_success(const ibv_wc& wc) noexcept { return wc.status == IBV_WC_SUCCESS; }
 
 void post_receives(Shared& s) noexcept {
+  if (s.own != nullptr) [[unlikely]]
+    return sort_own_receives(s);
   const std::uint32_t before = s.receives.count();
   // Never more than the queue was made for: a refusal leaves the rest for the next time.
-  (void)s.receives.post(s.device->srq());
+  (void)s.receives.chain().post(s.device->srq());
   const std::uint32_t posted = before - s.receives.count();
   s.posted_receives += posted;
   s.stats.receives_posted += posted;
@@ -26,8 +28,13 @@ void post_receives(Shared& s) noexcept {
 inline void repost(Shared& s, std::uint32_t slot) noexcept {
   s.receives.add(slot);
   // At once when the list is full, not at the poll's end only: credit may be told before that.
-  if (s.receives.count() >= s.config.queues.receive_postlist) [[unlikely]]
+  if (s.receives.count() >= s.list_length) [[unlikely]]
     post_receives(s);
+}
+
+/// Whether fewer receives are posted than this agent's peer might be granted.
+bool lacks_receives(Shared& s, const Agent& a) noexcept {
+  return s.own != nullptr ? lacks_own_receives(s, a) : s.deficit > kSpareReceives;
 }
 
 /// Credit has to wait until receives are posted for it.
@@ -39,7 +46,7 @@ void starve(Shared& s, Agent& a) noexcept {
 
 /// Lets the peer have credit up to its allotment, if receives are there for it.
 inline void grant(Shared& s, Agent& a) noexcept {
-  if (s.deficit > kSpareReceives) [[unlikely]]
+  if (s.deficit > s.spare_receives && lacks_receives(s, a)) [[unlikely]]
     return starve(s, a);
   const std::uint32_t target = a.received + a.returned + a.allotment;
   if (static_cast<std::int32_t>(target - a.granted) <= 0) return;
@@ -146,12 +153,16 @@ void replace_kept(Shared& s, std::uint32_t slot) noexcept {
   if (!fill_slot(s, slot)) s.missing[s.deficit++] = slot;
 }
 
-void fill_deficit(Shared& s) noexcept {
-  while (s.deficit != 0 && fill_slot(s, s.missing[s.deficit - 1])) --s.deficit;
-  if (s.deficit > kSpareReceives) return;
+/// Grants what had to wait, where receives are there again.
+void feed_starved(Shared& s) noexcept {
   post_receives(s);
+  std::uint32_t kept = 0;
   for (std::uint32_t i = 0; i < s.starved.count(); ++i) {
     Agent& a = s.starved[i];
+    if (lacks_receives(s, a)) {
+      s.starved.keep(kept++, a);
+      continue;
+    }
     a.starved = false;
     if (a.state != ConnectionState::ready) continue;
     const std::uint32_t target = a.received + a.returned + a.allotment;
@@ -159,7 +170,12 @@ void fill_deficit(Shared& s) noexcept {
     a.granted = target;
     list_grant(s, a);
   }
-  s.starved.cut(0);
+  s.starved.cut(kept);
+}
+
+void fill_deficit(Shared& s) noexcept {
+  while (s.deficit != 0 && fill_slot(s, s.missing[s.deficit - 1])) --s.deficit;
+  if (s.starved.count() != 0) feed_starved(s);
 }
 
 /// Tells peers of credit that no message took along.
@@ -202,6 +218,11 @@ void grow_allotment(Shared& s, Agent& a, std::uint32_t wanted) noexcept {
   std::uint32_t most = std::min(wanted, s.config.connections.credits);
   if (s.scarce) most = std::min(most, fair_share(s));
   if (most <= a.allotment) return;
+  if (s.own != nullptr) {  // nobody else could have them
+    s.allotted += most - a.allotment;
+    a.allotment = most;
+    return;
+  }
   // A quarter is kept for connections to come, as many as there can be.
   const std::uint32_t to_come =
       std::min(s.agents.capacity() - s.agents.size(), s.receive_capacity / 4);
@@ -226,33 +247,38 @@ void yield_credit(Shared& s, Agent& a) noexcept {
 namespace {
 
 /// A receive that is not a message on a connection in order. Answers whether the block was kept.
-bool take_other(Shared& s, Agent* a, Block* block, const ibv_wc& wc) noexcept {
-  if (a == nullptr) {
-    ++s.stats.stale_completions;
-    return false;
-  }
+bool take_other(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept {
   if (wc.status != IBV_WC_SUCCESS) {
-    on_receive_failed(s, *a, wc);
+    on_receive_failed(s, a, wc);
     return false;
   }
-  a->last_heard = s.now;
+  a.last_heard = s.now;
   // A first message may overtake the last frame of the handshake, or our own last step.
-  if (a->state == ConnectionState::exchanging) overtake_handshake(s, *a);
-  if (a->state != ConnectionState::ready) {
-    if (a->state == ConnectionState::draining && wc.opcode == IBV_WC_RECV)
-      take_while_draining(s, *a, block, wc.byte_len);
+  if (a.state == ConnectionState::exchanging) overtake_handshake(s, a);
+  if (a.state != ConnectionState::ready) {
+    if (a.state == ConnectionState::draining && wc.opcode == IBV_WC_RECV)
+      take_while_draining(s, a, block, wc.byte_len);
     return false;
   }
-  if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return take_message(s, *a, block, wc);
-  take_write(s, *a, wc);
+  if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return take_message(s, a, block, wc);
+  take_write(s, a, wc);
   return false;
 }
 
 /// A receive that is not a plain message. Answers whether the block was kept.
-[[gnu::noinline]] bool take_unusual(Shared& s, Agent* a, Block* block, const ibv_wc& wc) noexcept {
-  const bool message = a != nullptr && a->state == ConnectionState::ready && is_success(wc) &&
-                       wc.opcode == IBV_WC_RECV;
-  return message ? take_message(s, *a, block, wc) : take_other(s, a, block, wc);
+[[gnu::noinline]] bool take_unusual(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept {
+  const bool message =
+      a.state == ConnectionState::ready && is_success(wc) && wc.opcode == IBV_WC_RECV;
+  return message ? take_message(s, a, block, wc) : take_other(s, a, block, wc);
+}
+
+/// A receive of a queue pair that is no more. One of its own went back to its queue with it, and
+/// may be posted to another queue pair by now.
+[[gnu::cold, gnu::noinline]] void take_stray(Shared& s, const ibv_wc& wc) noexcept {
+  ++s.stats.stale_completions;
+  if (s.own != nullptr) return;
+  --s.posted_receives;
+  repost(s, slot_of(wc.wr_id));
 }
 
 /// Devices set others as they like: on RoCE, for one, that there is a GRH.
@@ -271,7 +297,7 @@ inline bool take_receive(Shared& s, Agent& a, Block* block, const ibv_wc& wc) no
   const std::uint64_t header =
       wire::get(block->header + sizeof block->header - wire::kMessageHeaderBytes);
   if (!is_plain(s, a, wc, header)) [[unlikely]]
-    return take_unusual(s, &a, block, wc);
+    return take_unusual(s, a, block, wc);
   const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
   a.told_granted = wire::granted_of(header);
   ++a.received;
@@ -287,22 +313,22 @@ inline bool take_receive(Shared& s, Agent& a, Block* block, const ibv_wc& wc) no
 const ibv_wc* take_run(Shared& s, const ibv_wc* wc, const ibv_wc* end) noexcept {
   const std::uint32_t qp_num = wc->qp_num;
   Agent* const a = s.by_qpn.find(qp_num);
+  if (a == nullptr) [[unlikely]] {
+    take_stray(s, *wc);
+    return wc + 1;
+  }
   do {
-    const auto slot = static_cast<std::uint32_t>(wc->wr_id >> 1);
+    const std::uint32_t slot = slot_of(wc->wr_id);
     Block* const block = s.receives.memory(slot);
     --s.posted_receives;
-    const bool kept =
-        a != nullptr ? take_receive(s, *a, block, *wc) : take_unusual(s, nullptr, block, *wc);
-    if (kept) [[unlikely]] {
+    if (take_receive(s, *a, block, *wc)) [[unlikely]] {
       replace_kept(s, slot);
     } else {
       repost(s, slot);
     }
   } while (++wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
-  if (a != nullptr) {
-    a->last_heard = s.now;
-    if (a->state == ConnectionState::ready) grant(s, *a);
-  }
+  a->last_heard = s.now;
+  if (a->state == ConnectionState::ready) grant(s, *a);
   return wc;
 }
 
@@ -311,8 +337,7 @@ const ibv_wc* take_run(Shared& s, const ibv_wc* wc, const ibv_wc* end) noexcept 
 std::uint32_t take_completions(Shared& s, const ibv_wc* wcs, int count) noexcept {
   const ibv_wc* const end = wcs + count;
   for (const ibv_wc* wc = wcs + 1; wc < end; ++wc) {
-    if (is_receive(wc->wr_id))
-      __builtin_prefetch(s.receives.memory(static_cast<std::uint32_t>(wc->wr_id >> 1)));
+    if (is_receive(wc->wr_id)) __builtin_prefetch(s.receives.memory(slot_of(wc->wr_id)));
   }
   std::uint32_t events = 0;
   for (const ibv_wc* wc = wcs; wc != end;) {
@@ -340,7 +365,7 @@ void finish_poll(Shared& s) noexcept {
   if (s.deficit != 0) [[unlikely]]
     fill_deficit(s);
   // Receives first: credit told below counts on them.
-  if (s.receives.count() >= s.config.queues.receive_postlist) post_receives(s);
+  if (s.receives.count() >= s.list_length) post_receives(s);
   flush_all(s);
   if (s.grants.count() != 0) {
     tell_credit(s);
@@ -353,7 +378,13 @@ Result<void> post_first_receives(Shared& s) {
   const std::uint32_t depth = s.config.queues.receive_depth;
   s.missing = std::make_unique<std::uint32_t[]>(depth);
   s.receives.make(depth, receive_id);
-  s.receive_capacity = depth - s.config.queues.receive_postlist - kSpareReceives;
+  if (s.device->srq() != nullptr) {
+    s.receive_capacity = depth - s.config.queues.receive_postlist - kSpareReceives;
+    s.list_length = s.config.queues.receive_postlist;
+    s.spare_receives = kSpareReceives;
+  } else {
+    make_own_queues(s);
+  }
   for (std::uint32_t i = 0; i < depth; ++i) {
     if (!fill_slot(s, i)) {
       return base::fail(Status::no_memory,

@@ -94,6 +94,13 @@ Result<void> bring_through_cm(const Shared& s, const Agent& a, ibv_qp_state stat
   return s.device->modify_qp(a.qp, attr, mask);
 }
 
+bool receives_refused(Shared& s, Agent& a, int error) noexcept {
+  return set_up_failed(s, a,
+                       {Status::system, "post receives to a queue pair",
+                        "ibv_post_recv: errno " + std::to_string(error),
+                        "set queues.shared_receives = \"auto\", or report this as a defect"});
+}
+
 bool step_up(Shared& s, Agent& a) noexcept {
   struct Step {
     ibv_qp_state state;
@@ -107,6 +114,10 @@ bool step_up(Shared& s, Agent& a) noexcept {
     return a.cm != nullptr ? bring_through_cm(s, a, step.state) : bring(s, a, step.state);
   });
   if (!done) return set_up_failed(s, a, done.error());
+  if (step.state == IBV_QPS_INIT && s.own != nullptr) {
+    // Before the peer can send.
+    if (const int error = post_own_receives(s, a); error != 0) return receives_refused(s, a, error);
+  }
   a.stage = step.next;
   return true;
 }
@@ -236,7 +247,7 @@ void prepare_timers(Agent& a) noexcept {
 }
 
 bool promise_receive(Shared& s, Agent& a) noexcept {
-  if (s.allotted >= s.receive_capacity) return false;
+  if (s.own != nullptr ? !take_own_queue(s, a) : s.allotted >= s.receive_capacity) return false;
   ++s.allotted;
   a.allotment = 1;
   a.granted = a.published = 1;
@@ -245,7 +256,6 @@ bool promise_receive(Shared& s, Agent& a) noexcept {
 }
 
 Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds patience) noexcept {
-  if (s.allotted >= s.receive_capacity) return nullptr;  // no receive to promise
   const std::uint32_t index = s.agents.acquire();
   if (index == kNone) return nullptr;
   Agent& a = s.agents.at(index);
@@ -255,7 +265,11 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
   a.generation = s.agents.generation(index);
   a.outbound = outbound;
   prepare_timers(a);
-  (void)promise_receive(s, a);
+  if (!promise_receive(s, a)) {
+    a.generation = 0;
+    s.agents.release(index);
+    return nullptr;
+  }
   a.patience = patience.count() != 0 ? patience
                : outbound            ? s.config.connections.connect_timeout
                                      : s.config.connections.handshake_timeout;
@@ -370,6 +384,7 @@ void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& 
 }
 
 void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
+  if (s.own != nullptr) stop_own_receives(s, a);
   if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
   fail(s, a,
        {Status::protocol, "receive a message",
@@ -547,6 +562,7 @@ void finish(Shared& s, Agent& a) noexcept {
   enter(s, a, ConnectionState::closed);
   s.allotted -= a.allotment;
   a.allotment = 0;
+  if (a.own_queue != kNone) reclaim_own_receives(s, a);
   s.dirty.remove(a);
   s.grants.remove(a);
   s.starved.remove(a);

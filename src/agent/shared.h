@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "agent/operation_pool.h"
+#include "agent/own_receives.h"
 #include "agent/reconnect.h"
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
@@ -122,6 +123,7 @@ struct alignas(64) Agent {
   bool setup_listed = false;
   bool was_ready = false;
   std::uint32_t handshake = kNone;  ///< exchange in use
+  std::uint32_t own_queue = kNone;  ///< of receives, unless all share one
   bool by_hand = false;             ///< no exchange: the application brings the peer's endpoint
   bool endpoint_told = false;       ///< then: on_endpoint has run
   Nanoseconds patience{0};          ///< from the first attempt to `ready`
@@ -224,6 +226,8 @@ struct Shared {
   AgentList dirty;   ///< with deferred operations
   AgentList grants;  ///< with credit to be told
   std::uint32_t posted_receives = 0;
+  std::uint32_t list_length = 0;             ///< receives that are posted together
+  std::uint32_t spare_receives = 0;          ///< may be missing before credit has to wait
   std::unique_ptr<std::uint32_t[]> missing;  ///< slots without a block: the application
   std::uint32_t deficit = 0;                 ///< keeps theirs and the pool is dry
   std::uint32_t allotted = 0;                ///< sum of the allotments
@@ -237,6 +241,7 @@ struct Shared {
   std::uint32_t setup_last = kNone;
   std::uint64_t incarnation = 0;
   std::uint32_t receive_capacity = 0;  ///< receives that credit may be granted for
+  std::unique_ptr<OwnQueues> own;      ///< of each connection; null: they share one
   std::uint32_t starved_count = 0;
   AgentList starved;  ///< refused credit while receives were missing
 
@@ -253,6 +258,9 @@ enum TimerKind : std::uint16_t { kDeadlineTimer = 1, kIdleTimer = 2 };
 
 constexpr std::uint64_t receive_id(std::uint32_t slot) noexcept {
   return std::uint64_t{slot} << 1 | 1;
+}
+constexpr std::uint32_t slot_of(std::uint64_t wr_id) noexcept {
+  return static_cast<std::uint32_t>(wr_id >> 1);
 }
 constexpr bool is_receive(std::uint64_t wr_id) noexcept { return (wr_id & 1) != 0; }
 

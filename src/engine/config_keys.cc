@@ -15,6 +15,7 @@ namespace {
 using std::string_view;
 
 constexpr std::array<string_view, 3> kPolicies{"require", "prefer", "off"};
+constexpr std::array<string_view, 2> kSharedReceives{"auto", "off"};
 constexpr std::array<string_view, 2> kControlModes{"automatic", "manual"};
 
 constexpr std::int64_t kKiB = 1 << 10;
@@ -111,6 +112,8 @@ constexpr std::array kKeys{
                     "send queue of each connection"),
     SPINWIRE_NUMBER(queues, Queues, receive_depth, integer, 16, 32768, "work requests",
                     "posted receives of the engine"),
+    SPINWIRE_CHOICE(queues, Queues, shared_receives, kSharedReceives,
+                    "off: each connection has its own part of them"),
     SPINWIRE_NUMBER(queues, Queues, completion_depth, integer, 64, 4194304, "entries",
                     "completion queue of the engine"),
     SPINWIRE_NUMBER(queues, Queues, operations, integer, 16, 1048576, "",

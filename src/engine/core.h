@@ -72,7 +72,8 @@ class EngineCore {
   EngineCore& operator=(const EngineCore&) = delete;
   ~EngineCore();
 
-  Result<void> open();
+  /// With a device of one of these providers.
+  Result<void> open(std::span<const verbs::Provider* const> from = verbs::providers());
   /// Every connection ends here and now: what is outstanding is flushed, each on_closed runs. The
   /// first part of destruction, while the application's handle still names this engine.
   void end() noexcept;

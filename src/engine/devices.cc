@@ -1,5 +1,6 @@
 #include "engine/devices.h"
 
+#include "agent/own_receives.h"
 #include "base/error.h"
 #include "spinwire/device.h"
 #include "verbs/providers.h"
@@ -21,6 +22,8 @@ verbs::DeviceOptions device_options(const Config& config, const Clock& clock) {
   options.wish = device_wish(config);
   options.completion_depth = config.queues.completion_depth;
   options.receive_depth = config.queues.receive_depth;
+  options.shared_receives = config.queues.shared_receives == SharedReceives::automatic;
+  options.own_receives = agent::own_slots(config);
   options.send_depth = config.queues.send_depth;
   options.inline_bytes = config.queues.inline_bytes;
   const Config::QueuePair& qp = config.queue_pair;

@@ -38,9 +38,9 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
   next_control = config.engine.control == ControlMode::manual ? ~std::uint64_t{0} : 0;
 }
 
-Result<void> EngineCore::open() {
+Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   const Config& c = shared.config;
-  auto device = verbs::Device::open(engine::device_options(c, shared.clock));
+  auto device = verbs::Device::open(engine::device_options(c, shared.clock), from);
   if (!device) return tl::unexpected(device.error());
   shared.device = std::move(*device);
   shared.config.queues.inline_bytes = shared.device->info().inline_bytes;

@@ -15,6 +15,14 @@ tl::unexpected<Error> ending_error(const char* asked) {
 }
 
 Error no_more_connections(const agent::Shared& s, std::string asked) {
+  if (s.own != nullptr && !s.agents.full()) {
+    const std::uint32_t count = s.agents.size() + 1;
+    return {Status::limit, std::move(asked),
+            fmt::format("asked {} receives for {} connections, have {}", s.own->share.slots * count,
+                        count, s.receives.size() - s.deficit),
+            "without a shared receive queue each connection has its own: raise "
+            "queues.receive_depth there; messages that are kept count, too"};
+  }
   return {Status::limit, std::move(asked),
           fmt::format("{} connections, {} of {} receives promised", s.agents.size(), s.allotted,
                       s.receive_capacity),

@@ -269,6 +269,7 @@ void EngineCore::progress_through_cm(Agent& a) noexcept {
     offer.initiator_depth = std::min(reads, answer ? a.remote.rd_atomic : reads);
     offer.retry_count = static_cast<std::uint8_t>(c.retry_count);
     offer.rnr_retry = static_cast<std::uint8_t>(c.rnr_retry);
+    offer.shared_receives = shared.device->info().shared_receives;
     offer.data = data;
     done = ask ? link.id.connect(offer) : link.id.accept(offer);
     if (ask && done) agent::enter(shared, a, ConnectionState::exchanging);

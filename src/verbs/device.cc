@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/memlock.h"
-#include "verbs/providers.h"
 
 namespace spinwire::verbs {
 namespace {
@@ -42,6 +41,10 @@ tl::unexpected<Error> over_limit(const char* setting, std::uint64_t asked, std::
 
 }  // namespace
 
+bool shares_receives(const ibv_device_attr& device) noexcept {
+  return device.max_srq > 0 && device.max_srq_wr > 0;
+}
+
 ibv_mtu mtu_code(std::uint32_t bytes) noexcept {
   if (bytes >= 4096) return IBV_MTU_4096;
   if (bytes >= 2048) return IBV_MTU_2048;
@@ -53,18 +56,14 @@ std::uint32_t mtu_bytes(ibv_mtu code) noexcept { return 128u << static_cast<unsi
 
 Result<void> check_limits(const ibv_device_attr& device, const DeviceOptions& asked,
                           const std::string& name) {
-  if (device.max_srq == 0 || device.max_srq_wr == 0) {
-    return base::fail(Status::unsupported, "a shared receive queue",
-                      fmt::format("device {} has none", name),
-                      "use another device: the receives of all connections lie in one queue");
-  }
+  const bool shared = asked.shared_receives && shares_receives(device);
   const struct {
     const char* setting;
     std::uint64_t asked;
     int has;
   } limits[] = {
       {"queues.completion_depth", asked.completion_depth, device.max_cqe},
-      {"queues.receive_depth", asked.receive_depth, device.max_srq_wr},
+      {"queues.receive_depth", shared ? asked.receive_depth : 0, device.max_srq_wr},
       {"queues.send_depth", asked.send_depth, device.max_qp_wr},
   };
   for (const auto& limit : limits) {
@@ -78,9 +77,10 @@ Result<void> check_limits(const ibv_device_attr& device, const DeviceOptions& as
   return {};
 }
 
-Result<std::unique_ptr<Device>> Device::open(const DeviceOptions& options) {
+Result<std::unique_ptr<Device>> Device::open(const DeviceOptions& options,
+                                             std::span<const Provider* const> from) {
   std::unique_ptr<Device> device(new Device(options));
-  auto selected = select_device(providers(), options.wish, options.clock);
+  auto selected = select_device(from, options.wish, options.clock);
   if (!selected) return tl::unexpected(selected.error());
   device->selected_ = std::move(*selected);
   if (auto done = device->set_up(); !done) return tl::unexpected(done.error());
@@ -113,6 +113,9 @@ Result<void> Device::set_up() {
       std::clamp(static_cast<std::uint32_t>(std::max(most, 1)), 1u, options_.rd_atomic);
   info_.atomics = attr.atomic_cap != IBV_ATOMIC_NONE;
   info_.memory_windows = (attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+  info_.shared_receives = options_.shared_receives && shares_receives(attr);
+  options_.own_receives =
+      std::min(options_.own_receives, static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
   info_.candidates = std::move(s.candidates);
   return make_queues();
 }
@@ -130,17 +133,35 @@ Result<void> Device::make_queues() {
         fmt::format("make a completion queue of {} entries", options_.completion_depth),
         "ibv_create_cq", errno, std::uint64_t{options_.completion_depth} * kEntryBytes);
   }
-  ibv_srq_init_attr srq{};
-  srq.attr.max_wr = options_.receive_depth;
-  srq.attr.max_sge = 1;
-  srq_ = provider().create_srq(queue_pd(), &srq);
-  if (srq_ == nullptr) {
-    return short_of_memory(fmt::format("make a shared receive queue of {}", options_.receive_depth),
-                           "ibv_create_srq", errno,
-                           std::uint64_t{options_.receive_depth} * kEntryBytes);
-  }
-  info_.shared_receives = true;
+  if (auto made = make_shared_receives(); !made) return made;
   return probe_queue_pair();
+}
+
+/// A device may tell of shared receive queues that it does not give.
+Result<void> Device::make_shared_receives() {
+  if (info_.shared_receives) {
+    ibv_srq_init_attr srq{};
+    srq.attr.max_wr = options_.receive_depth;
+    srq.attr.max_sge = 1;
+    srq_ = provider().create_srq(queue_pd(), &srq);
+    if (srq_ != nullptr) return {};
+    const int error = errno;
+    if (error != EOPNOTSUPP && error != ENOSYS) {
+      return short_of_memory(
+          fmt::format("make a shared receive queue of {}", options_.receive_depth),
+          "ibv_create_srq", error, std::uint64_t{options_.receive_depth} * kEntryBytes);
+    }
+  }
+  info_.shared_receives = false;
+  info_.own_receives = options_.own_receives;
+  if (options_.shared_receives) {
+    base::log(LogLevel::warning,
+              "device {} has no shared receive queue: each connection has {} receives of its own, "
+              "so that queues.receive_depth = {} allows {} connections",
+              info_.name, info_.own_receives, options_.receive_depth,
+              options_.receive_depth / std::max(info_.own_receives, 1u));
+  }
+  return {};
 }
 
 /// Where the device honours it, locks are left out: one thread drives all our queues.
@@ -166,6 +187,8 @@ ibv_qp* Device::try_qp(std::uint32_t inline_bytes) noexcept {
   init.qp_type = IBV_QPT_RC;
   init.cap.max_send_wr = options_.send_depth;
   init.cap.max_send_sge = kSendElements;
+  init.cap.max_recv_wr = info_.own_receives;
+  init.cap.max_recv_sge = srq_ == nullptr ? 1 : 0;
   init.cap.max_inline_data = inline_bytes;
   return provider().create_qp(queue_pd(), &init);
 }
@@ -182,8 +205,10 @@ Result<void> Device::probe_queue_pair() {
     }
     if (bytes == 0) {
       return short_of_memory(
-          fmt::format("make a queue pair with queues.send_depth = {}", options_.send_depth),
-          "ibv_create_qp", errno, std::uint64_t{options_.send_depth} * kEntryBytes);
+          fmt::format("make a queue pair with queues.send_depth = {} and {} receives of its own",
+                      options_.send_depth, info_.own_receives),
+          "ibv_create_qp", errno,
+          std::uint64_t{options_.send_depth + info_.own_receives} * kEntryBytes);
     }
   }
   if (info_.inline_bytes != options_.inline_bytes) {

@@ -14,6 +14,7 @@
 #include "spinwire/device.h"
 #include "spinwire/status.h"
 #include "verbs/provider.h"
+#include "verbs/providers.h"
 #include "verbs/selection.h"
 
 namespace spinwire::verbs {
@@ -31,6 +32,8 @@ struct DeviceOptions {
   DeviceWish wish;
   std::uint32_t completion_depth = 0;
   std::uint32_t receive_depth = 0;
+  bool shared_receives = true;     ///< wanted; without, each queue pair has its own:
+  std::uint32_t own_receives = 0;  ///< this many; fewer will do
   std::uint32_t send_depth = 0;    ///< of each queue pair
   std::uint32_t inline_bytes = 0;  ///< wanted; fewer will do
   std::uint32_t rd_atomic = 128;   ///< wanted; fewer will do
@@ -59,7 +62,8 @@ class Device {
  public:
   /// Errors: no_device naming those that there are and why none was taken; limit naming asked and
   /// available; no_memory with the limit on locked memory; system.
-  static Result<std::unique_ptr<Device>> open(const DeviceOptions& options);
+  static Result<std::unique_ptr<Device>> open(const DeviceOptions& options,
+                                              std::span<const Provider* const> from = providers());
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
   ~Device();
@@ -68,6 +72,7 @@ class Device {
   [[nodiscard]] ibv_context* context() const noexcept { return selected_.context; }
   [[nodiscard]] ibv_pd* pd() const noexcept { return pd_; }  ///< for memory
   [[nodiscard]] ibv_cq* cq() const noexcept { return cq_; }
+  /// Null: each queue pair has receives of its own, as many as info() says.
   [[nodiscard]] ibv_srq* srq() const noexcept { return srq_; }
   [[nodiscard]] const ibv_gid& gid() const noexcept { return selected_.gid.gid; }
   [[nodiscard]] std::uint16_t lid() const noexcept { return selected_.port_attr.lid; }
@@ -95,6 +100,7 @@ class Device {
   explicit Device(const DeviceOptions& options) : options_(options) {}
   Result<void> set_up();
   Result<void> make_queues();
+  Result<void> make_shared_receives();
   Result<void> probe_queue_pair();
   void probe_memory_windows() noexcept;
   void make_thread_domain() noexcept;
@@ -116,6 +122,9 @@ class Device {
   std::size_t queue_pairs_ = 0;   ///< there are
   DeviceInfo info_;
 };
+
+/// Whether connections can have their receives in one queue.
+bool shares_receives(const ibv_device_attr& device) noexcept;
 
 /// IBV_MTU_* of a path MTU in bytes, the largest that does not exceed it.
 ibv_mtu mtu_code(std::uint32_t bytes) noexcept;

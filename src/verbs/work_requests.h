@@ -8,6 +8,63 @@
 
 namespace spinwire::verbs {
 
+/// Work requests that wait to be posted together. Stays where it is made: it points into itself.
+class ReceiveChain {
+ public:
+  ReceiveChain() noexcept = default;
+  ReceiveChain(const ReceiveChain&) = delete;
+  ReceiveChain& operator=(const ReceiveChain&) = delete;
+
+  void add(ibv_recv_wr& wr) noexcept {
+    *link_ = &wr;
+    link_ = &wr.next;
+    ++count_;
+  }
+  [[nodiscard]] std::uint32_t count() const noexcept { return count_; }
+  /// Empties it; answers the first, behind which the others hang.
+  ibv_recv_wr* take() noexcept {
+    *link_ = nullptr;
+    link_ = &first_;
+    count_ = 0;
+    return first_;
+  }
+
+  /// Posts all; 0, or an errno value and what was not taken stays.
+  int post(ibv_srq* srq) noexcept {
+    return post_by(
+        [srq](ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_srq_recv(srq, wr, bad); });
+  }
+  int post(ibv_qp* qp) noexcept {
+    return post_by([qp](ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_recv(qp, wr, bad); });
+  }
+
+ private:
+  template <typename Post>
+  int post_by(Post call) noexcept {
+    if (count_ == 0) return 0;
+    *link_ = nullptr;
+    ibv_recv_wr* bad = nullptr;
+    const int error = call(first_, &bad);
+    if (error != 0) [[unlikely]] {
+      keep_from(bad);
+      return error;
+    }
+    link_ = &first_;
+    count_ = 0;
+    return 0;
+  }
+  void keep_from(ibv_recv_wr* bad) noexcept {
+    first_ = bad;
+    link_ = &first_;
+    count_ = 0;
+    for (; bad != nullptr; bad = bad->next, ++count_) link_ = &bad->next;
+  }
+
+  ibv_recv_wr* first_ = nullptr;
+  ibv_recv_wr** link_ = &first_;  ///< where the next one is hung up
+  std::uint32_t count_ = 0;
+};
+
 /// The receives of one engine, a prebuilt work request per slot, and the chain of those waiting to
 /// be posted again together. `Memory` is what the user of a slot keeps with it.
 template <typename Memory>
@@ -31,48 +88,25 @@ class ReceiveSlots {
     slots_[slot].sge = {reinterpret_cast<std::uint64_t>(address), length, lkey};
   }
   [[nodiscard]] Memory*& memory(std::uint32_t slot) noexcept { return slots_[slot].memory; }
+  /// Which queue the slot is kept for, where there are several.
+  [[nodiscard]] std::uint32_t& queue(std::uint32_t slot) noexcept { return slots_[slot].queue; }
+  [[nodiscard]] ibv_recv_wr& request(std::uint32_t slot) noexcept { return slots_[slot].wr; }
   /// Appends the slot to the chain.
-  void add(std::uint32_t slot) noexcept {
-    ibv_recv_wr* wr = &slots_[slot].wr;
-    *link_ = wr;
-    link_ = &wr->next;
-    ++count_;
-  }
-  [[nodiscard]] std::uint32_t count() const noexcept { return count_; }  ///< in the chain
-
-  /// Posts the chain; 0, or an errno value and what was not taken stays chained.
-  int post(ibv_srq* srq) noexcept {
-    if (count_ == 0) return 0;
-    *link_ = nullptr;
-    ibv_recv_wr* bad = nullptr;
-    const int error = ibv_post_srq_recv(srq, first_, &bad);
-    if (error != 0) [[unlikely]] {
-      keep_from(bad);
-      return error;
-    }
-    link_ = &first_;
-    count_ = 0;
-    return 0;
-  }
+  void add(std::uint32_t slot) noexcept { chain_.add(slots_[slot].wr); }
+  [[nodiscard]] std::uint32_t count() const noexcept { return chain_.count(); }  ///< in the chain
+  [[nodiscard]] ReceiveChain& chain() noexcept { return chain_; }
 
  private:
   struct alignas(64) Slot {
     ibv_recv_wr wr;
     ibv_sge sge;
     Memory* memory;
+    std::uint32_t queue;
   };
-
-  void keep_from(ibv_recv_wr* bad) noexcept {
-    first_ = bad;
-    link_ = &first_;
-    count_ = 0;
-    for (; bad != nullptr; bad = bad->next, ++count_) link_ = &bad->next;
-  }
+  static_assert(sizeof(Slot) == 64);
 
   std::unique_ptr<Slot[]> slots_;
-  ibv_recv_wr* first_ = nullptr;
-  ibv_recv_wr** link_ = &first_;  ///< where the next one is hung up
-  std::uint32_t count_ = 0;
+  ReceiveChain chain_;
   std::uint32_t size_ = 0;
 };
 

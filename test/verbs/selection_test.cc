@@ -327,8 +327,12 @@ TEST(DeviceLimits, NamesTheSettingWhatWasAskedAndWhatThereIs) {
     EXPECT_EQ(refused.error().found, "device mlx5_0 has " + std::to_string(more.*c.member - 1));
   }
   ibv_device_attr unshared = limits();
-  unshared.max_srq = 0;
-  EXPECT_EQ(check_limits(unshared, asked, "mlx5_0").error().status, Status::unsupported);
+  unshared.max_srq = unshared.max_srq_wr = 0;  // does without
+  EXPECT_TRUE(check_limits(unshared, asked, "mlx5_0"));
+  DeviceOptions own = asked;
+  own.shared_receives = false;
+  own.receive_depth = 501;  // in many queues
+  EXPECT_TRUE(check_limits(limits(), own, "mlx5_0"));
   ibv_device_attr narrow = limits();
   narrow.max_sge = 1;
   EXPECT_FALSE(check_limits(narrow, asked, "mlx5_0"));

@@ -1,0 +1,135 @@
+#include "agent/own_receives.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/agent.h"
+
+namespace spinwire::agent {
+namespace {
+
+/// Fewer are not worth a queue: a connection could not send while it waits for credit.
+constexpr std::uint32_t kLeastSlots = 8;
+
+/// Of the queue's slots, the first and the one behind the last.
+struct Range {
+  std::uint32_t begin;
+  std::uint32_t end;
+};
+Range slots_of(const OwnQueues& own, std::uint32_t queue) noexcept {
+  return {queue * own.share.slots, (queue + 1) * own.share.slots};
+}
+
+/// Whether the agent's queue pair takes receives: from INIT until it is to end.
+bool takes_receives(const OwnQueue& queue) noexcept {
+  const Agent& a = *queue.agent;
+  return a.stage >= Stage::wait && a.stage <= Stage::up && !queue.failed;
+}
+
+/// What the device does not take stays for the next time; the peer has no credit for it.
+int post(Shared& s, OwnQueue& queue) noexcept {
+  const std::uint32_t before = queue.back.count();
+  const int error = queue.back.post(queue.agent->qp);
+  const std::uint32_t posted = before - queue.back.count();
+  s.posted_receives += posted;
+  s.stats.receives_posted += posted;
+  return error;
+}
+
+std::uint32_t missing(Shared& s, std::uint32_t queue) noexcept {
+  const Range slots = slots_of(*s.own, queue);
+  std::uint32_t count = 0;
+  for (std::uint32_t i = slots.begin; i != slots.end; ++i)
+    count += s.receives.memory(i) == nullptr ? 1 : 0;
+  return count;
+}
+
+/// Lines up what the queue has; false if that is too little for a connection to begin with, since
+/// the application keeps the rest.
+bool line_up(Shared& s, std::uint32_t index) noexcept {
+  constexpr std::uint32_t kLeast = 2;  // one that is granted, and one for a goodbye
+  OwnQueue& queue = s.own->queues.at(index);
+  (void)queue.back.take();
+  const Range slots = slots_of(*s.own, index);
+  for (std::uint32_t i = slots.begin; i != slots.end; ++i) {
+    if (s.receives.memory(i) != nullptr) queue.back.add(s.receives.request(i));
+  }
+  return queue.back.count() >= kLeast;
+}
+
+}  // namespace
+
+std::uint32_t own_slots(const Config& config) noexcept {
+  const std::uint32_t depth = config.queues.receive_depth;
+  const std::uint32_t useful = config.connections.credits + config.queues.receive_postlist;
+  return std::min({std::max(depth / config.connections.maximum, kLeastSlots), useful, depth});
+}
+
+OwnShare own_share(const Config& config, std::uint32_t slots) noexcept {
+  // Those that wait to be reposted, one less than a list, and one for a goodbye are not granted.
+  const std::uint32_t list = std::clamp(slots / 4, 1u, config.queues.receive_postlist);
+  return {slots, list, std::min(config.connections.credits, slots - std::min(list, slots))};
+}
+
+void make_own_queues(Shared& s) {
+  const OwnShare share = own_share(s.config, s.device->info().own_receives);
+  const std::uint32_t count =
+      std::min(s.receives.size() / share.slots, s.config.connections.maximum);
+  s.own = std::make_unique<OwnQueues>(share, count);
+  for (std::uint32_t i = 0; i < s.receives.size(); ++i) s.receives.queue(i) = i / share.slots;
+  s.config.connections.credits = share.credits;
+  s.receive_capacity = count * share.credits;
+  s.list_length = 1;  // each slot that comes back is handed on at once
+  s.spare_receives = 0;
+}
+
+void sort_own_receives(Shared& s) noexcept {
+  for (ibv_recv_wr* wr = s.receives.chain().take(); wr != nullptr;) {
+    ibv_recv_wr* const next = wr->next;
+    const std::uint32_t index = s.receives.queue(slot_of(wr->wr_id));
+    // What waits for a connection has no order; a rest too small for a queue is nobody's.
+    if (s.own->queues.in_use(index)) {
+      OwnQueue& queue = s.own->queues.at(index);
+      queue.back.add(*wr);
+      if (queue.back.count() >= s.own->share.postlist && takes_receives(queue))
+        (void)post(s, queue);
+    }
+    wr = next;
+  }
+}
+
+bool take_own_queue(Shared& s, Agent& a) noexcept {
+  base::IndexPool<OwnQueue>& queues = s.own->queues;
+  std::uint32_t passed = kNone;
+  std::uint32_t index = queues.acquire();
+  while (index != kNone && !line_up(s, index)) {
+    queues.at(index).next = std::exchange(passed, index);
+    index = queues.acquire();
+  }
+  while (passed != kNone) queues.release(std::exchange(passed, queues.at(passed).next));
+  if (index == kNone) return false;
+  queues.at(index).agent = &a;
+  queues.at(index).failed = false;
+  a.own_queue = index;
+  return true;
+}
+
+int post_own_receives(Shared& s, Agent& a) noexcept {
+  return post(s, s.own->queues.at(a.own_queue));
+}
+
+bool lacks_own_receives(Shared& s, const Agent& a) noexcept { return missing(s, a.own_queue) != 0; }
+
+void stop_own_receives(Shared& s, const Agent& a) noexcept {
+  s.own->queues.at(a.own_queue).failed = true;
+}
+
+void reclaim_own_receives(Shared& s, Agent& a) noexcept {
+  const std::uint32_t index = std::exchange(a.own_queue, kNone);
+  OwnQueue& queue = s.own->queues.at(index);
+  s.posted_receives -= s.own->share.slots - queue.back.count() - missing(s, index);
+  queue.agent = nullptr;
+  s.own->queues.release(index);
+}
+
+}  // namespace spinwire::agent
