@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "spinwire/buffer.h"
 #include "spinwire/clock.h"
 #include "spinwire/export.h"
 #include "spinwire/status.h"
@@ -77,6 +78,11 @@ struct Config {
     std::uint32_t flow_label = 0;      ///< of the GRH; on RoCEv2 picks the UDP source port; 20 bits
     std::uint32_t hop_limit = 255;     ///< of the GRH, TTL on RoCEv2; 1 … 255
     std::uint32_t pkey_index = 0;      ///< in the port's table of partition keys; 0 … 65535
+    std::uint32_t src_path_bits = 0;   ///< added to the port's LID (InfiniBand, LMC); 0 … 127
+    std::uint32_t static_rate = 0;     ///< IB encoding of a rate; 0: the port's own; 0, 2 … 24
+    std::int32_t psn = -1;             ///< first packet's number, 24 bits; -1: random, as it should
+    /// The most that peers may do with memory: bounds every key that the engine makes for them
+    Access access = Access::remote_read_write;
   } queue_pair;
 
   struct Engine {

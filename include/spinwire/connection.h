@@ -9,6 +9,7 @@
 
 #include "spinwire/buffer.h"
 #include "spinwire/callback.h"
+#include "spinwire/connection_settings.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
 #include "spinwire/status.h"
@@ -174,6 +175,15 @@ class SPINWIRE_API Connection {
   Result<void> join(const Endpoint& peer);
   /// Our end of such a connection; not_connected until on_endpoint has run. Set-up.
   [[nodiscard]] Result<Endpoint> endpoint() const;
+
+  /// Gives a connection that is not made yet other settings than its engine's, in the place of
+  /// those of its listener. Set-up; for on_accept. Errors, with nothing changed: invalid_argument
+  /// (also: it is too late), limit, no_device, unsupported, not_connected, wrong_thread,
+  /// forked_child.
+  Result<void> configure(const ConnectionSettings& settings);
+  /// As Engine::expose(), with no more rights than the connection's settings give its peer. Any
+  /// connection of the engine can use the key. Set-up. Errors: those, not_connected.
+  Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
 
   /// Stops accepting operations, lets the outstanding ones complete up to the configured close
   /// time-out, tells the peer, and ends in on_closed. Further calls answer not_connected. Set-up.

@@ -14,6 +14,7 @@
 #include "spinwire/clock.h"
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
+#include "spinwire/connection_settings.h"
 #include "spinwire/device.h"
 #include "spinwire/device_event.h"
 #include "spinwire/endpoint.h"
@@ -87,6 +88,7 @@ struct ListenOptions {
   Callback<void(Connection)> on_accept;
   ConnectionHandlers handlers;
   Via via = Via::tcp;
+  ConnectionSettings settings{};  ///< of all that are accepted; see Connection::configure()
 };
 
 /// How a connection is made again when it could not be made, or was lost. Operations that were
@@ -104,6 +106,10 @@ struct ConnectOptions {
   ConnectionHandlers handlers;
   Reconnect reconnect{};
   Via via = Via::tcp;
+  ConnectionSettings settings{};
+  /// Until the connection must be ready, each attempt of it, up to 1 h; 0:
+  /// connections.connect_timeout.
+  Nanoseconds timeout{0};
 };
 
 struct PrepareOptions {
@@ -112,6 +118,7 @@ struct PrepareOptions {
   Callback<void(Connection, const Endpoint&)> on_endpoint;
   /// Until the connection must be ready, up to 1 h; 0: connections.connect_timeout.
   Nanoseconds timeout{0};
+  ConnectionSettings settings{};
 };
 
 /// A listening address. Dropping it stops listening; connections made through it stay.
@@ -163,16 +170,17 @@ class SPINWIRE_API Engine {
   Status flush() noexcept;
 
   /// Listens for connections on "a.b.c.d:port" or "[v6]:port"; port 0 takes a free one. Set-up.
-  /// Errors: invalid_argument, in_use, system; through rdma_cm also unsupported, no_device.
+  /// Errors: invalid_argument, in_use, limit, system; no_device for settings that name a place that
+  /// is not there; through rdma_cm also unsupported.
   Result<Listener> listen(std::string_view address, const ListenOptions& options);
   /// Begins to connect; on_ready or on_closed tells. Set-up. Errors: invalid_argument, limit,
-  /// system; through rdma_cm also unsupported, no_device.
+  /// system; no_device as for listen(); through rdma_cm also unsupported.
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
 
   /// Makes one end of a connection that the application brings up itself, without sockets of the
   /// engine's: on_endpoint tells our end, which the application brings to the peer; the peer's goes
-  /// into Connection::join(). Set-up. Errors: invalid_argument, limit, not_connected (the
-  /// engine is being destroyed).
+  /// into Connection::join(). Set-up. Errors: invalid_argument, limit, no_device and system as for
+  /// connect(), not_connected (the engine is being destroyed).
   Result<Connection> prepare(const PrepareOptions& options);
 
   /// A block with room for `size` bytes, which are not zeroed; empty when the pool is dry or the
@@ -183,10 +191,11 @@ class SPINWIRE_API Engine {
   [[nodiscard]] Status allocate_status() const noexcept;
 
   /// Registers `bytes` of the application's own, which must stay mapped until the region is
-  /// dropped and its operations have completed. Set-up. Errors: invalid_argument, no_memory, limit.
+  /// dropped and its operations have completed. Set-up. Errors: as expose().
   Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);
   /// Opens exactly the bytes of `slice` to peers under a key of its own, until revoke(). Holds a
-  /// reference to the block. Set-up (a registration). Errors: invalid_argument, no_memory, limit.
+  /// reference to the block. Set-up (a registration). Errors: invalid_argument (also for rights
+  /// that queue_pair.access leaves out), no_memory, limit.
   Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
   /// Ends an exposure: when it answers ok no peer can reach the memory any more. would_block: a
   /// peer is in the midst of an access; the key is dead, call again to learn when it ended. Set-up.

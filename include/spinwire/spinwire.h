@@ -6,6 +6,7 @@
 #include "spinwire/clock.h"
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
+#include "spinwire/connection_settings.h"
 #include "spinwire/device.h"
 #include "spinwire/device_event.h"
 #include "spinwire/endpoint.h"

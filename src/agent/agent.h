@@ -16,8 +16,8 @@ namespace spinwire::agent {
 
 /// Lays a message's header, and its payload if that is short, into the operation's staging room;
 /// else the payload is the second element.
-void build_apart(const Shared& s, Operation& op, std::uint64_t header, const std::byte* data,
-                 std::uint32_t lkey) noexcept;
+void build_apart(const Shared& s, const Agent& a, Operation& op, std::uint64_t header,
+                 const std::byte* data, std::uint32_t lkey) noexcept;
 /// Posts the agent's deferred operations with one doorbell. Always ok: what the device refuses
 /// ends with that error.
 Status flush(Shared& s, Agent& a) noexcept;
@@ -88,7 +88,12 @@ void list_grant(Shared& s, Agent& a) noexcept;
 /// A fresh agent in `state`, which has to be ready within `patience`, by default the configured
 /// time; null when the limit is reached.
 Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds patience = {}) noexcept;
-/// Parts of that, for an agent that begins anew.
+/// Gives an agent without a queue pair its attributes.
+inline void set_attributes(Agent& a, const Attributes& attributes) noexcept {
+  a.attributes = attributes;
+  a.inline_bytes = attributes.queue_pair.inline_bytes;
+}
+/// Parts of acquire(), for an agent that begins anew.
 void prepare_timers(Agent& a) noexcept;
 /// Keeps a receive for the peer to begin with; false if none is left.
 [[nodiscard]] bool promise_receive(Shared& s, Agent& a) noexcept;

@@ -48,7 +48,7 @@ bool step_expose(Shared& s, Agent& a) noexcept {
 }
 
 bool step_create(Shared& s, Agent& a) noexcept {
-  auto qp = s.device->create_qp();
+  auto qp = s.device->create_qp(a.attributes.queue_pair);
   if (!qp) return set_up_failed(s, a, qp.error());
   a.qp = *qp;
   try {
@@ -56,35 +56,53 @@ bool step_create(Shared& s, Agent& a) noexcept {
   } catch (const std::bad_alloc&) {
     return set_up_failed(s, a, base::out_of_memory());
   }
-  a.psn = static_cast<std::uint32_t>(base::random_seed()) & 0xffffff;
+  const std::int32_t psn = a.attributes.psn;
+  a.psn = static_cast<std::uint32_t>(psn >= 0 ? static_cast<std::uint64_t>(psn)
+                                              : base::random_seed() & 0xffffff);
   a.stage = a.cm != nullptr && !a.cm->resolved ? Stage::resolve : Stage::init;
   return true;
 }
 
-constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
-
-verbs::RetryOptions retry_options(const Config::QueuePair& c) noexcept {
-  return {static_cast<std::uint8_t>(c.ack_timeout), static_cast<std::uint8_t>(c.retry_count),
-          static_cast<std::uint8_t>(c.rnr_retry), static_cast<std::uint8_t>(c.min_rnr_timer)};
+/// Both ends' smaller one.
+verbs::RemoteQueuePair reachable(const Agent& a) noexcept {
+  verbs::RemoteQueuePair remote = a.remote;
+  remote.mtu = std::min({remote.mtu, a.attributes.mtu, a.attributes.queue_pair.place.mtu});
+  return remote;
 }
 
 /// The queue pair's next state, with the attributes of the handshake over TCP or by hand.
 Result<void> bring(const Shared& s, const Agent& a, ibv_qp_state state) {
-  const verbs::RetryOptions retry = retry_options(s.config.queue_pair);
-  if (state == IBV_QPS_INIT) return s.device->to_init(a.qp, kAccess);
-  if (state == IBV_QPS_RTR) return s.device->to_rtr(a.qp, a.remote, retry);
-  return s.device->to_rts(a.qp, a.psn, a.remote, retry);
+  const verbs::QueuePairOptions& options = a.attributes.queue_pair;
+  if (state == IBV_QPS_INIT) return s.device->to_init(a.qp, options);
+  if (state == IBV_QPS_RTR) return s.device->to_rtr(a.qp, options, reachable(a));
+  return s.device->to_rts(a.qp, options, a.psn, a.remote);
 }
 
-/// The same with what rdma_cm says, where the configuration says nothing else.
+/// What was asked for otherwise than by default goes before what rdma_cm found.
+void refine(ibv_ah_attr& attr, const verbs::PathOptions& asked) noexcept {
+  constexpr verbs::PathOptions kDefault;
+  const auto take = [](auto& found, auto wanted, auto standard) {
+    if (wanted != standard) found = wanted;
+  };
+  take(attr.sl, asked.service_level, kDefault.service_level);
+  take(attr.src_path_bits, asked.src_path_bits, kDefault.src_path_bits);
+  take(attr.static_rate, asked.static_rate, kDefault.static_rate);
+  take(attr.grh.hop_limit, asked.hop_limit, kDefault.hop_limit);
+  take(attr.grh.traffic_class, asked.traffic_class, kDefault.traffic_class);
+  take(attr.grh.flow_label, asked.flow_label, kDefault.flow_label);
+}
+
+/// The same with what rdma_cm says, where the settings say nothing else.
 Result<void> bring_through_cm(const Shared& s, const Agent& a, ibv_qp_state state) {
-  const verbs::RetryOptions retry = retry_options(s.config.queue_pair);
+  const verbs::QueuePairOptions& options = a.attributes.queue_pair;
+  const verbs::RetryOptions& retry = options.retry;
   ibv_qp_attr attr{};
   int mask = 0;
   if (auto known = a.cm->id.attributes(state, attr, mask); !known) return known;
-  if (state == IBV_QPS_INIT) attr.qp_access_flags = static_cast<unsigned>(kAccess);
+  if (state == IBV_QPS_INIT) attr.qp_access_flags = static_cast<unsigned>(options.access);
   if (state == IBV_QPS_RTR) {
-    attr.path_mtu = std::min(attr.path_mtu, verbs::mtu_code(a.remote.mtu));
+    refine(attr.ah_attr, options.path);
+    attr.path_mtu = std::min(attr.path_mtu, verbs::mtu_code(reachable(a).mtu));
     attr.min_rnr_timer = retry.min_rnr_timer;
   } else if (state == IBV_QPS_RTS) {
     attr.timeout = retry.ack_timeout;
@@ -211,18 +229,18 @@ const char* likely_cause(const Shared& s, ibv_wc_status status) noexcept {
 
 Error operation_error(const Shared& s, const Agent& a, OperationKind kind, const ibv_wc& wc) {
   const bool lost = wc.status == IBV_WC_RETRY_EXC_ERR || wc.status == IBV_WC_RNR_RETRY_EXC_ERR;
-  const Config::QueuePair& retry = s.config.queue_pair;
+  const verbs::QueuePairOptions& ours = a.attributes.queue_pair;
   return base::make_error(
       lost                                 ? Status::peer_lost
       : wc.status == IBV_WC_REM_ACCESS_ERR ? Status::remote_access
                                            : Status::remote_error,
       fmt::format("{} on queue pair {:#x} ({}) to {}, queue pair {:#x} ({})", kind_text(kind),
-                  wc.qp_num, s.device->info().gid, a.peer.data(), a.remote.qp_num,
+                  wc.qp_num, verbs::gid_text(ours.place.gid), a.peer.data(), a.remote.qp_num,
                   verbs::gid_text(a.remote.gid)),
       fmt::format("completion status {} ({}), vendor error {:#x}; ack_timeout {}, retry_count {}, "
                   "rnr_retry {}",
                   static_cast<int>(wc.status), ibv_wc_status_str(wc.status), wc.vendor_err,
-                  retry.ack_timeout, retry.retry_count, retry.rnr_retry),
+                  ours.retry.ack_timeout, ours.retry.retry_count, ours.retry.rnr_retry),
       likely_cause(s, wc.status));
 }
 
@@ -265,6 +283,7 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
   a.generation = s.agents.generation(index);
   a.outbound = outbound;
   prepare_timers(a);
+  set_attributes(a, s.attributes);
   if (!promise_receive(s, a)) {
     a.generation = 0;
     s.agents.release(index);
@@ -282,7 +301,8 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
 void enter(Shared& s, Agent& a, ConnectionState state) noexcept {
   a.state = state;
   if (a.again != nullptr && state != ConnectionState::resolving) a.again->resting = false;
-  a.sq_room = state == ConnectionState::ready ? s.config.queues.send_depth - kControlRequests : 0;
+  a.sq_room =
+      state == ConnectionState::ready ? a.attributes.queue_pair.send_depth - kControlRequests : 0;
   s.timers.cancel(a.deadline_timer);
   const Config::Connections& c = s.config.connections;
   switch (state) {
@@ -506,34 +526,36 @@ void overtake_handshake(Shared& s, Agent& a) noexcept {
 
 namespace {
 
-GidType gid_type(const Shared& s) noexcept {
-  const GidType type = s.device->info().gid_type;
+GidType gid_type(const Agent& a) noexcept {
+  const GidType type = a.attributes.queue_pair.place.gid_type;
   return type == GidType::unknown ? GidType::infiniband : type;
 }
 
 }  // namespace
 
 Endpoint endpoint(const Shared& s, const Agent& a) noexcept {
+  const verbs::Place& place = a.attributes.queue_pair.place;
   Endpoint info{};
-  std::copy_n(s.device->gid().raw, info.gid.size(), info.gid.begin());
-  info.gid_type = gid_type(s);
-  info.lid = s.device->lid();
+  std::copy_n(place.gid.raw, info.gid.size(), info.gid.begin());
+  info.gid_type = gid_type(a);
+  // Of the addresses that the port has on InfiniBand, packets come from the one asked for.
+  info.lid = static_cast<std::uint16_t>(place.lid | a.attributes.queue_pair.path.src_path_bits);
   info.qp_num = a.qp->qp_num;
   info.psn = a.psn;
-  info.mtu = static_cast<std::uint16_t>(std::min(s.config.connections.mtu, s.device->info().mtu));
+  info.mtu = static_cast<std::uint16_t>(std::min(a.attributes.mtu, place.mtu));
   info.max_message = s.config.connections.eager_bytes;
   info.credits = a.granted;
   info.incarnation = s.incarnation;
   info.control_address = reinterpret_cast<std::uint64_t>(a.cell);
   info.control_rkey = a.cell_region.rkey;
-  info.max_rd_atomic = static_cast<std::uint8_t>(s.device->info().rd_atomic);
+  info.max_rd_atomic = a.attributes.queue_pair.rd_atomic;
   return info;
 }
 
 Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
-  if (peer.gid_type != gid_type(s)) {
+  if (peer.gid_type != gid_type(a)) {
     return base::fail(Status::unsupported,
-                      fmt::format("connect a GID of type {} to the peer's", to_string(gid_type(s))),
+                      fmt::format("connect a GID of type {} to the peer's", to_string(gid_type(a))),
                       fmt::format("the peer's GID is of type {}", to_string(peer.gid_type)),
                       "open the same kind of device at both ends; on RoCE set device.gid_index or "
                       "device.address, so that both take the same version");
@@ -546,8 +568,7 @@ Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
   a.remote.lid = peer.lid;
   a.remote.qp_num = peer.qp_num;
   a.remote.psn = peer.psn;
-  a.remote.mtu = std::min<std::uint32_t>(
-      {peer.mtu, s.config.connections.mtu, s.device->info().mtu});  // the smaller end's counts
+  a.remote.mtu = peer.mtu;
   a.remote.rd_atomic = peer.max_rd_atomic;
   a.max_message = std::min(peer.max_message, s.config.connections.eager_bytes);
   a.granted_to_us = a.send_limit = peer.credits;

@@ -74,8 +74,8 @@ bool find_credit(Shared& s, Agent& a) noexcept {
   return send_credits(a) != 0;
 }
 
-void build_apart(const Shared& s, Operation& op, std::uint64_t header, const std::byte* data,
-                 std::uint32_t lkey) noexcept {
+void build_apart(const Shared& s, const Agent& a, Operation& op, std::uint64_t header,
+                 const std::byte* data, std::uint32_t lkey) noexcept {
   std::byte* at = s.staging + std::size_t{s.operations.index_of(op)} * kStagingBytes;
   wire::put(header, at);
   op.beside = false;
@@ -83,7 +83,7 @@ void build_apart(const Shared& s, Operation& op, std::uint64_t header, const std
                 s.staging_block->lkey};
   const std::uint32_t length = op.length;
   const std::uint32_t bytes = length + std::uint32_t{wire::kMessageHeaderBytes};
-  const bool brief = bytes <= s.config.queues.inline_bytes;
+  const bool brief = bytes <= a.inline_bytes;
   op.wr.send_flags = brief ? unsigned{IBV_SEND_INLINE} : 0u;
   if (length == 0) return;
   if (brief && bytes <= kStagingBytes) {
@@ -114,7 +114,7 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
   if (has_header(kind)) {
     const bool returns = kind == OperationKind::credit_return;
     build_apart(
-        s, op,
+        s, a, op,
         wire::encode({returns ? wire::MessageKind::credit_return : wire::MessageKind::goodbye, 0,
                       static_cast<std::uint16_t>(a.granted), credits}),
         nullptr, 0);
@@ -125,7 +125,7 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
     auto* value = reinterpret_cast<std::uint64_t*>(a.cell_block->payload) + 8;
     *value = a.granted;
     op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value, a.cell_block->lkey};
-    if (s.config.queues.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;
+    if (a.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;
     op.block = a.cell_block;
     detail::retain(op.block);
     a.published = a.granted;

@@ -36,9 +36,10 @@ void forget_attempt(Agent& a) noexcept {
     decltype(Agent::tallies) tallies;
     std::uint64_t messages_received, bytes_received;
     Nanoseconds patience;
+    Attributes attributes;
     std::array<char, 72> peer;
-  } const kept{a.index,          a.generation, a.handlers, a.tallies, a.messages_received,
-               a.bytes_received, a.patience,   a.peer};
+  } const kept{a.index,          a.generation, a.handlers,   a.tallies, a.messages_received,
+               a.bytes_received, a.patience,   a.attributes, a.peer};
   std::unique_ptr<Again> again = std::move(a.again);
   a.~Agent();
   new (&a) Agent();
@@ -49,6 +50,7 @@ void forget_attempt(Agent& a) noexcept {
   a.messages_received = kept.messages_received;
   a.bytes_received = kept.bytes_received;
   a.patience = kept.patience;
+  set_attributes(a, kept.attributes);
   a.peer = kept.peer;
   a.outbound = true;
   a.again = std::move(again);

@@ -65,6 +65,14 @@ struct CmLink {
   bool spoken = false;    ///< asked or answered
 };
 
+/// What was settled about a connection before it was begun.
+struct Attributes {
+  verbs::QueuePairOptions queue_pair;
+  std::uint32_t mtu = 0;                      ///< path MTU wanted, bytes
+  std::int32_t psn = -1;                      ///< -1: random
+  Access access = Access::remote_read_write;  ///< of the peer, to memory exposed to it
+};
+
 /// One connection. Hot fields first.
 struct alignas(64) Agent {
   ibv_qp* qp = nullptr;
@@ -91,6 +99,7 @@ struct alignas(64) Agent {
   std::uint32_t sq_used = 0;  ///< work requests accepted, not completed
   std::uint32_t sq_room = 0;  ///< for the application's; 0 unless ready
   std::uint32_t max_message = 0;
+  std::uint32_t inline_bytes = 0;  ///< sent inline up to this many, header included
   // Credits, all counted since the start, modulo 2^32. Ours to spend: granted - returned - sent.
   std::uint32_t sent = 0;
   std::uint32_t send_limit = 0;    ///< granted - returned, as far as looked at
@@ -111,6 +120,7 @@ struct alignas(64) Agent {
   std::uint64_t messages_received = 0;
   std::uint64_t bytes_received = 0;
   // Cold.
+  Attributes attributes;
   ConnectionHandlers next_handlers;
   std::uint64_t looked_at = 0;  ///< tick of the last look that found operations outstanding
   std::uint64_t waited = 0;     ///< ticks of silence seen while operations were outstanding
@@ -236,6 +246,7 @@ struct Shared {
   Block* staging_block = nullptr;
   EngineStats stats;
   // Cold.
+  Attributes attributes;  ///< of connections that ask for no others
   base::TimerWheel timers;
   std::uint32_t setup_first = kNone;  ///< agents with a control verb to do
   std::uint32_t setup_last = kNone;

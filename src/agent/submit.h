@@ -100,7 +100,7 @@ inline bool room_beside(const Block* block, const std::byte* data) noexcept {
 }
 
 /// The message's header goes there; one element takes both.
-inline void build_beside(const Shared& s, Operation& op, std::uint64_t header, Block* block,
+inline void build_beside(const Agent& a, Operation& op, std::uint64_t header, Block* block,
                          std::uint32_t size) noexcept {
   op.beside = true;
   block->header_in_use = 1;
@@ -110,18 +110,18 @@ inline void build_beside(const Shared& s, Operation& op, std::uint64_t header, B
   op.sges[0].addr = reinterpret_cast<std::uint64_t>(at);
   op.sges[0].length = bytes;
   op.sges[0].lkey = block->lkey;
-  op.wr.send_flags = bytes <= s.config.queues.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
+  op.wr.send_flags = bytes <= a.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
 }
 
 template <OperationKind kind>
-inline void build_one_sided(const Shared& s, Operation& op, const Request& r) noexcept {
+inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noexcept {
   op.beside = false;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(r.data), static_cast<std::uint32_t>(r.size),
                 r.block->lkey};
   if (r.size == 0) op.wr.num_sge = 0;
   op.wr.wr.rdma.remote_addr = r.remote->address;
   op.wr.wr.rdma.rkey = r.remote->rkey;
-  const bool brief = kind != OperationKind::read && r.size <= s.config.queues.inline_bytes;
+  const bool brief = kind != OperationKind::read && r.size <= a.inline_bytes;
   op.wr.send_flags = brief ? unsigned{IBV_SEND_INLINE} : 0u;
 }
 
@@ -168,12 +168,12 @@ template <OperationKind kind>
   if constexpr (has_header(kind)) {
     const std::uint64_t header = data_header(a, op->length, wants_credit);
     if (room_beside(r.block, r.data)) {
-      build_beside(s, *op, header, r.block, op->length);
+      build_beside(a, *op, header, r.block, op->length);
     } else {
-      build_apart(s, *op, header, r.data, r.block->lkey);
+      build_apart(s, a, *op, header, r.data, r.block->lkey);
     }
   } else {
-    build_one_sided<kind>(s, *op, r);
+    build_one_sided<kind>(a, *op, r);
   }
   if constexpr (kind == OperationKind::send_imm || kind == OperationKind::write_imm)
     op->wr.imm_data = htobe32(r.immediate);
@@ -197,7 +197,7 @@ template <OperationKind kind>
   ++a.sent;
   a.last_sent = s.now;
   const auto length = static_cast<std::uint32_t>(size);
-  build_beside(s, op, data_header(a, length, false), block, length);
+  build_beside(a, op, data_header(a, length, false), block, length);
   append(a, op);
   return post(s, a, later);
 }

@@ -13,15 +13,15 @@ using agent::Stage;
 
 Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
   if (ending) return engine::ending_error("prepare a connection");
-  if (options.timeout < Nanoseconds{0} || options.timeout > std::chrono::hours(1)) {
-    return base::fail(Status::invalid_argument, "prepare a connection",
-                      fmt::format("its time-out is {} ns", options.timeout.count()),
-                      "allow up to an hour, or 0 for connections.connect_timeout");
-  }
+  if (auto good = engine::check_timeout("prepare a connection", options.timeout); !good)
+    return tl::unexpected(good.error());
+  const auto attributes = resolve(options.settings, Via::tcp);
+  if (!attributes) return tl::unexpected(attributes.error());
   Agent* const a = agent::acquire(shared, ConnectionState::exchanging, true, options.timeout);
   if (a == nullptr)
     return tl::unexpected(engine::no_more_connections(shared, "prepare a connection"));
   a->by_hand = true;
+  agent::set_attributes(*a, *attributes);
   a->handlers = options.handlers;
   a->on_endpoint = options.on_endpoint;
   engine::name_peer(*a, "a peer that was not joined yet");
@@ -61,20 +61,15 @@ void EngineCore::progress_by_hand(Agent& a) noexcept {
   }
 }
 
-namespace {
-
-/// The agent that a set-up call is about, or why not.
 Result<Agent*> locate(EngineCore* core, std::uint32_t index, std::uint32_t generation,
                       const char* asked) {
   if (core != nullptr && !core->guard.owned())
     return engine::misused(core->guard.diagnose(), asked);
   Agent* const a = core != nullptr ? core->find(index, generation) : nullptr;
   if (a != nullptr && a->state != ConnectionState::draining) return a;
-  return base::fail(Status::not_connected, asked, "the connection has ended",
-                    "prepare another one");
+  return base::fail(Status::not_connected, asked, "the connection has ended", "make another one");
 }
 
-}  // namespace
 }  // namespace detail
 
 Result<void> Connection::join(const Endpoint& peer) {

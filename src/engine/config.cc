@@ -272,6 +272,12 @@ Result<void> check_queues(const Config& config) {
   return {};
 }
 
+Result<void> check_path(const Config& config) {
+  if (config.queue_pair.static_rate != 1) return {};
+  return disagree(config, "queue_pair", "static_rate", "no rate has that code",
+                  "give 0 or a code of enum ibv_rate");
+}
+
 Result<void> check_receive_pool(const Config& config) {
   const std::uint64_t payload =
       std::max<std::uint64_t>(256, std::bit_ceil(config.connections.eager_bytes));
@@ -355,7 +361,7 @@ Result<Config> Config::parse(std::string_view toml, std::string_view origin) {
 Result<void> Config::check() const {
   return base::no_throw("check the settings", [&]() -> Result<void> {
     for (const auto part : {engine::check_ranges, engine::check_queues, engine::check_receive_pool,
-                            engine::check_times, engine::check_address}) {
+                            engine::check_times, engine::check_address, engine::check_path}) {
       if (auto done = part(*this); !done) return done;
     }
     return {};

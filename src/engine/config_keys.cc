@@ -17,6 +17,9 @@ using std::string_view;
 constexpr std::array<string_view, 3> kPolicies{"require", "prefer", "off"};
 constexpr std::array<string_view, 2> kSharedReceives{"auto", "off"};
 constexpr std::array<string_view, 2> kControlModes{"automatic", "manual"};
+// In the order of Access.
+constexpr std::array<string_view, 4> kAccess{"local", "remote_read", "remote_write",
+                                             "remote_read_write"};
 
 constexpr std::int64_t kKiB = 1 << 10;
 constexpr std::int64_t kMiB = 1 << 20;
@@ -168,6 +171,14 @@ constexpr std::array kKeys{
                     "of the global header; the TTL on RoCEv2"),
     SPINWIRE_NUMBER(queue_pair, QueuePair, pkey_index, integer, 0, 65535, "",
                     "index in the port's table of partition keys"),
+    SPINWIRE_NUMBER(queue_pair, QueuePair, src_path_bits, integer, 0, 127, "",
+                    "added to the port's LID; InfiniBand only"),
+    SPINWIRE_NUMBER(queue_pair, QueuePair, static_rate, integer, 0, 24, "",
+                    "rate in the InfiniBand encoding; 0: as fast as the port"),
+    SPINWIRE_NUMBER(queue_pair, QueuePair, psn, integer, -1, 0xffffff, "",
+                    "number of the first packet; -1: random"),
+    SPINWIRE_CHOICE(queue_pair, QueuePair, access, kAccess,
+                    "the most that peers may do with memory"),
 
     SPINWIRE_CHOICE(engine, Engine, control, kControlModes,
                     "manual: poll() takes no control step"),

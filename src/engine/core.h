@@ -45,6 +45,7 @@ struct Listening {
   connect::ListenSocket socket;  ///< or
   connect::CmId cm;
   ListenOptions options;
+  agent::Attributes attributes;
   std::uint32_t generation = 0;
 };
 
@@ -58,12 +59,18 @@ tl::unexpected<Error> misused(Status status, const char* asked);
 tl::unexpected<Error> ending_error(const char* asked);
 /// What the limits say to one more connection.
 Error no_more_connections(const agent::Shared& s, std::string asked);
+/// Whether a time-out is none, or one that a connection may have.
+Result<void> check_timeout(const char* asked, Nanoseconds timeout);
 /// The peer as errors and Connection::peer() name it.
 void name_peer(agent::Agent& a, std::string_view text) noexcept;
 
 }  // namespace spinwire::engine
 
 namespace spinwire::detail {
+
+/// The agent that a set-up call is about, or why not.
+Result<agent::Agent*> locate(EngineCore* core, std::uint32_t index, std::uint32_t generation,
+                             const char* asked);
 
 class EngineCore {
  public:
@@ -97,11 +104,16 @@ class EngineCore {
   Result<Connection> prepare(const PrepareOptions& options);
   Result<void> join(agent::Agent& a, const Endpoint& peer);
 
+  // In connection_settings.cc.
+  [[nodiscard]] Result<void> check_access(Access asked) const;
+  Result<void> configure(agent::Agent& a, const ConnectionSettings& settings);
+
   // In through_cm.cc.
   Result<void> open_cm();
   Result<void> listen_through_cm(engine::Listening& listening, const connect::Address& at,
                                  std::uint32_t index);
-  Result<std::unique_ptr<agent::CmLink>> begin_through_cm(const connect::Address& to);
+  Result<std::unique_ptr<agent::CmLink>> begin_through_cm(const connect::Address& to,
+                                                          Nanoseconds patience);
 
   [[nodiscard]] agent::Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
     return shared.find(index, generation);
@@ -131,6 +143,7 @@ class EngineCore {
   std::shared_ptr<EngineCore*> self;  ///< null inside once this is gone; for listeners
 
  private:
+  [[nodiscard]] Result<agent::Attributes> resolve(const ConnectionSettings& settings, Via via);
   [[gnu::noinline]] int poll_busy(int count) noexcept;
   std::uint32_t take_batch(int count) noexcept;
   std::uint32_t take_further_batches() noexcept;
@@ -169,7 +182,7 @@ class EngineCore {
   void drop(engine::Handshake& h) noexcept;
   engine::Handshake* begin_handshake(bool inbound) noexcept;
   Result<engine::Handshake*> begin_exchange(const connect::Address& to);
-  Result<engine::Attempt> begin(const connect::Address& to, Via via);
+  Result<engine::Attempt> begin(const connect::Address& to, Via via, Nanoseconds patience);
   void attach(engine::Attempt attempt, agent::Agent& a) noexcept;
   void attach_link(std::unique_ptr<agent::CmLink> link, agent::Agent& a) noexcept;
   Result<void> listen_on_socket(engine::Listening& listening, const connect::Address& at,

@@ -28,11 +28,7 @@ verbs::DeviceOptions device_options(const Config& config, const Clock& clock) {
   options.inline_bytes = config.queues.inline_bytes;
   const Config::QueuePair& qp = config.queue_pair;
   options.rd_atomic = qp.rd_atomic;
-  options.path.pkey_index = static_cast<std::uint16_t>(qp.pkey_index);
-  options.path.service_level = static_cast<std::uint8_t>(qp.service_level);
-  options.path.traffic_class = static_cast<std::uint8_t>(qp.traffic_class);
-  options.path.hop_limit = static_cast<std::uint8_t>(qp.hop_limit);
-  options.path.flow_label = qp.flow_label;
+  options.pkey_index = static_cast<std::uint16_t>(qp.pkey_index);
   options.clock = clock;
   return options;
 }

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "engine/connection_settings.h"
 #include "engine/core.h"
 #include "engine/devices.h"
 
@@ -44,6 +45,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   if (!device) return tl::unexpected(device.error());
   shared.device = std::move(*device);
   shared.config.queues.inline_bytes = shared.device->info().inline_bytes;
+  shared.attributes = engine::default_attributes(c, *shared.device);
   cq = shared.device->cq();
   poll_batch = static_cast<int>(c.queues.poll_batch);
 
@@ -222,6 +224,7 @@ Status Engine::allocate_status() const noexcept { return core_->allocate_status;
 Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access access) {
   if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "register memory");
   return base::no_throw("register memory", [&]() -> Result<MemoryRegion> {
+    if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
     auto registered = core_->shared.registrations->register_memory(bytes, access);
     if (!registered) return tl::unexpected(registered.error());
     return MemoryRegion(std::move(registered->whole), registered->remote);
@@ -230,8 +233,10 @@ Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access 
 
 Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
   if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "expose memory");
-  return base::no_throw("expose memory",
-                        [&] { return core_->shared.registrations->expose(slice, access); });
+  return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
+    if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
+    return core_->shared.registrations->expose(slice, access);
+  });
 }
 
 Status Engine::revoke(const RemoteRegion& region) {

@@ -29,6 +29,13 @@ Error no_more_connections(const agent::Shared& s, std::string asked) {
           "raise connections.maximum or queues.receive_depth there"};
 }
 
+Result<void> check_timeout(const char* asked, Nanoseconds timeout) {
+  if (timeout >= Nanoseconds{0} && timeout <= std::chrono::hours(1)) return {};
+  return base::fail(Status::invalid_argument, asked,
+                    fmt::format("its time-out is {} ns", timeout.count()),
+                    "allow up to an hour, or 0 for connections.connect_timeout");
+}
+
 void name_peer(agent::Agent& a, std::string_view text) noexcept {
   const std::size_t n = std::min(text.size(), a.peer.size() - 1);
   std::copy_n(text.begin(), n, a.peer.begin());
@@ -81,8 +88,11 @@ Result<Listener> EngineCore::listen(std::string_view text, const ListenOptions& 
   if (ending) return engine::ending_error("listen");
   auto address = connect::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
+  const auto attributes = resolve(options.settings, options.via);
+  if (!attributes) return tl::unexpected(attributes.error());
   auto listening = std::make_unique<Listening>();
   listening->options = options;
+  listening->attributes = *attributes;
   listener_generation = (listener_generation + 1) & engine::kTokenGenerations;
   listening->generation = listener_generation;
   auto free = std::find(listeners.begin(), listeners.end(), nullptr);
@@ -140,9 +150,10 @@ Result<Handshake*> EngineCore::begin_exchange(const connect::Address& to) {
   return tl::unexpected(begun.error());
 }
 
-Result<engine::Attempt> EngineCore::begin(const connect::Address& to, Via via) {
+Result<engine::Attempt> EngineCore::begin(const connect::Address& to, Via via,
+                                          Nanoseconds patience) {
   if (via == Via::rdma_cm)
-    return begin_through_cm(to).map([](auto link) {
+    return begin_through_cm(to, patience).map([](auto link) {
       return engine::Attempt{nullptr, std::move(link)};
     });
   return begin_exchange(to).map([](Handshake* h) { return engine::Attempt{h, nullptr}; });
@@ -162,17 +173,24 @@ Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptio
   auto address = connect::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   if (auto valid = check(options.reconnect); !valid) return tl::unexpected(valid.error());
+  if (auto valid = engine::check_timeout("connect", options.timeout); !valid)
+    return tl::unexpected(valid.error());
+  const auto attributes = resolve(options.settings, options.via);
+  if (!attributes) return tl::unexpected(attributes.error());
   std::unique_ptr<agent::Again> again;
   if (options.reconnect.attempts != 0)
     again = std::make_unique<agent::Again>(options.reconnect, *address, options.via);
-  auto attempt = begin(*address, options.via);
+  const Nanoseconds patience =
+      options.timeout.count() != 0 ? options.timeout : shared.config.connections.connect_timeout;
+  auto attempt = begin(*address, options.via, patience);
   if (!attempt) return tl::unexpected(attempt.error());
-  Agent* a = agent::acquire(shared, ConnectionState::resolving, true);
+  Agent* a = agent::acquire(shared, ConnectionState::resolving, true, patience);
   if (a == nullptr) {
     if (attempt->exchange != nullptr) drop(*attempt->exchange);
     return tl::unexpected(engine::no_more_connections(shared, fmt::format("connect to {}", text)));
   }
   engine::name_peer(*a, address->text().view());
+  agent::set_attributes(*a, *attributes);
   a->handlers = options.handlers;
   a->again = std::move(again);
   attach(std::move(*attempt), *a);
@@ -187,7 +205,7 @@ void EngineCore::reconnect(Agent& a) noexcept {
       return tl::unexpected(
           engine::no_more_connections(shared, fmt::format("connect to {} again", a.peer.data())));
     }
-    auto attempt = begin(a.again->address, a.again->via);
+    auto attempt = begin(a.again->address, a.again->via, a.patience);
     if (!attempt) return tl::unexpected(attempt.error());
     attach(std::move(*attempt), a);
     return {};
@@ -405,6 +423,7 @@ void EngineCore::take_hello(Handshake& h) noexcept {
   h.agent_generation = a->generation;
   a->handshake = h.index;
   engine::name_peer(*a, h.exchange.peer_address());
+  agent::set_attributes(*a, listening->attributes);
   a->handlers = listening->options.handlers;
   const auto taken = agent::take_endpoint(shared, *a, hello->endpoint);
   if (!taken) {

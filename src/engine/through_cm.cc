@@ -97,13 +97,13 @@ Result<void> EngineCore::listen_through_cm(Listening& listening, const connect::
   return {};
 }
 
-Result<std::unique_ptr<CmLink>> EngineCore::begin_through_cm(const connect::Address& to) {
+Result<std::unique_ptr<CmLink>> EngineCore::begin_through_cm(const connect::Address& to,
+                                                             Nanoseconds patience) {
   if (auto open = open_cm(); !open) return tl::unexpected(open.error());
   auto id = CmId::create(cm, nullptr);  // whose it is, attach_link() says before its first event
   if (!id) return tl::unexpected(id.error());
   auto link = std::make_unique<CmLink>();
   link->id = std::move(*id);
-  const Nanoseconds patience = shared.config.connections.connect_timeout;
   if (auto begun = link->id.resolve_address(to, patience); !begun)
     return tl::unexpected(begun.error());
   return link;
@@ -245,6 +245,7 @@ void EngineCore::take_cm_request(const CmNews& news) {
   link->id = std::move(id);
   link->resolved = true;
   attach_link(std::move(link), *a);
+  agent::set_attributes(*a, listening->attributes);
   const ListenOptions options = listening->options;
   if (auto taken = agent::take_endpoint(shared, *a, *peer); !taken)
     return agent::fail(shared, *a, taken.error());  // which rejects it; nobody has heard of it
@@ -261,14 +262,14 @@ void EngineCore::progress_through_cm(Agent& a) noexcept {
   if ((ask || answer) && !link.spoken) {
     link.spoken = true;
     const auto data = wire::encode_cm(agent::endpoint(shared, a));
-    const Config::QueuePair& c = shared.config.queue_pair;
-    const auto reads = static_cast<std::uint8_t>(shared.device->info().rd_atomic);
+    const verbs::QueuePairOptions& ours = a.attributes.queue_pair;
+    const std::uint8_t reads = ours.rd_atomic;
     connect::CmOffer offer;
     offer.qp_num = a.qp->qp_num;
     offer.responder_resources = reads;
     offer.initiator_depth = std::min(reads, answer ? a.remote.rd_atomic : reads);
-    offer.retry_count = static_cast<std::uint8_t>(c.retry_count);
-    offer.rnr_retry = static_cast<std::uint8_t>(c.rnr_retry);
+    offer.retry_count = ours.retry.retry_count;
+    offer.rnr_retry = ours.retry.rnr_retry;
     offer.shared_receives = shared.device->info().shared_receives;
     offer.data = data;
     done = ask ? link.id.connect(offer) : link.id.accept(offer);

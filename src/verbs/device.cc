@@ -32,14 +32,14 @@ tl::unexpected<Error> short_of_memory(std::string asked, const char* call, int e
                           "lower the depths under queues, or the number of connections");
 }
 
+}  // namespace
+
 tl::unexpected<Error> over_limit(const char* setting, std::uint64_t asked, std::uint64_t has,
                                  const std::string& device) {
   return base::fail(Status::limit, fmt::format("{} = {}", setting, asked),
                     fmt::format("device {} has {}", device, has),
                     fmt::format("lower {} to at most {}", setting, has));
 }
-
-}  // namespace
 
 bool shares_receives(const ibv_device_attr& device) noexcept {
   return device.max_srq > 0 && device.max_srq_wr > 0;
@@ -93,8 +93,8 @@ Result<void> Device::set_up() {
   if (const int error = provider().query_device(context(), &attr); error != 0)
     return tl::unexpected(refused("query the device", "ibv_query_device", error, ""));
   if (auto fits = check_limits(attr, options_, s.name); !fits) return fits;
-  if (options_.path.pkey_index >= s.port_attr.pkey_tbl_len) {
-    return over_limit("queue_pair.pkey_index", options_.path.pkey_index,
+  if (options_.pkey_index >= s.port_attr.pkey_tbl_len) {
+    return over_limit("queue_pair.pkey_index", options_.pkey_index,
                       std::max<std::uint64_t>(s.port_attr.pkey_tbl_len, 1) - 1, s.name);
   }
   const auto chosen = std::find_if(s.candidates.begin(), s.candidates.end(),
@@ -109,8 +109,11 @@ Result<void> Device::set_up() {
   info_.gid_type = s.gid.type;
   info_.mtu = mtu_bytes(s.port_attr.active_mtu);
   const int most = std::min(attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
-  info_.rd_atomic =
-      std::clamp(static_cast<std::uint32_t>(std::max(most, 1)), 1u, options_.rd_atomic);
+  max_rd_atomic_ = static_cast<std::uint32_t>(std::max(most, 1));
+  info_.rd_atomic = std::clamp(max_rd_atomic_, 1u, options_.rd_atomic);
+  max_send_depth_ = static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0));
+  ports_ = attr.phys_port_cnt;
+  place_ = place_of(s.port, s.port_attr, s.gid);
   info_.atomics = attr.atomic_cap != IBV_ATOMIC_NONE;
   info_.memory_windows = (attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
   info_.shared_receives = options_.shared_receives && shares_receives(attr);
@@ -180,12 +183,12 @@ void Device::probe_memory_windows() noexcept {
   if (window != nullptr) (void)provider().dealloc_mw(window);
 }
 
-ibv_qp* Device::try_qp(std::uint32_t inline_bytes) noexcept {
+ibv_qp* Device::try_qp(std::uint32_t send_depth, std::uint32_t inline_bytes) noexcept {
   ibv_qp_init_attr init{};
   init.send_cq = init.recv_cq = cq_;
   init.srq = srq_;
   init.qp_type = IBV_QPT_RC;
-  init.cap.max_send_wr = options_.send_depth;
+  init.cap.max_send_wr = send_depth;
   init.cap.max_send_sge = kSendElements;
   init.cap.max_recv_wr = info_.own_receives;
   init.cap.max_recv_sge = srq_ == nullptr ? 1 : 0;
@@ -197,7 +200,7 @@ ibv_qp* Device::try_qp(std::uint32_t inline_bytes) noexcept {
 /// gain, no need, so that less of it will do.
 Result<void> Device::probe_queue_pair() {
   for (std::uint32_t bytes = options_.inline_bytes;; bytes /= 2) {
-    ibv_qp* qp = try_qp(bytes);
+    ibv_qp* qp = try_qp(options_.send_depth, bytes);
     if (qp != nullptr) {
       info_.inline_bytes = bytes;
       (void)provider().destroy_qp(qp);
@@ -244,24 +247,24 @@ ibv_mr* Device::register_slab(std::span<std::byte> slab) noexcept {
   return slab_;
 }
 
-Result<ibv_qp*> Device::create_qp() {
+Result<ibv_qp*> Device::create_qp(const QueuePairOptions& options) {
   destroy_left();
   leaving_.reserve(queue_pairs_ + 1);
-  ibv_qp* qp = try_qp(info_.inline_bytes);
+  ibv_qp* qp = try_qp(options.send_depth, options.inline_bytes);
   if (qp == nullptr) {
     return short_of_memory("make a queue pair", "ibv_create_qp", errno,
-                           std::uint64_t{options_.send_depth} * kEntryBytes);
+                           std::uint64_t{options.send_depth} * kEntryBytes);
   }
   ++queue_pairs_;
   return qp;
 }
 
-Result<void> Device::to_init(ibv_qp* qp, int access) {
+Result<void> Device::to_init(ibv_qp* qp, const QueuePairOptions& options) {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_INIT;
-  attr.port_num = info_.port;
-  attr.pkey_index = options_.path.pkey_index;
-  attr.qp_access_flags = static_cast<unsigned>(access);
+  attr.port_num = options.place.port;
+  attr.pkey_index = options.path.pkey_index;
+  attr.qp_access_flags = static_cast<unsigned>(options.access);
   const int error = provider().modify_qp(
       qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
   if (error != 0)
@@ -269,29 +272,42 @@ Result<void> Device::to_init(ibv_qp* qp, int access) {
   return {};
 }
 
+namespace {
+
 /// Within an InfiniBand subnet the LID is enough; everywhere else the GID says where to.
-bool Device::needs_route(const ibv_gid& peer) const noexcept {
-  return info_.link_layer != LinkLayer::infiniband ||
-         peer.global.subnet_prefix != gid().global.subnet_prefix;
+bool needs_route(const Place& place, const ibv_gid& peer) noexcept {
+  return place.link_layer != LinkLayer::infiniband ||
+         peer.global.subnet_prefix != place.gid.global.subnet_prefix;
 }
 
-Result<void> Device::to_rtr(ibv_qp* qp, const RemoteQueuePair& remote, const RetryOptions& retry) {
+ibv_ah_attr address_of(const QueuePairOptions& options, const RemoteQueuePair& remote) noexcept {
+  ibv_ah_attr attr{};
+  attr.is_global = needs_route(options.place, remote.gid) ? 1 : 0;
+  attr.port_num = options.place.port;
+  attr.dlid = remote.lid;
+  attr.sl = options.path.service_level;
+  attr.src_path_bits = options.path.src_path_bits;
+  attr.static_rate = options.path.static_rate;
+  attr.grh.dgid = remote.gid;
+  attr.grh.sgid_index = static_cast<std::uint8_t>(options.place.gid_index);
+  attr.grh.hop_limit = options.path.hop_limit;
+  attr.grh.traffic_class = options.path.traffic_class;
+  attr.grh.flow_label = options.path.flow_label;
+  return attr;
+}
+
+}  // namespace
+
+Result<void> Device::to_rtr(ibv_qp* qp, const QueuePairOptions& options,
+                            const RemoteQueuePair& remote) {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_RTR;
   attr.path_mtu = mtu_code(remote.mtu);
   attr.dest_qp_num = remote.qp_num;
   attr.rq_psn = remote.psn;
-  attr.max_dest_rd_atomic = static_cast<std::uint8_t>(info_.rd_atomic);
-  attr.min_rnr_timer = retry.min_rnr_timer;
-  attr.ah_attr.is_global = needs_route(remote.gid) ? 1 : 0;
-  attr.ah_attr.port_num = info_.port;
-  attr.ah_attr.dlid = remote.lid;
-  attr.ah_attr.grh.dgid = remote.gid;
-  attr.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(info_.gid_index);
-  attr.ah_attr.sl = options_.path.service_level;
-  attr.ah_attr.grh.hop_limit = options_.path.hop_limit;
-  attr.ah_attr.grh.traffic_class = options_.path.traffic_class;
-  attr.ah_attr.grh.flow_label = options_.path.flow_label;
+  attr.max_dest_rd_atomic = options.rd_atomic;
+  attr.min_rnr_timer = options.retry.min_rnr_timer;
+  attr.ah_attr = address_of(options, remote);
   const int error =
       provider().modify_qp(qp, &attr,
                            IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
@@ -306,16 +322,15 @@ Result<void> Device::to_rtr(ibv_qp* qp, const RemoteQueuePair& remote, const Ret
   return {};
 }
 
-Result<void> Device::to_rts(ibv_qp* qp, std::uint32_t psn, const RemoteQueuePair& remote,
-                            const RetryOptions& retry) {
+Result<void> Device::to_rts(ibv_qp* qp, const QueuePairOptions& options, std::uint32_t psn,
+                            const RemoteQueuePair& remote) {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_RTS;
-  attr.timeout = retry.ack_timeout;
-  attr.retry_cnt = retry.retry_count;
-  attr.rnr_retry = retry.rnr_retry;
+  attr.timeout = options.retry.ack_timeout;
+  attr.retry_cnt = options.retry.retry_count;
+  attr.rnr_retry = options.retry.rnr_retry;
   attr.sq_psn = psn;
-  attr.max_rd_atomic =
-      static_cast<std::uint8_t>(std::clamp<std::uint32_t>(remote.rd_atomic, 1, info_.rd_atomic));
+  attr.max_rd_atomic = std::clamp<std::uint8_t>(remote.rd_atomic, 1, options.rd_atomic);
   const int error =
       provider().modify_qp(qp, &attr,
                            IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |

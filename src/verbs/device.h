@@ -19,13 +19,27 @@
 
 namespace spinwire::verbs {
 
-/// What all packets of an engine carry.
+/// What all packets of a queue pair carry.
 struct PathOptions {
   std::uint16_t pkey_index = 0;
   std::uint8_t service_level = 0;
   std::uint8_t traffic_class = 0;
   std::uint8_t hop_limit = 255;
+  std::uint8_t src_path_bits = 0;
+  std::uint8_t static_rate = 0;
   std::uint32_t flow_label = 0;
+};
+
+/// A port of the device, and one of its GIDs.
+struct Place {
+  std::uint8_t port = 0;
+  int gid_index = 0;
+  ibv_gid gid{};
+  GidType gid_type = GidType::unknown;
+  LinkLayer link_layer = LinkLayer::unknown;
+  std::uint16_t lid = 0;
+  std::uint32_t mtu = 0;    ///< active, bytes
+  std::uint32_t pkeys = 0;  ///< entries in the table of partition keys
 };
 
 struct DeviceOptions {
@@ -37,7 +51,7 @@ struct DeviceOptions {
   std::uint32_t send_depth = 0;    ///< of each queue pair
   std::uint32_t inline_bytes = 0;  ///< wanted; fewer will do
   std::uint32_t rd_atomic = 128;   ///< wanted; fewer will do
-  PathOptions path;
+  std::uint16_t pkey_index = 0;
   Clock clock = Clock::real();
 };
 /// Elements of a send work request: a header and a payload.
@@ -58,6 +72,17 @@ struct RetryOptions {
   std::uint8_t min_rnr_timer = 12;
 };
 
+/// What can be said of a queue pair before its peer is known.
+struct QueuePairOptions {
+  std::uint32_t send_depth = 0;
+  std::uint32_t inline_bytes = 0;
+  std::uint8_t rd_atomic = 1;  ///< READs and atomics at once, of each side
+  int access = 0;              ///< IBV_ACCESS_*
+  Place place;
+  PathOptions path;
+  RetryOptions retry;
+};
+
 class Device {
  public:
   /// Errors: no_device naming those that there are and why none was taken; limit naming asked and
@@ -74,20 +99,28 @@ class Device {
   [[nodiscard]] ibv_cq* cq() const noexcept { return cq_; }
   /// Null: each queue pair has receives of its own, as many as info() says.
   [[nodiscard]] ibv_srq* srq() const noexcept { return srq_; }
-  [[nodiscard]] const ibv_gid& gid() const noexcept { return selected_.gid.gid; }
-  [[nodiscard]] std::uint16_t lid() const noexcept { return selected_.port_attr.lid; }
   /// Name, place, and what it can do.
   [[nodiscard]] const DeviceInfo& info() const noexcept { return info_; }
 
   /// Registers the slab: local use, and memory windows where the device has them. Null and errno.
   ibv_mr* register_slab(std::span<std::byte> slab) noexcept;
 
+  /// Where the engine is.
+  [[nodiscard]] const Place& place() const noexcept { return place_; }
+  /// Another place on this device; a `gid_index` of -1 takes the port's best. Errors: no_device
+  /// with the reason, system.
+  Result<Place> find_place(std::uint8_t port, int gid_index);
+  /// Whether the device has what is asked for, which one queue pair is made to see if it is more
+  /// than the engine's own have. Errors: limit naming the member of ConnectionSettings, what was
+  /// asked and what there is.
+  Result<void> check(const QueuePairOptions& asked);
+
   // One control verb each.
-  Result<ibv_qp*> create_qp();
-  Result<void> to_init(ibv_qp* qp, int access);
-  Result<void> to_rtr(ibv_qp* qp, const RemoteQueuePair& remote, const RetryOptions& retry);
-  Result<void> to_rts(ibv_qp* qp, std::uint32_t psn, const RemoteQueuePair& remote,
-                      const RetryOptions& retry);
+  Result<ibv_qp*> create_qp(const QueuePairOptions& options);
+  Result<void> to_init(ibv_qp* qp, const QueuePairOptions& options);
+  Result<void> to_rtr(ibv_qp* qp, const QueuePairOptions& options, const RemoteQueuePair& remote);
+  Result<void> to_rts(ibv_qp* qp, const QueuePairOptions& options, std::uint32_t psn,
+                      const RemoteQueuePair& remote);
   /// With attributes that come from elsewhere.
   Result<void> modify_qp(ibv_qp* qp, ibv_qp_attr attr, int mask);
   /// False if the device refused, which leaves nothing to be done but to destroy it.
@@ -105,8 +138,7 @@ class Device {
   void probe_memory_windows() noexcept;
   void make_thread_domain() noexcept;
   [[nodiscard]] ibv_pd* queue_pd() const noexcept { return domain_ != nullptr ? domain_ : pd_; }
-  [[nodiscard]] bool needs_route(const ibv_gid& peer) const noexcept;
-  ibv_qp* try_qp(std::uint32_t inline_bytes) noexcept;
+  ibv_qp* try_qp(std::uint32_t send_depth, std::uint32_t inline_bytes) noexcept;
 
   void destroy_left() noexcept;
 
@@ -120,11 +152,21 @@ class Device {
   ibv_mr* slab_ = nullptr;
   std::vector<ibv_qp*> leaving_;  ///< to be destroyed; has room for all there are
   std::size_t queue_pairs_ = 0;   ///< there are
+  Place place_;
+  std::uint32_t ports_ = 0;
+  std::uint32_t max_send_depth_ = 0;
+  std::uint32_t max_rd_atomic_ = 0;
   DeviceInfo info_;
 };
 
 /// Whether connections can have their receives in one queue.
 bool shares_receives(const ibv_device_attr& device) noexcept;
+
+Place place_of(std::uint8_t port, const ibv_port_attr& attr, const GidEntry& gid) noexcept;
+
+/// A setting that asks for more than the device called `device` has.
+tl::unexpected<Error> over_limit(const char* setting, std::uint64_t asked, std::uint64_t has,
+                                 const std::string& device);
 
 /// IBV_MTU_* of a path MTU in bytes, the largest that does not exceed it.
 ibv_mtu mtu_code(std::uint32_t bytes) noexcept;

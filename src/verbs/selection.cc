@@ -13,18 +13,6 @@ namespace {
 
 constexpr std::string_view kAuto = "auto";
 
-LinkLayer layer_of(const ibv_port_attr& port) noexcept {
-  switch (port.link_layer) {
-    case IBV_LINK_LAYER_INFINIBAND:
-      return LinkLayer::infiniband;
-    case IBV_LINK_LAYER_ETHERNET:
-      return LinkLayer::ethernet;
-    default:
-      // Drivers from before there was a choice; they are InfiniBand's.
-      return LinkLayer::infiniband;
-  }
-}
-
 /// A device's place in the search: the best GID so far, and the context while it is in the lead.
 struct Best {
   const Provider* provider = nullptr;
@@ -202,6 +190,11 @@ std::string asked_text(const DeviceWish& wish) {
 }
 
 }  // namespace
+
+LinkLayer layer_of(const ibv_port_attr& port) noexcept {
+  // Drivers from before there was a choice say nothing; they are InfiniBand's.
+  return port.link_layer == IBV_LINK_LAYER_ETHERNET ? LinkLayer::ethernet : LinkLayer::infiniband;
+}
 
 std::string port_trouble(const ibv_port_attr& port) {
   constexpr std::uint8_t kDisabled = 3;

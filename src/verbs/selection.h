@@ -43,6 +43,8 @@ Result<Selection> select_device(std::span<const Provider* const> providers, cons
 std::vector<DeviceCandidate> survey_devices(std::span<const Provider* const> providers,
                                             const DeviceWish& wish, const Clock& clock);
 
+LinkLayer layer_of(const ibv_port_attr& port) noexcept;
+
 /// Why a port in this state cannot be used and what to do about it; empty if it can.
 std::string port_trouble(const ibv_port_attr& port);
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "engine/connection_settings.h"
 #include "engine/devices.h"
 #include "engine/harness.h"
 
@@ -51,11 +52,14 @@ TEST(EngineQueuePair, SettingsBecomeAttributes) {
   config.queue_pair.flow_label = 0xabcde;
   config.queue_pair.hop_limit = 64;
   const auto options = spinwire::engine::device_options(config, spinwire::Clock::real());
-  EXPECT_EQ(options.path.service_level, 5);
-  EXPECT_EQ(options.path.traffic_class, 106);
-  EXPECT_EQ(options.path.flow_label, 0xabcdeu);
-  EXPECT_EQ(options.path.hop_limit, 64);
-  EXPECT_EQ(options.rd_atomic, 3u);
+  const auto device = spinwire::verbs::Device::open(options);
+  ASSERT_TRUE(device);
+  const auto made = spinwire::engine::default_attributes(config, **device).queue_pair;
+  EXPECT_EQ(made.path.service_level, 5);
+  EXPECT_EQ(made.path.traffic_class, 106);
+  EXPECT_EQ(made.path.flow_label, 0xabcdeu);
+  EXPECT_EQ(made.path.hop_limit, 64);
+  EXPECT_EQ(made.rd_atomic, 3);
   Pair p(config);
   EXPECT_EQ(p.client.engine.device().rd_atomic, 3u);
   EXPECT_EQ(*p.ends.client.query_state(), QueuePairState::rts);

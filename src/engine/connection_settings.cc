@@ -1,0 +1,218 @@
+#include "engine/connection_settings.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <bit>
+#include <string>
+
+#include "base/error.h"
+#include "engine/config_keys.h"
+#include "engine/core.h"
+
+namespace spinwire::engine {
+namespace {
+
+using Number = std::optional<std::uint32_t> ConnectionSettings::*;
+
+/// A member and the key that it takes the place of, which has its range.
+struct Item {
+  std::string_view section;
+  std::string_view name;
+  Number member;
+  bool by_cm = false;  ///< rdma_cm knows it
+};
+
+constexpr std::array kItems{
+    Item{"queues", "send_depth", &ConnectionSettings::send_depth},
+    Item{"queues", "inline_bytes", &ConnectionSettings::inline_bytes},
+    Item{"connections", "mtu", &ConnectionSettings::mtu},
+    Item{"queue_pair", "rd_atomic", &ConnectionSettings::rd_atomic},
+    Item{"queue_pair", "ack_timeout", &ConnectionSettings::ack_timeout},
+    Item{"queue_pair", "retry_count", &ConnectionSettings::retry_count},
+    Item{"queue_pair", "rnr_retry", &ConnectionSettings::rnr_retry},
+    Item{"queue_pair", "min_rnr_timer", &ConnectionSettings::min_rnr_timer},
+    Item{"queue_pair", "psn", &ConnectionSettings::psn},
+    Item{"queue_pair", "service_level", &ConnectionSettings::service_level},
+    Item{"queue_pair", "traffic_class", &ConnectionSettings::traffic_class},
+    Item{"queue_pair", "flow_label", &ConnectionSettings::flow_label},
+    Item{"queue_pair", "hop_limit", &ConnectionSettings::hop_limit},
+    Item{"queue_pair", "src_path_bits", &ConnectionSettings::src_path_bits},
+    Item{"queue_pair", "static_rate", &ConnectionSettings::static_rate},
+    Item{"device", "port", &ConnectionSettings::port, true},
+    Item{"device", "gid_index", &ConnectionSettings::gid_index, true},
+    Item{"queue_pair", "pkey_index", &ConnectionSettings::pkey_index, true},
+};
+
+tl::unexpected<Error> misfit(const Item& item, std::uint32_t value, std::string found,
+                             std::string remedy) {
+  return base::fail(Status::invalid_argument, fmt::format("{} = {}", item.name, value),
+                    std::move(found), std::move(remedy));
+}
+
+/// Puts what was given into the place of the engine's setting.
+Result<void> take(Config& config, const Item& item, std::uint32_t value, bool through_cm) {
+  if (item.by_cm && through_cm) {
+    return misfit(item, value, "rdma_cm finds it by the addresses",
+                  "leave it out, or connect with Via::tcp");
+  }
+  const ConfigKey& key = *find_config_key(item.section, item.name);
+  if (const auto set = set_from_number(key, config, value); !set) {
+    return misfit(item, value, fmt::format("{}: {}", set.error(), range_text(key)),
+                  wanted_text(key));
+  }
+  const bool good = item.member == &ConnectionSettings::mtu           ? std::has_single_bit(value)
+                    : item.member == &ConnectionSettings::static_rate ? value != 1
+                    : item.member == &ConnectionSettings::port        ? value != 0
+                                                                      : true;
+  if (!good) {
+    return misfit(item, value, "there is none such",
+                  item.member == &ConnectionSettings::mtu
+                      ? "give 256, 512, 1024, 2048 or 4096"
+                      : fmt::format("see {} for what there is", full_name(key)));
+  }
+  return {};
+}
+
+template <typename Narrow>
+Narrow narrow(std::uint32_t value) noexcept {
+  return static_cast<Narrow>(value);  // the key's range fits
+}
+
+int access_flags(Access access) noexcept {
+  // The peer writes its credits to us.
+  const int always = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  return allows(access, Access::remote_read) ? always | IBV_ACCESS_REMOTE_READ : always;
+}
+
+/// `config` has all that is to be; of the place, only the partition key.
+agent::Attributes attributes_of(const Config& config, const verbs::Place& place) noexcept {
+  using Byte = std::uint8_t;
+  const Config::QueuePair& c = config.queue_pair;
+  agent::Attributes result;
+  verbs::QueuePairOptions& to = result.queue_pair;
+  to.send_depth = config.queues.send_depth;
+  to.inline_bytes = config.queues.inline_bytes;
+  to.rd_atomic = narrow<Byte>(c.rd_atomic);
+  to.access = access_flags(c.access);
+  to.place = place;
+  to.path.pkey_index = narrow<std::uint16_t>(c.pkey_index);
+  to.path.service_level = narrow<Byte>(c.service_level);
+  to.path.traffic_class = narrow<Byte>(c.traffic_class);
+  to.path.hop_limit = narrow<Byte>(c.hop_limit);
+  to.path.src_path_bits = narrow<Byte>(c.src_path_bits);
+  to.path.static_rate = narrow<Byte>(c.static_rate);
+  to.path.flow_label = c.flow_label;
+  to.retry = {narrow<Byte>(c.ack_timeout), narrow<Byte>(c.retry_count), narrow<Byte>(c.rnr_retry),
+              narrow<Byte>(c.min_rnr_timer)};
+  result.mtu = config.connections.mtu;
+  result.psn = c.psn;
+  result.access = c.access;
+  return result;
+}
+
+/// The port and GID that are asked for.
+Result<verbs::Place> place_of(verbs::Device& device, const ConnectionSettings& settings) {
+  if (!settings.port && !settings.gid_index) return device.place();
+  const auto port = narrow<std::uint8_t>(settings.port.value_or(0));
+  const int gid_index = settings.gid_index ? static_cast<int>(*settings.gid_index) : -1;
+  return device.find_place(port, gid_index);
+}
+
+}  // namespace
+
+Result<void> check_access(Access most, Access asked, const char* whose) {
+  if (allows(most, asked) || !allows(Access::remote_read_write, asked)) return {};
+  const auto text = [](Access access) {
+    return value_text(*find_config_key("queue_pair", "access"), static_cast<std::int64_t>(access));
+  };
+  return base::fail(Status::invalid_argument, fmt::format("give a peer {}", text(asked)),
+                    fmt::format("{} allows {}", whose, text(most)),
+                    "ask for less, or allow more with the setting access");
+}
+
+agent::Attributes default_attributes(const Config& config, const verbs::Device& device) {
+  agent::Attributes result = attributes_of(config, device.place());
+  result.queue_pair.rd_atomic = narrow<std::uint8_t>(device.info().rd_atomic);
+  return result;
+}
+
+Result<agent::Attributes> resolve(const Config& config, verbs::Device& device,
+                                  const ConnectionSettings& settings, bool through_cm) {
+  Config merged = config;
+  merged.queue_pair.rd_atomic = device.info().rd_atomic;
+  for (const Item& item : kItems) {
+    const auto& value = settings.*item.member;
+    if (!value) continue;
+    if (auto taken = take(merged, item, *value, through_cm); !taken)
+      return tl::unexpected(taken.error());
+  }
+  if (settings.access) {
+    if (!allows(Access::remote_read_write, *settings.access)) {
+      return base::fail(Status::invalid_argument, "access", "unknown access rights",
+                        "combine the named values of Access");
+    }
+    merged.queue_pair.access = *settings.access;
+  }
+  auto place = place_of(device, settings);
+  if (!place) return tl::unexpected(place.error());
+  agent::Attributes result = attributes_of(merged, *place);
+  if (auto good = device.check(result.queue_pair); !good) return tl::unexpected(good.error());
+  return result;
+}
+
+}  // namespace spinwire::engine
+
+namespace spinwire::detail {
+
+Result<agent::Attributes> EngineCore::resolve(const ConnectionSettings& settings, Via via) {
+  return engine::resolve(shared.config, *shared.device, settings, via == Via::rdma_cm);
+}
+
+Result<void> EngineCore::check_access(Access asked) const {
+  return engine::check_access(shared.config.queue_pair.access, asked, "the engine");
+}
+
+Result<void> EngineCore::configure(agent::Agent& a, const ConnectionSettings& settings) {
+  constexpr const char* kAsked = "configure a connection";
+  if (a.qp != nullptr || a.stage > agent::Stage::create) {
+    return base::fail(Status::invalid_argument, kAsked, "its queue pair is being made already",
+                      "configure it in on_accept, or give settings to connect() or prepare()");
+  }
+  const auto attributes = resolve(settings, a.cm != nullptr ? Via::rdma_cm : Via::tcp);
+  if (!attributes) return tl::unexpected(attributes.error());
+  const GidType type = attributes->queue_pair.place.gid_type;
+  if (type != a.attributes.queue_pair.place.gid_type) {
+    return base::fail(
+        Status::unsupported, kAsked,
+        fmt::format("that place has a GID of type {}, the peer's is of type {}", to_string(type),
+                    to_string(a.attributes.queue_pair.place.gid_type)),
+        "give a place with a GID of the peer's type");
+  }
+  agent::set_attributes(a, *attributes);
+  return {};
+}
+
+}  // namespace spinwire::detail
+
+namespace spinwire {
+
+Result<void> Connection::configure(const ConnectionSettings& settings) {
+  constexpr const char* kAsked = "configure a connection";
+  auto a = detail::locate(core_, index_, generation_, kAsked);
+  if (!a) return tl::unexpected(a.error());
+  return base::no_throw(kAsked, [&] { return core_->configure(**a, settings); });
+}
+
+Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access) {
+  constexpr const char* kAsked = "expose memory to a peer";
+  auto a = detail::locate(core_, index_, generation_, kAsked);
+  if (!a) return tl::unexpected(a.error());
+  return base::no_throw(kAsked, [&]() -> Result<RemoteRegion> {
+    if (auto good = engine::check_access((*a)->attributes.access, access, "the connection"); !good)
+      return tl::unexpected(good.error());
+    return core_->shared.registrations->expose(slice, access);
+  });
+}
+
+}  // namespace spinwire

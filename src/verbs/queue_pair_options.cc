@@ -1,0 +1,82 @@
+// What a queue pair may be asked to have, against what the device has. Cold.
+#include <errno.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "verbs/device.h"
+
+namespace spinwire::verbs {
+namespace {
+
+std::string reasons(std::span<const GidEntry> table, std::span<const GidVerdict> verdicts) {
+  std::string text;
+  for (std::size_t i = 0; i < table.size(); ++i)
+    text += fmt::format("{}GID {} ({}): {}", i == 0 ? "" : "; ", table[i].index,
+                        gid_text(table[i].gid), verdicts[i].reason);
+  return text.empty() ? "it has no GID" : text;
+}
+
+}  // namespace
+
+Place place_of(std::uint8_t port, const ibv_port_attr& attr, const GidEntry& gid) noexcept {
+  Place place;
+  place.port = port;
+  place.gid_index = gid.index;
+  place.gid = gid.gid;
+  place.gid_type = gid.type;
+  place.link_layer = layer_of(attr);
+  place.lid = attr.lid;
+  place.mtu = mtu_bytes(attr.active_mtu);
+  place.pkeys = attr.pkey_tbl_len;
+  return place;
+}
+
+Result<Place> Device::find_place(std::uint8_t port, int gid_index) {
+  if (port == 0) port = place_.port;
+  if (port == place_.port && (gid_index < 0 || gid_index == place_.gid_index)) return place_;
+  if (port > ports_) return over_limit("port", port, ports_, info_.name);
+  std::string asked = fmt::format("use port {}", port);
+  if (gid_index >= 0) asked += fmt::format(", GID index {}", gid_index);
+  ibv_port_attr attr{};
+  if (const int error = provider().query_port(context(), port, &attr); error != 0)
+    return base::fail_errno(Status::system, std::move(asked), "ibv_query_port", error, "");
+  if (std::string trouble = port_trouble(attr); !trouble.empty())
+    return base::fail(Status::no_device, std::move(asked), std::move(trouble), "use another port");
+  const std::vector<GidEntry> table = provider().gid_table(context(), port, attr.gid_tbl_len);
+  GidWish wish;
+  wish.index = gid_index;
+  const std::vector<GidVerdict> verdicts = judge_gids(layer_of(attr), table, wish);
+  const int best = best_gid(verdicts);
+  if (best < 0)
+    return base::fail(Status::no_device, std::move(asked), reasons(table, verdicts),
+                      "give the index of a GID that is there");
+  return place_of(port, attr, table[static_cast<std::size_t>(best)]);
+}
+
+Result<void> Device::check(const QueuePairOptions& asked) {
+  if (asked.send_depth > max_send_depth_)
+    return over_limit("send_depth", asked.send_depth, max_send_depth_, info_.name);
+  if (asked.rd_atomic > max_rd_atomic_)
+    return over_limit("rd_atomic", asked.rd_atomic, max_rd_atomic_, info_.name);
+  if (asked.path.pkey_index >= asked.place.pkeys) {
+    return over_limit("pkey_index", asked.path.pkey_index, std::max(asked.place.pkeys, 1u) - 1,
+                      info_.name);
+  }
+  if (asked.send_depth <= options_.send_depth && asked.inline_bytes <= info_.inline_bytes)
+    return {};
+  ibv_qp* const qp = try_qp(asked.send_depth, asked.inline_bytes);
+  const int error = errno;
+  if (qp != nullptr) {
+    (void)provider().destroy_qp(qp);
+    return {};
+  }
+  if (asked.inline_bytes > info_.inline_bytes)
+    return over_limit("inline_bytes", asked.inline_bytes, info_.inline_bytes, info_.name);
+  return base::fail_errno(Status::limit, fmt::format("send_depth = {}", asked.send_depth),
+                          "ibv_create_qp", error,
+                          fmt::format("lower send_depth; {} is had", options_.send_depth));
+}
+
+}  // namespace spinwire::verbs
