@@ -146,7 +146,7 @@ TEST(EngineConnectionSettings, AreThoseOfOneConnectionOnly) {
   const std::uint64_t before = p.server.messages;
   bool whole = true;
   p.server.on_message = [&](Connection, Message& m) { whole = whole && Node::holds(m.bytes(), 3); };
-  for (const std::size_t size : {0, 8, 40, 100}) {
+  for (const std::size_t size : {0u, 8u, 40u, 100u}) {
     const Buffer data = p.client.filled(size, 3);
     for (const Connection c : {p.ends.client, third.client, second.client}) {
       Connection to = c;
