@@ -28,6 +28,8 @@ latency=${LATENCY:-2000}
 rate=${RATE:-20000}
 conf=${CONF:-conf/softroce.toml}
 tests=${TESTS:-send write rate}
+# perftest posts 512 receives for its one peer, so that bursts do not wait for the other end.
+export SPINWIRE_QUEUES_RECEIVE_DEPTH=512 SPINWIRE_CONNECTIONS_CREDITS=256
 
 # ---- in the machine -----------------------------------------------------------------------------
 
@@ -46,21 +48,24 @@ wait_for_port() {
 # perftest PROGRAM ARGUMENT...: the last line of the client's table.
 perftest() {
   local server
-  timeout 60 "$@" -d rxe0 -x 1 -F >/dev/null &
+  timeout 60 taskset -c 1 "$@" -d rxe0 -x 1 -F >/dev/null &
   server=$!
   wait_for_port 18515
-  timeout 60 "$@" -d rxe0 -x 1 -F localhost | awk '$1 ~ /^[0-9]+$/ && NF > 3' | tail -n 1
+  timeout 60 taskset -c 0 "$@" -d rxe0 -x 1 -F localhost | awk '$1 ~ /^[0-9]+$/ && NF > 3' | tail -n 1
   wait "$server"
 }
 
 # spinwire ARGUMENT...: the client's JSON.
 spinwire() {
   local server
-  timeout 60 "$bin/spinwire-perf" -c "$conf" --once -p 18516 >/dev/null 2>&1 &
+  timeout 60 "$bin/spinwire-perf" -c "$conf" --once -p 18516 --cpu 1 >/dev/null 2>/tmp/server &
   server=$!
   wait_for_port 18516
-  timeout 60 "$bin/spinwire-perf" "$1" 127.0.0.1 -c "$conf" -p 18516 --json "${@:2}" 2>/dev/null
-  wait "$server"
+  if ! timeout 60 "$bin/spinwire-perf" "$1" 127.0.0.1 -c "$conf" -p 18516 --cpu 0 --json "${@:2}" \
+    2>/tmp/client || ! wait "$server"; then
+    cat /tmp/client /tmp/server >&2
+    return 1
+  fi
 }
 
 field() {
@@ -106,9 +111,9 @@ fi
 # ---- outside ------------------------------------------------------------------------------------
 
 echo "load before: $(cut -d ' ' -f 1-3 /proc/loadavg)"
-tools/softroce-vm --timeout $((120 + runs * 120)) --env "RUNS=$runs" --env "LATENCY=$latency" \
+tools/softroce-vm --pin --timeout $((120 + runs * 120)) --env "RUNS=$runs" --env "LATENCY=$latency" \
   --env "RATE=$rate" --env "CONF=$conf" --env "TESTS=$tests" -- bash bench/softroce_compare.sh --inside "$bin" |
-  tee /dev/stderr | awk -v runs="$runs" -v tests="$tests" '
+  tee >(cat >&2) | awk -v runs="$runs" -v tests="$tests" '
   function median(list, n,   i, j, t) {
     for (i = 2; i <= n; ++i)
       for (j = i; j > 1 && list[j - 1] > list[j]; --j) {
