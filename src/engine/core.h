@@ -52,7 +52,7 @@ inline constexpr std::uint16_t kHandshakeTimer = 3;
 /// Tokens of the epoll set: a listener's bit, rdma_cm's bit, generation, index.
 inline constexpr std::uint32_t kTokenGenerations = 0x3fffffff;
 inline constexpr std::uint64_t kCmToken = std::uint64_t{1} << 62;  ///< in the epoll set
-inline constexpr std::uint64_t kDeviceToken = kCmToken | 1;         ///< the device's async events
+inline constexpr std::uint64_t kDeviceToken = kCmToken | 1;        ///< the device's async events
 
 /// The Error of a set-up call from where it must not come, as the guard diagnosed.
 tl::unexpected<Error> misused(Status status, const char* asked);
@@ -121,7 +121,7 @@ class EngineCore {
   DeviceEventCallback on_device_event;
   connect::EpollSet epoll;
   bool device_watched = false;  ///< the epoll set tells of the device's async events
-  connect::CmChannel cm;  ///< once it was asked for
+  connect::CmChannel cm;        ///< once it was asked for
   base::IndexPool<engine::Handshake> handshakes;
   std::vector<std::unique_ptr<engine::Listening>> listeners;
   std::uint32_t listener_generation = 0;
