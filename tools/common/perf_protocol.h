@@ -3,8 +3,8 @@
 //   client                     server
 //   Request (what to measure)  →
 //                              ← Offer (where to write or read; or why not)
-//   messages, writes or reads  ⇄ (echoes, if round trips of messages or pairs of writes are
-//   measured) Finish                     →
+//   messages, writes or reads  ⇄ (echoes, if round trips are measured; a write for each write)
+//   Finish                     →
 //                              ← Verdict (whether everything arrived as it was sent)
 //
 // All numbers are little-endian, as on every machine this runs on.
