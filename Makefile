@@ -134,6 +134,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 # ---- what can be asked for --------------------------------------------------------------------
 
 .PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count \
+  compare-softroce \
   count-record conformance conformance-run conformance-proof tidy check-layers check-headers \
   check-format lint clang format asan tsan install install-deps \
   preload build-tests-first clean help FORCE
@@ -205,6 +206,10 @@ test-softroce: $(TESTS)
 bench: $(BENCH) $(PEERS)
 	@$(BENCH) --benchmark_min_time=0.2 $(BENCH_ARGS)
 	@for peer in $(PEERS); do echo; $$peer --limit 10 $(PEER_ARGS); done
+
+## compare-softroce: against perftest, on Linux' Soft-RoCE in a machine (RUNS=, TESTS=)
+compare-softroce: $(BIN)/spinwire-perf
+	@bench/softroce_compare.sh $(BIN)
 
 ## count: instructions per operation, against bench/instructions.txt
 count: $(COUNTS)

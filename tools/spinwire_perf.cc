@@ -31,7 +31,8 @@ Without a host it serves, with one it measures:
 Tests
   lat   time of single operations, window 1 unless given. send: a message there and its echo
         back; the whole round trip is reported, not half of it. write, read: from posting until
-        the completion is seen, which is a round trip as well.
+        the completion is seen, which is a round trip as well. pong: a write there and the
+        server's write back; each end sees the other's by looking at its memory.
   rate  many small operations, in millions a second; the percentiles are of the time from posting
         to completion, read once per turn of the loop.
   bw    large operations, in Gbit/s; percentiles as for rate.
@@ -55,8 +56,10 @@ struct Arguments {
 
 const std::map<std::string, PerfTest> kTests{
     {"lat", PerfTest::lat}, {"rate", PerfTest::rate}, {"bw", PerfTest::bw}};
-const std::map<std::string, PerfOp> kOps{
-    {"send", PerfOp::send}, {"write", PerfOp::write}, {"read", PerfOp::read}};
+const std::map<std::string, PerfOp> kOps{{"send", PerfOp::send},
+                                         {"write", PerfOp::write},
+                                         {"read", PerfOp::read},
+                                         {"pong", PerfOp::pong}};
 
 /// What is not given depends on the test.
 void fill_in(Arguments& a) {
@@ -77,7 +80,7 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
   app.footer(std::string(kFooter));
   app.add_option("test", a.test, "lat, rate or bw; lat if not given")->check(CLI::IsMember(kTests));
   app.add_option("host", o.host, "the server to measure against; serve if not given");
-  app.add_option("-o,--op", a.op, "send, write or read; bw writes, others send")
+  app.add_option("-o,--op", a.op, "send, write, read or pong; bw writes, others send")
       ->check(CLI::IsMember(kOps));
   app.add_option("-s,--size", o.size, "bytes per operation, 4KiB and so on accepted (32; bw 1MiB)")
       ->transform(CLI::AsSizeValue(false))
@@ -107,6 +110,11 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
     return false;
   }
   fill_in(a);
+  if (o.op == PerfOp::pong && (o.test != PerfTest::lat || o.window != 1)) {
+    fail("--op pong is a test of latency with window 1");
+    code = kMisused;
+    return false;
+  }
   o.wait = std::chrono::milliseconds(static_cast<std::int64_t>(a.wait * 1000));
   if (warmup->count() == 0) o.warmup = o.count / 20;
   return true;

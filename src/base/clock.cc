@@ -3,7 +3,9 @@
 #include <time.h>
 
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <string>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <x86intrin.h>
@@ -38,13 +40,25 @@ struct Rate {
 
 #if defined(__x86_64__)
 
-/// Whether the counter ticks evenly through all power states.
+/// Whether the counter ticks evenly through all power states, as the processor says.
 bool counter_is_invariant() noexcept {
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
   unsigned d = 0;
   return __get_cpuid(0x80000007, &a, &b, &c, &d) != 0 && (d & (1u << 8)) != 0;
+}
+
+/// Whether the kernel keeps time by the counter. In virtual machines it may know what the processor
+/// they are shown does not say; CLOCK_MONOTONIC is as good as the counter then, but dearer.
+bool kernel_trusts_counter() noexcept {
+  try {
+    std::ifstream file("/sys/devices/system/clocksource/clocksource0/current_clocksource");
+    std::string name;
+    return file >> name && name == "tsc";
+  } catch (...) {
+    return false;
+  }
 }
 
 /// The two clocks read together, and how many ticks passed meanwhile.
@@ -94,7 +108,7 @@ double measure_rate() noexcept {
 /// Once per process; 0: use the system's clock.
 double counter_rate() noexcept {
   static const double rate = [] {
-    if (!counter_is_invariant()) return 0.0;
+    if (!counter_is_invariant() && !kernel_trusts_counter()) return 0.0;
     const double measured = measure_rate();
     return measured > 1.0 / 64 && measured < 64 ? measured : 0.0;
   }();

@@ -53,6 +53,7 @@ inline constexpr std::uint16_t kHandshakeTimer = 3;
 /// Tokens of the epoll set: a listener's bit, rdma_cm's bit, generation, index.
 inline constexpr std::uint32_t kTokenGenerations = 0x3fffffff;
 inline constexpr std::uint64_t kCmToken = std::uint64_t{1} << 62;  ///< in the epoll set
+inline constexpr std::uint64_t kDeviceToken = kCmToken | 1;        ///< the device's async events
 
 /// The Error of a set-up call from where it must not come, as the guard diagnosed.
 tl::unexpected<Error> misused(Status status, const char* asked);
@@ -132,7 +133,8 @@ class EngineCore {
   Status allocate_status = Status::ok;
   DeviceEventCallback on_device_event;
   connect::EpollSet epoll;
-  connect::CmChannel cm;  ///< once it was asked for
+  bool device_watched = false;  ///< the epoll set tells of the device's async events
+  connect::CmChannel cm;        ///< once it was asked for
   base::IndexPool<engine::Handshake> handshakes;
   std::vector<std::unique_ptr<engine::Listening>> listeners;
   std::uint32_t listener_generation = 0;
@@ -154,6 +156,7 @@ class EngineCore {
   }
   void drain() noexcept;
   bool take_setup_step() noexcept;
+  Result<void> watch_device();
   void take_async_events() noexcept;
   void take_event(const ibv_async_event& found) noexcept;
   void fail_all(const char* what) noexcept;

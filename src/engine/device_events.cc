@@ -124,6 +124,17 @@ void EngineCore::take_event(const ibv_async_event& found) noexcept {
   }
 }
 
+/// A device of the kernel tells through a descriptor that it has events: then the one look at the
+/// sockets is all the system calls that a control step needs. Others are asked each time.
+Result<void> EngineCore::watch_device() {
+  const int fd = shared.device->context()->async_fd;
+  if (fd < 0) return {};
+  if (auto added = epoll.add(fd, engine::kDeviceToken, connect::Interest::read); !added)
+    return added;
+  device_watched = true;
+  return {};
+}
+
 void EngineCore::take_async_events() noexcept {
   constexpr std::size_t kEventsPerStep = 16;
   std::array<ibv_async_event, kEventsPerStep> events;

@@ -81,6 +81,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   auto set = connect::EpollSet::open();
   if (!set) return tl::unexpected(set.error());
   epoll = std::move(*set);
+  if (auto watched = watch_device(); !watched) return watched;
   return agent::post_first_receives(shared);
 }
 
@@ -136,6 +137,7 @@ EngineCore::~EngineCore() {
     if (detail::Block* block = shared.receives.memory(i); block != nullptr) detail::release(block);
   }
   if (shared.staging_block != nullptr) detail::release(shared.staging_block);
+  if (device_watched) epoll.remove(shared.device->context()->async_fd);
   shared.device.reset();
   shared.arena.reset();  // lives on while the application holds buffers
 }

@@ -309,7 +309,9 @@ void EngineCore::look_at_sockets() noexcept {
     const std::uint64_t name = events[i].token;
     const auto index = static_cast<std::uint32_t>(name);
     const auto generation = static_cast<std::uint32_t>(name >> 32) & engine::kTokenGenerations;
-    if (name == engine::kCmToken) {
+    if (name == engine::kDeviceToken) {
+      take_async_events();
+    } else if (name == engine::kCmToken) {
       take_cm_events();
     } else if ((name & kListenerToken) != 0) {
       accept_from(index, generation);

@@ -219,6 +219,8 @@ TEST_F(Tools, MisuseIsExitCodeTwo) {
       {"spinwire-perf", {"--bogus"}},
       {"spinwire-perf", {"speed"}},
       {"spinwire-perf", {"lat", "--op", "push", "--one-thread"}},
+      {"spinwire-perf", {"rate", "--op", "pong", "--one-thread"}},
+      {"spinwire-perf", {"lat", "--op", "pong", "--window", "2", "--one-thread"}},
       {"spinwire-perf", {"lat", "--size", "0", "--one-thread"}},
       {"spinwire-perf", {"lat", "127.0.0.1", "--one-thread"}},
       {"echo", {}},
@@ -301,6 +303,11 @@ TEST_F(Tools, OddSizesAreChecked) {
   }
 }
 
+TEST_F(Tools, PairsOfWritesAreCheckedAtAnySize) {
+  for (const char* size : {"1", "7", "8", "15", "32", "5000"})
+    expect_results("lat", "pong", {"--size", size});
+}
+
 TEST_F(Tools, MessagesBeyondTheLimitAreRefusedWithAdvice) {
   const Outcome o = run("spinwire-perf", {"lat", "--one-thread", "--size", "5000"});
   EXPECT_EQ(o.code, 1);
@@ -318,7 +325,7 @@ TEST_F(SlowTools, PerfServesOneClientAfterAnother) {
   const std::string address = server.wait_for("listening on ");
   ASSERT_NE(address, "") << server.err();
   const std::string port = address.substr(address.rfind(':') + 1);
-  for (const char* op : {"send", "write", "read"}) {
+  for (const char* op : {"send", "write", "read", "pong"}) {
     const Outcome o = run("spinwire-perf", {"lat", "127.0.0.1", "--port", port, "--op", op,
                                             "--count", "300", "--warmup", "10", "--json"});
     EXPECT_EQ(o.code, 0) << op << ": " << o.err;

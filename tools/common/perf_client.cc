@@ -23,7 +23,9 @@ PerfClient::PerfClient(Engine engine, const PerfOptions& options, std::string ad
     : engine_(std::move(engine)),
       op_(options.op),
       exact_(options.test == PerfTest::lat),
-      echoed_(options.test == PerfTest::lat && options.op == PerfOp::send),
+      echoed_(options.test == PerfTest::lat &&
+              (options.op == PerfOp::send || options.op == PerfOp::pong)),
+      pong_(options.op == PerfOp::pong),
       clock_(engine_.clock()),
       size_(options.size),
       seed_(random_seed()),
@@ -58,15 +60,7 @@ int PerfClient::turn() {
         enter(State::over);
       } else if (dialer_->turn() == Dialer::State::ready) {
         server_ = dialer_->connection();
-        const PerfRequest request{.size = size_,
-                                  .total = total_,
-                                  .warmup = warmup_,
-                                  .seed = seed_,
-                                  .window = window_,
-                                  .test = options_.test,
-                                  .op = op_};
-        enter(State::asking);
-        say(perf_encode(request));
+        ask();
       }
       break;
     case State::asking:
@@ -90,13 +84,14 @@ void PerfClient::run_turn(int events) {
   if (events == 0 && (++idle_turns_ & 0xfff) == 0) [[unlikely]]
     check_progress();
   idle_care_.turn(engine_, events);
+  if (pong_) look_for_write();
   if (!exact_) {
     if (finished_ != completed_) finish_up_to(completed_, clock_.now());
   }
   if (posted_ != total_) {
     post_more();
   } else if (finished_ == total_ && completed_ == total_) {
-    if (op_ == PerfOp::read) fault_ = find_read_fault();
+    fault_ = find_fault();
     enter(State::ending);
     say(perf_encode(PerfFinish{}));
   }
@@ -136,6 +131,7 @@ Status PerfClient::post(std::uint32_t slot) {
       perf_stamp(local.data(), size_, posted_ ^ seed_);
       return server_.send(local, done, post_);
     case PerfOp::write:
+    case PerfOp::pong:
       perf_stamp(local.data(), size_, posted_ ^ seed_);
       return server_.write(local, remote_[remote_place_], done, post_);
     default:
@@ -166,6 +162,12 @@ void PerfClient::on_reply(const Message& reply) {
   finish_up_to(++replied_, now);
 }
 
+/// The poll before may have been the one in which it came, or memory has changed by itself.
+void PerfClient::look_for_write() {
+  if (replied_ == posted_ || !perf_is_stamped(reply_at_, size_, replied_ ^ seed_)) return;
+  finish_up_to(++replied_, clock_.now());
+}
+
 void PerfClient::finish_up_to(std::uint64_t count, std::uint64_t now) {
   while (finished_ != count) {
     if (op_ == PerfOp::read) {
@@ -183,7 +185,12 @@ void PerfClient::finish_up_to(std::uint64_t count, std::uint64_t now) {
 }
 
 /// Reads may still be under way in the callback of an earlier one; here all are complete.
-std::string PerfClient::find_read_fault() const {
+std::string PerfClient::find_fault() const {
+  if (pong_) {
+    const std::size_t wrong = perf_find_wrong({reply_at_, size_}, seed_);
+    return wrong == size_ ? "" : fmt::format("the last write back differs at byte {}", wrong);
+  }
+  if (op_ != PerfOp::read) return {};
   const std::uint64_t used = std::min<std::uint64_t>(places_, total_);
   for (std::uint64_t i = 0; i < used; ++i) {
     const std::size_t wrong = perf_find_wrong({local_[i].data(), size_}, seed_);
@@ -212,8 +219,41 @@ void PerfClient::enter(State state) {
   patience_ = Deadline(clock_, kPatience);
 }
 
+/// The first message of the dialogue.
+void PerfClient::ask() {
+  if (pong_ && !expose_reply()) return;
+  const PerfRequest request{.size = size_,
+                            .total = total_,
+                            .warmup = warmup_,
+                            .seed = seed_,
+                            .window = window_,
+                            .test = options_.test,
+                            .op = op_,
+                            .reply = reply_};
+  enter(State::asking);
+  say(perf_encode(request));
+}
+
+bool PerfClient::expose_reply() {
+  reply_memory_ = engine_.allocate(size_, Pool::lease);
+  if (!reply_memory_) {
+    break_off(fmt::format("there is no room for {} bytes; raise memory.lease_bytes", size_));
+    return false;
+  }
+  std::fill_n(reply_memory_.data(), size_, std::byte{0});
+  perf_stamp(reply_memory_.data(), size_, ~seed_);  // no number's stamp, not even of few bytes
+  auto region = engine_.expose(reply_memory_.slice(), Access::remote_write);
+  if (!region) {
+    break_off(region.error().message());
+    return false;
+  }
+  reply_ = *region;
+  reply_at_ = reply_memory_.data();
+  return true;
+}
+
 void PerfClient::on_message(Message& message) {
-  if (state_ == State::running && echoed_) [[likely]]
+  if (state_ == State::running && echoed_ && !pong_) [[likely]]
     return on_reply(message);
   PerfOffer offer;
   PerfVerdict verdict;
@@ -251,9 +291,9 @@ void PerfClient::on_offer(const PerfOffer& offer) {
   if (take_memory()) enter(State::running);
 }
 
-/// A message may be answered before its own completion is seen, so those get twice the places.
+/// What is answered may be so before its own completion is seen, so it gets twice the places.
 bool PerfClient::take_memory() {
-  places_ = op_ == PerfOp::send ? window_ * 2 : window_;
+  places_ = op_ == PerfOp::send || pong_ ? window_ * 2 : window_;
   started_.resize(places_);
   if (op_ == PerfOp::send) {
     // Each in a block of its own: the protocol's header then lies right before the bytes.

@@ -51,6 +51,7 @@ class PerfClient {
   Status post(std::uint32_t slot);
   void on_complete(const Completion& completion);
   void on_reply(const Message& reply);
+  void look_for_write();
   void finish_up_to(std::uint64_t count, std::uint64_t now);
   void check_progress();
 
@@ -58,9 +59,11 @@ class PerfClient {
   void on_message(Message& message);
   void on_offer(const PerfOffer& offer);
   bool take_memory();
+  bool expose_reply();
+  void ask();
   void on_closed(const Error& error);
   void say(std::span<const std::byte> message);
-  [[nodiscard]] std::string find_read_fault() const;
+  [[nodiscard]] std::string find_fault() const;
   void break_off(std::string why);
   [[nodiscard]] std::uint32_t next(std::uint32_t slot, std::uint32_t slots) const noexcept {
     return slot + 1 == slots ? 0 : slot + 1;
@@ -72,6 +75,8 @@ class PerfClient {
   PerfOp op_;
   bool exact_;   ///< the end of an operation is read from the clock in its callback
   bool echoed_;  ///< an operation ends with the server's reply
+  bool pong_;    ///< which is a write
+  const std::byte* reply_at_ = nullptr;  ///< then: where it comes
   Clock clock_;
   Connection server_;
   std::uint64_t size_;
@@ -109,6 +114,8 @@ class PerfClient {
   std::optional<Dialer> dialer_;
   Deadline patience_;
   std::vector<Buffer> buffers_;
+  Buffer reply_memory_;  ///< pong: what the server writes
+  RemoteRegion reply_;
   std::vector<std::byte> said_;  ///< a message of the dialogue that had to wait
   std::string fault_;
 };

@@ -26,7 +26,7 @@ std::string_view to_string(PerfTest test) noexcept {
 }
 
 std::string_view to_string(PerfOp op) noexcept {
-  constexpr std::array<std::string_view, 3> kNames{"send", "write", "read"};
+  constexpr std::array<std::string_view, 4> kNames{"send", "write", "read", "pong"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

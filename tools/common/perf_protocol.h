@@ -3,7 +3,7 @@
 //   client                     server
 //   Request (what to measure)  →
 //                              ← Offer (where to write or read; or why not)
-//   messages, writes or reads  ⇄ (echoes, if round trips of messages are measured)
+//   messages, writes or reads  ⇄ (echoes, if round trips are measured; a write for each write)
 //   Finish                     →
 //                              ← Verdict (whether everything arrived as it was sent)
 //
@@ -26,14 +26,14 @@ namespace spinwire::tools {
 static_assert(std::endian::native == std::endian::little);
 
 enum class PerfTest : std::uint8_t { lat, rate, bw };
-enum class PerfOp : std::uint8_t { send, write, read };
+enum class PerfOp : std::uint8_t { send, write, read, pong };
 std::string_view to_string(PerfTest test) noexcept;
 std::string_view to_string(PerfOp op) noexcept;
 
 /// First bytes of every message of the dialogue.
 struct PerfHead {
   static constexpr std::uint32_t kMagic = 0x46505753;  // "SWPF"
-  static constexpr std::uint16_t kVersion = 1;
+  static constexpr std::uint16_t kVersion = 2;
 
   std::uint32_t magic = kMagic;
   std::uint16_t version = kVersion;
@@ -54,10 +54,14 @@ struct PerfRequest {
   PerfTest test = PerfTest::lat;
   PerfOp op = PerfOp::send;
   std::uint16_t unused = 0;
+  RemoteRegion reply;  ///< pong: where the server writes back
 
   [[nodiscard]] bool valid() const noexcept {
     return size >= 1 && size <= kLongest && total >= 1 && window >= 1 && window <= kWidest &&
-           test <= PerfTest::bw && op <= PerfOp::read;
+           test <= PerfTest::bw && op <= PerfOp::pong && (op != PerfOp::pong || valid_pong());
+  }
+  [[nodiscard]] bool valid_pong() const noexcept {
+    return test == PerfTest::lat && window == 1 && reply.length >= size;
   }
 };
 

@@ -29,6 +29,7 @@ int PerfServer::turn() {
   const int events = hot ? engine_.poll() : drive(engine_);
   if (pending_count_ != 0) [[unlikely]]
     send_pending();
+  if (pong_) look_for_write();
   if (hot && said_.empty()) [[likely]] {
     idle_care_.turn(engine_, events);
     return events;
@@ -86,6 +87,26 @@ void PerfServer::reply(Buffer message) {
   pending_[(pending_first_ + pending_count_++) % pending_.size()] = std::move(message);
 }
 
+/// Answers the client's next write when it is there as a whole.
+void PerfServer::look_for_write() {
+  const std::uint64_t value = answers_posted_ ^ request_.seed;
+  if (state_ != State::running || answers_posted_ == request_.total ||
+      answers_posted_ - answers_written_ >= 2 ||
+      !perf_is_stamped(memory_.data(), request_.size, value)) {
+    return;
+  }
+  const std::uint64_t place = (answers_posted_ & 1) * perf_stride(request_.size);
+  perf_stamp(answers_.data() + place, request_.size, value);
+  const auto done = [this](const Completion& c) { answers_written_ += c.status == Status::ok; };
+  const Status status =
+      client_.write(answers_.slice(place, request_.size), request_.reply, done, Post::now);
+  if (status == Status::ok) {
+    ++answers_posted_;
+  } else if (status != Status::would_block && status != Status::not_connected) {
+    break_off(fmt::format("the answer was not accepted: {}", to_string(status)));
+  }
+}
+
 void PerfServer::send_pending() {
   while (pending_count_ != 0 && client_.send(pending_[pending_first_]) == Status::ok) {
     pending_[pending_first_].reset();
@@ -123,9 +144,10 @@ void PerfServer::on_request(const PerfRequest& request) {
     perf_set_text(offer.why, "the request asks for what no spinwire-perf of this version does");
   } else if (request.op == PerfOp::send) {
     offer.slots = request.window;
-  } else if (!offer_memory(offer)) {
+  } else if (!offer_memory(offer) || (request.op == PerfOp::pong && !prepare_writes(offer))) {
     offer.slots = 0;
   }
+  pong_ = request.op == PerfOp::pong && offer.slots != 0;
   received_ = wrong_ = 0;
   expected_ = request.op == PerfOp::send ? request.total : 0;
   echo_ = request.op == PerfOp::send && request.test == PerfTest::lat;
@@ -152,6 +174,21 @@ bool PerfServer::offer_memory(PerfOffer& offer) {
   return false;
 }
 
+bool PerfServer::prepare_writes(PerfOffer& offer) {
+  const std::uint64_t stride = perf_stride(request_.size);
+  answers_ = engine_.allocate(2 * stride);
+  if (!answers_) {
+    perf_set_text(offer.why, fmt::format("the server has no room for {} bytes; raise its "
+                                         "memory.send_bytes",
+                                         2 * stride));
+    return false;
+  }
+  perf_fill({answers_.data(), request_.size}, request_.seed);
+  perf_fill({answers_.data() + stride, request_.size}, request_.seed);
+  answers_posted_ = answers_written_ = 0;
+  return true;
+}
+
 void PerfServer::offer_slots(std::uint32_t slots, PerfOffer& offer) {
   for (std::uint32_t i = 0; i < slots; ++i) {
     std::byte* at = memory_.data() + i * perf_stride(request_.size);
@@ -160,6 +197,8 @@ void PerfServer::offer_slots(std::uint32_t slots, PerfOffer& offer) {
       perf_fill({at, request_.size}, request_.seed);
     } else {
       std::fill_n(at, request_.size, std::byte{0});
+      // Not what is waited for, not even in few bytes.
+      if (request_.op == PerfOp::pong) perf_stamp(at, request_.size, ~request_.seed);
     }
   }
   const Access access = request_.op == PerfOp::read ? Access::remote_read : Access::remote_write;
@@ -177,7 +216,7 @@ std::string PerfServer::find_fault() const {
     return fmt::format("{} of {} messages differ from what was sent, the first is number {}",
                        wrong_, expected_, first_wrong_);
   }
-  if (request_.op != PerfOp::write) return {};
+  if (request_.op != PerfOp::write && request_.op != PerfOp::pong) return {};
   const std::uint64_t used = std::min<std::uint64_t>(slots_, request_.total);
   for (std::uint64_t i = 0; i < used; ++i) {
     const std::byte* at = memory_.data() + i * perf_stride(request_.size);
@@ -237,11 +276,13 @@ void PerfServer::on_closed(const Error& error) {
 }
 
 void PerfServer::tidy() {
+  pong_ = false;
   pending_.clear();
   pending_count_ = 0;
   if (exposed_ && engine_.revoke(exposed_) == Status::would_block) return;
   exposed_ = {};
   memory_.reset();
+  answers_.reset();
   ++served_;
   enter(State::idle);
 }

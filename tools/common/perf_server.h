@@ -64,6 +64,8 @@ class PerfServer {
   void offer_slots(std::uint32_t slots, PerfOffer& offer);
   [[nodiscard]] std::string find_fault() const;
   void reply(Buffer message);
+  void look_for_write();
+  bool prepare_writes(PerfOffer& offer);
   void send_pending();
   void say(std::span<const std::byte> message);
   void break_off(std::string why);
@@ -75,6 +77,7 @@ class PerfServer {
   // Hot.
   State state_ = State::idle;
   bool echo_ = false;
+  bool pong_ = false;  ///< writes are answered with writes
   Connection client_;
   std::uint64_t received_ = 0;
   std::uint64_t expected_ = 0;  ///< messages that are data
@@ -89,6 +92,9 @@ class PerfServer {
   Deadline patience_;  ///< with a client that is to take its next step
   Buffer memory_;      ///< what the client writes or reads
   RemoteRegion exposed_;
+  Buffer answers_;                     ///< pong: two places that are written from in turn
+  std::uint64_t answers_posted_ = 0;   ///< each once the write that it answers is there
+  std::uint64_t answers_written_ = 0;  ///< complete
   std::uint32_t slots_ = 0;
   std::vector<std::byte> said_;  ///< a message of the dialogue that had to wait
   std::string peer_;

@@ -114,7 +114,7 @@ add_link() {
 start_machine() {
   local role=$1 image=$2 line=$kernel_line$clock_line
   local args=(
-    "${common[@]}" "${accel[@]}" -m "$memory" -smp "$cpus"
+    "${common[@]}" "${accel[@]}" -m "$memory" -smp "$cpus" -name machine,debug-threads=on
     -kernel "$image/kernel" -initrd "$image/initramfs"
     -chardev 'file,id=console,path=console' -serial chardev:console
     -fsdev 'local,id=root,path=/,security_model=none,readonly=on,multidevs=remap'
@@ -139,6 +139,15 @@ start_machine() {
       qemu-system-x86_64 "${args[@]}" -append "$line"
   ) </dev/null >"$run/$role/qemu" 2>&1 9>&- &
   qemu_pid[$role]=$!
+}
+
+# pin_processors ROLE: two that share one of the host's would wait for each other by turns.
+pin_processors() {
+  local task
+  for task in "/proc/${qemu_pid[$1]}"/task/*; do
+    [[ "$(cat "$task/comm" 2>/dev/null)" =~ ^CPU\ ([0-9]+)/ ]] || continue
+    taskset -cp $((BASH_REMATCH[1] % $(nproc))) "${task##*/}" >/dev/null || note 'pinning failed'
+  done
 }
 
 # What a command prints stands in files until the machine ends, so a slow reader holds up nobody.

@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# Compares spinwire-perf with perftest on the kernel's Soft-RoCE device: both in turn, in one
+# machine, two processes each, with the same bytes.
+#
+#   bench/softroce_compare.sh [FOLDER OF THE PROGRAMS]       default: build/bin
+#
+#   RUNS=5         runs of each program and test
+#   LATENCY=2000, RATE=20000       operations of a run
+#   TESTS='send write rate'
+#   CONF=          configuration of spinwire-perf (conf/softroce.toml)
+#
+# What is compared:
+#   send    ib_send_lat: messages there and back, seen by completions; perftest's typical (its
+#           median) is half of a round trip, so it is doubled. spinwire-perf lat --op send: p50 of
+#           the round trip. 32 bytes; ours carries a header of 8 more.
+#   write   ib_write_lat: writes there and back, each seen by looking at the memory they go to.
+#           spinwire-perf lat --op pong: the same. 32 bytes.
+#   rate    ib_send_bw: messages of 64 bytes in one direction, 128 outstanding, million/s.
+#           spinwire-perf rate: the same with a window of 128.
+# Ours checks all data, perftest none. The ratio of a run is that to the run of perftest right
+# before it; the verdict is by the medians of the ratios: latency at most 1.05, rate at least 0.95.
+# Exit status 1: not so.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bin=${1:-build/bin}
+runs=${RUNS:-5}
+latency=${LATENCY:-2000}
+rate=${RATE:-20000}
+conf=${CONF:-conf/softroce.toml}
+tests=${TESTS:-send write rate}
+# perftest posts 512 receives for its one peer, so that bursts do not wait for the other end.
+export SPINWIRE_QUEUES_RECEIVE_DEPTH=512 SPINWIRE_CONNECTIONS_CREDITS=256
+
+# ---- in the machine -----------------------------------------------------------------------------
+
+# Waits until somebody listens on the TCP port.
+wait_for_port() {
+  local hex _
+  hex=$(printf %04X "$1")
+  for _ in $(seq 600); do
+    grep -qE "^ *[0-9]+: [0-9A-F]+:$hex [0-9A-F]+:0000 0A " /proc/net/tcp /proc/net/tcp6 && return
+    sleep 0.05
+  done
+  echo "nobody listens on port $1" >&2
+  return 1
+}
+
+# perftest PROGRAM ARGUMENT...: the last line of the client's table.
+perftest() {
+  local server
+  timeout 60 taskset -c 1 "$@" -d rxe0 -x 1 -F >/dev/null &
+  server=$!
+  wait_for_port 18515
+  timeout 60 taskset -c 0 "$@" -d rxe0 -x 1 -F localhost | awk '$1 ~ /^[0-9]+$/ && NF > 3' | tail -n 1
+  wait "$server"
+}
+
+# spinwire ARGUMENT...: the client's JSON.
+spinwire() {
+  local server
+  timeout 60 "$bin/spinwire-perf" -c "$conf" --once -p 18516 --cpu 1 >/dev/null 2>/tmp/server &
+  server=$!
+  wait_for_port 18516
+  if ! timeout 60 "$bin/spinwire-perf" "$1" 127.0.0.1 -c "$conf" -p 18516 --cpu 0 --json "${@:2}" \
+    2>/tmp/client || ! wait "$server"; then
+    cat /tmp/client /tmp/server >&2
+    return 1
+  fi
+}
+
+field() {
+  sed -E "s/.*\"$1\": ?([0-9.e+-]+).*/\1/"
+}
+
+# Prints: TEST THEIRS OURS; for latencies, in us of a round trip, the least of both as well.
+compare_latency() {
+  local test=$1 theirs ours typical least
+  theirs=$(perftest "$2" -s 32 -n "$latency" | awk '{print 2 * $5, 2 * $3}')
+  ours=$(spinwire lat --op "$3" -s 32 -n "$latency")
+  read -r typical least <<<"$theirs"
+  awk -v t="$test" -v a="$typical" -v b="$(field p50_ns <<<"$ours")" -v c="$least" \
+    -v d="$(field min_ns <<<"$ours")" 'BEGIN {print t, a, b / 1e3, c, d / 1e3}'
+}
+
+compare_rate() {
+  local theirs ours
+  theirs=$(perftest ib_send_bw -s 64 -n "$rate" | awk '{print $5}')
+  ours=$(spinwire rate --op send -s 64 -w 128 -n "$rate" | field rate_mops)
+  echo "rate $theirs $ours"
+}
+
+one_run() {
+  local test
+  for test in $tests; do
+    case "$test" in
+      send) compare_latency send ib_send_lat send ;;
+      write) compare_latency write ib_write_lat pong ;;
+      rate) compare_rate ;;
+      *) echo "no such test: $test" >&2 && return 1 ;;
+    esac
+  done
+}
+
+if [[ "${1:-}" == --inside ]]; then
+  bin=$2
+  # shellcheck disable=SC2034
+  for run in $(seq "$runs"); do one_run; done
+  exit
+fi
+
+# ---- outside ------------------------------------------------------------------------------------
+
+echo "load before: $(cut -d ' ' -f 1-3 /proc/loadavg)"
+tools/softroce-vm --pin --timeout $((120 + runs * 120)) --env "RUNS=$runs" --env "LATENCY=$latency" \
+  --env "RATE=$rate" --env "CONF=$conf" --env "TESTS=$tests" -- bash bench/softroce_compare.sh --inside "$bin" |
+  tee >(cat >&2) | awk -v runs="$runs" -v tests="$tests" '
+  function median(list, n,   i, j, t) {
+    for (i = 2; i <= n; ++i)
+      for (j = i; j > 1 && list[j - 1] > list[j]; --j) {
+        t = list[j]; list[j] = list[j - 1]; list[j - 1] = t
+      }
+    return n % 2 ? list[(n + 1) / 2] : (list[n / 2] + list[n / 2 + 1]) / 2
+  }
+  function column(test, which,   i) {
+    for (i = 1; i <= n[test]; ++i) work[i] = value[test, which, i]
+    return median(work, n[test])
+  }
+  function line(test, what, unit, theirs, ours, ratio,   middle) {
+    middle = column(test, ratio)
+    printf "%-6s %-18s %9.2f %9.2f %-9s ratio %.3f (%.3f to %.3f)", test, what,
+      column(test, theirs), column(test, ours), unit, middle, work[1], work[n[test]]
+    return middle
+  }
+  NF >= 3 {
+    i = ++n[$1]
+    for (k = 2; k <= NF; ++k) value[$1, k, i] = $k
+    value[$1, "ratio", i] = $3 / $2
+    if (NF > 4) value[$1, "least", i] = $5 / $4
+  }
+  END {
+    printf "\n%-25s %9s %9s\n", "medians of " runs " runs", "perftest", "spinwire"
+    count = split(tests, test)
+    for (t = 1; t <= count; ++t) {
+      if (n[test[t]] < runs) {
+        print "runs of " test[t] " are missing"
+        exit 1
+      }
+      if (test[t] == "rate") {
+        good = line("rate", "messages", "million/s", 2, 3, "ratio") >= 0.95
+        print good ? "  as wanted (0.95)" : "  LESS than 0.95"
+      } else {
+        good = line(test[t], "typical round trip", "us", 2, 3, "ratio") <= 1.05
+        print good ? "  as wanted (1.05)" : "  MORE than 1.05"
+        line(test[t], "shortest", "us", 4, 5, "least")
+        print ""
+      }
+      bad += !good
+    }
+    exit bad > 0
+  }' && status=0 || status=$?
+echo "load after: $(cut -d ' ' -f 1-3 /proc/loadavg)"
+exit "$status"
