@@ -118,6 +118,7 @@ class EngineCore {
   std::uint64_t control_interval = 0;  ///< ticks
   Status allocate_status = Status::ok;
   DeviceEventCallback on_device_event;
+  std::uint64_t next_device_look = 0;  ///< tick; never again once it is gone
   connect::EpollSet epoll;
   connect::CmChannel cm;  ///< once it was asked for
   base::IndexPool<engine::Handshake> handshakes;
@@ -141,6 +142,7 @@ class EngineCore {
   void drain() noexcept;
   bool take_setup_step() noexcept;
   void take_async_events() noexcept;
+  void look_for_device() noexcept;
   void take_event(const ibv_async_event& found) noexcept;
   void fail_all(const char* what) noexcept;
   void take_timer(base::Timer& timer) noexcept;
