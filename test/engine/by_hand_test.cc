@@ -190,7 +190,8 @@ TEST(EngineByHand, RefusedEndpointsChangeNothing) {
   wrong.mtu = 77;
   EXPECT_EQ(a.connection.join(wrong).error().status, Status::protocol);
   wrong = b.endpoint;
-  wrong.gid_type = spinwire::GidType::roce_v2;
+  wrong.gid_type = wrong.gid_type == spinwire::GidType::roce_v2 ? spinwire::GidType::roce_v1
+                                                                : spinwire::GidType::roce_v2;
   EXPECT_EQ(a.connection.join(wrong).error().status, Status::unsupported);
   wrong = b.endpoint;
   wrong.credits = 0;
