@@ -38,7 +38,10 @@ int serve(const std::string& address) {
   Engine engine = must(Engine::open(unplug_config()), "open");
   ListenOptions options;
   options.handlers.on_message = [](Connection c, Message& m) {
-    if (m.size() == kDie) die();
+    // In the midst of the messages that follow the order.
+    static int left = 0;
+    if (m.size() == kDie) left = 200;
+    if (left != 0 && --left == 0) die();
     (void)c.send(m.take());
   };
   const Listener listener = must(engine.listen(address + std::string(kPort), options), "listen");
