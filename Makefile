@@ -106,6 +106,7 @@ EXAMPLE_SRC := $(wildcard tools/examples/*.cc)
 TOOL_COMMON_SRC := $(wildcard tools/common/*.cc)
 PRELOAD_SRC := $(wildcard tools/preload/*.cc)
 PROBE_SRC := $(wildcard test/preload/programs/*.cc)
+SOFTROCE_SRC := $(wildcard test/softroce/programs/*.cc)
 BENCH_SRC := $(wildcard bench/bench.cc bench/*_bench.cc)
 BENCH_COMMON_SRC := $(wildcard bench/common/*.cc)
 COUNT_SRC := $(wildcard bench/count/*.cc)
@@ -118,6 +119,7 @@ EXAMPLES := $(addprefix $(BIN)/,$(call dashed,$(EXAMPLE_SRC)))
 COUNTS := $(addprefix $(BIN)/count-,$(call dashed,$(COUNT_SRC)))
 PEERS := $(addprefix $(BIN)/peer-,$(call dashed,$(PEER_SRC)))
 PROBES := $(addprefix $(BIN)/preload-,$(call dashed,$(PROBE_SRC)))
+SOFTROCE_PROGRAMS := $(addprefix $(BIN)/softroce-,$(call dashed,$(SOFTROCE_SRC)))
 BENCH := $(if $(BENCH_SRC),$(BIN)/spinwire-bench)
 TESTS := $(BIN)/spinwire-tests
 CONFORMANCE := $(BIN)/verbs-conformance
@@ -151,7 +153,8 @@ peers: $(PEERS)
 
 ## everything: all that can be compiled: all, tests, benchmarks, comparators
 # The tests' one large unit comes first: compiled last it would keep one core for a minute and more.
-everything: build-tests-first all tests peers $(BENCH) $(COUNTS) $(PROBES) $(CONFORMANCE)
+everything: build-tests-first all tests peers $(BENCH) $(COUNTS) $(PROBES) $(CONFORMANCE) \
+  $(SOFTROCE_PROGRAMS)
 
 ## demo: install what is missing, build, run the demonstration
 demo: install-deps
@@ -199,7 +202,7 @@ tsan:
 	+$(Q)$(MAKE) --no-print-directory VARIANT=tsan check FILTER='$(or $(FILTER),$(THREADED))'
 
 ## test-softroce: the tests that need a real RDMA device, in a machine with Linux' Soft-RoCE
-test-softroce: $(TESTS)
+test-softroce: $(TESTS) $(CONFORMANCE) $(SOFTROCE_PROGRAMS) tools examples
 	@timeout -k 10 $(TEST_TIMEOUT) test/softroce/run.sh $(BIN)
 
 ## bench: micro-benchmarks, then the comparison with other libraries (BENCH_ARGS=, PEER_ARGS=)
@@ -266,7 +269,8 @@ $(CONFORMANCE_OBJ): $(GEN)/conformance.inc
 $(CONFORMANCE_OBJ): OPT = $(TEST_OPT)
 
 -include $(patsubst %.o,%.d,$(TEST_OBJ) $(CONFORMANCE_OBJ) $(call object,$(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) \
-  $(TOOL_COMMON_SRC) $(BENCH_SRC) $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC)))
+  $(TOOL_COMMON_SRC) $(BENCH_SRC) $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC) \
+  $(SOFTROCE_SRC)))
 
 # ---- linking ----------------------------------------------------------------------------------
 
@@ -327,6 +331,7 @@ endef
 $(eval $(foreach s,$(TOOL_SRC) $(EXAMPLE_SRC),\
   $(call program,$(call dashed,$(s)),$(s),$(TOOL_COMMON))))
 $(eval $(foreach s,$(COUNT_SRC),$(call program,count-$(call dashed,$(s)),$(s),$(BENCH_COMMON))))
+$(eval $(foreach s,$(SOFTROCE_SRC),$(call program,softroce-$(call dashed,$(s)),$(s))))
 # Programs of tests that know nothing but libibverbs.
 define probe
 $(BIN)/preload-$(call dashed,$(1)): $(call object,$(1)) $(GEN)/link
@@ -384,8 +389,8 @@ $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 # clang's opinion of every source, without code. Like the objects, up to date until a source or a
 # header changes.
 CLANG_SRC := $(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) $(TOOL_COMMON_SRC) $(BENCH_SRC) \
-  $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC) test/all_tests.cc \
-  test/conformance/conformance.cc
+  $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC) $(SOFTROCE_SRC) \
+  test/all_tests.cc test/conformance/conformance.cc
 CLANG_OK := $(patsubst %.cc,$(BUILD)/clang/%.ok,$(CLANG_SRC))
 
 ## clang: all sources through the other compiler's front end

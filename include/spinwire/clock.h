@@ -12,7 +12,8 @@ using Nanoseconds = std::chrono::nanoseconds;
 
 /// Monotonic time in ticks. The default clock reads the time-stamp counter, calibrated once per
 /// process against CLOCK_MONOTONIC (and falls back to clock_gettime where the counter is not
-/// invariant and the kernel does not keep time by it either). A clock can also be stepped by hand, for tests and simulations. Hot: now().
+/// invariant and the kernel does not keep time by it either). A clock can also be stepped by hand,
+/// for tests and simulations. Hot: now().
 class SPINWIRE_API Clock {
  public:
   /// The process's real clock.

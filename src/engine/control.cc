@@ -83,6 +83,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
     shared.device->provider().control(shared.device->context());
   look_at_sockets();
   if (!device_watched) take_async_events();
+  if (now >= next_device_look) look_for_device();
   if (shared.deficit != 0) agent::finish_poll(shared);
   const bool verb = take_setup_step();
   if (!verb && shared.registrations->pending() != 0) shared.registrations->poll_revocations();

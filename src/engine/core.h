@@ -132,6 +132,7 @@ class EngineCore {
   std::uint64_t control_interval = 0;  ///< ticks
   Status allocate_status = Status::ok;
   DeviceEventCallback on_device_event;
+  std::uint64_t next_device_look = 0;  ///< tick; never again once it is gone
   connect::EpollSet epoll;
   bool device_watched = false;  ///< the epoll set tells of the device's async events
   connect::CmChannel cm;        ///< once it was asked for
@@ -158,6 +159,7 @@ class EngineCore {
   bool take_setup_step() noexcept;
   Result<void> watch_device();
   void take_async_events() noexcept;
+  void look_for_device() noexcept;
   void take_event(const ibv_async_event& found) noexcept;
   void fail_all(const char* what) noexcept;
   void take_timer(base::Timer& timer) noexcept;

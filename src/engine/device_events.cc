@@ -114,6 +114,7 @@ void EngineCore::take_event(const ibv_async_event& found) noexcept {
       event.connection = agent::handle(shared, *a);
   }
   if (const DeviceEventCallback tell = on_device_event; tell) tell(event);
+  if (event.kind == Kind::device_failed) next_device_look = ~std::uint64_t{0};  // told
   if (ends_all(event.kind)) return fail_all(event.text.data());
   if (!ends_connection(event.kind)) return;
   if (Agent* a = shared.by_qpn.find(qp_num); a != nullptr) {
@@ -133,6 +134,22 @@ Result<void> EngineCore::watch_device() {
     return added;
   device_watched = true;
   return {};
+}
+
+/// A driver that cannot take a device away from who has it open waits for its end, without a word:
+/// Soft-RoCE's does when its link is deleted. The connections would not notice.
+void EngineCore::look_for_device() noexcept {
+  constexpr Nanoseconds kPause = std::chrono::milliseconds(100);
+  const verbs::Device& device = *shared.device;
+  next_device_look = ~std::uint64_t{0};
+  if (device.provider().is_gone == nullptr) return;
+  if (!device.provider().is_gone(device.context())) {
+    next_device_look = shared.clock.now() + shared.clock.ticks(kPause);
+    return;
+  }
+  ibv_async_event gone{};
+  gone.event_type = IBV_EVENT_DEVICE_FATAL;
+  take_event(gone);
 }
 
 void EngineCore::take_async_events() noexcept {

@@ -162,7 +162,9 @@ void EngineCore::take_cm_news(const CmNews& news) {
       if (a->stage == Stage::up) agent::become_ready(shared, *a);
       return;
     case RDMA_CM_EVENT_REJECTED:
-      return take_cm_refusal(*a, news);
+      // A peer whose first message overtook its last word may be gone before that: rdma_cm rejects
+      // then what it had accepted.
+      return a->was_ready ? take_cm_end(*a) : take_cm_refusal(*a, news);
     case RDMA_CM_EVENT_DISCONNECTED:
       return take_cm_end(*a);
     case RDMA_CM_EVENT_ADDR_ERROR:

@@ -38,6 +38,9 @@ struct Provider {
   std::vector<GidEntry> (*gid_table)(ibv_context* context, std::uint8_t port, int slots);
   /// Next async event, EAGAIN if there is none; never blocks.
   int (*get_async_event)(ibv_context* context, ibv_async_event* event);
+  /// Whether the system has no such device any more, which not every driver tells by an event; null
+  /// if that cannot be. A system call: to be asked now and then.
+  bool (*is_gone)(ibv_context* context);
 
   ibv_pd* (*alloc_pd)(ibv_context* context);
   int (*dealloc_pd)(ibv_pd* pd);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -29,6 +30,14 @@ using DeviceList = std::unique_ptr<ibv_device*, FreeList>;
 /// libibverbs answers -1 and errno in places, an errno value in others.
 int error_of(int answer) noexcept { return answer < 0 ? errno : answer; }
 
+/// Where the system shows the device as long as it has it.
+bool is_shown(const ibv_context* context) noexcept {
+  std::array<char, sizeof context->device->dev_name + 32> path{};
+  (void)fmt::format_to_n(path.data(), path.size() - 1, "/sys/class/infiniband_verbs/{}",
+                         context->device->dev_name);
+  return ::access(path.data(), F_OK) == 0;
+}
+
 /// Which process opened a context. A forked child has the device's descriptor in common with its
 /// parent, so that what it destroyed would be gone there, too.
 class Owners {
@@ -36,24 +45,34 @@ class Owners {
   /// May throw std::bad_alloc.
   void add(const ibv_context* context) {
     const std::lock_guard lock(mutex_);
-    owners_.emplace_back(context, ::getpid());
+    owners_.push_back({context, ::getpid(), is_shown(context)});
   }
   void remove(const ibv_context* context) noexcept {
     const std::lock_guard lock(mutex_);
-    std::erase_if(owners_, [context](const Owner& o) { return o.first == context; });
+    std::erase_if(owners_, [context](const Owner& o) { return o.context == context; });
   }
   [[nodiscard]] bool ours(const ibv_context* context) noexcept {
     const std::lock_guard lock(mutex_);
     return std::any_of(owners_.begin(), owners_.end(), [context](const Owner& o) {
-      return o.first == context && o.second == ::getpid();
+      return o.context == context && o.process == ::getpid();
     });
+  }
+  /// Whether it was shown when it was opened; a library's device never is.
+  [[nodiscard]] bool was_shown(const ibv_context* context) noexcept {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(owners_.begin(), owners_.end(),
+                       [context](const Owner& o) { return o.context == context && o.shown; });
   }
 
   void lock() noexcept { mutex_.lock(); }
   void unlock() noexcept { mutex_.unlock(); }
 
  private:
-  using Owner = std::pair<const ibv_context*, pid_t>;
+  struct Owner {
+    const ibv_context* context;
+    pid_t process;
+    bool shown;
+  };
   std::mutex mutex_;
   std::vector<Owner> owners_;
 };
@@ -173,6 +192,8 @@ int get_async_event(ibv_context* context, ibv_async_event* event) {
   return 0;
 }
 
+bool is_gone(ibv_context* context) { return owners().was_shown(context) && !is_shown(context); }
+
 int dealloc_pd(ibv_pd* pd) { return error_of(ibv_dealloc_pd(pd)); }
 
 ibv_td* alloc_td(ibv_context* context) {
@@ -227,7 +248,22 @@ int modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) {
 }
 int destroy_srq(ibv_srq* srq) { return error_of(ibv_destroy_srq(srq)); }
 int destroy_ah(ibv_ah* ah) { return error_of(ibv_destroy_ah(ah)); }
+
+/// Soft-RoCE's, which no other device has.
+constexpr std::uint32_t kRxeVendor = 0xffffff;
+
+/// Seven retries are for ever to Soft-RoCE, where the specification knows that only of RNR retries:
+/// nobody would learn that the peer is gone.
+void limit_retries(ibv_qp* qp, ibv_qp_attr& attr) {
+  constexpr std::uint8_t kForEver = 7;
+  ibv_device_attr device{};
+  if (attr.retry_cnt == kForEver && ibv_query_device(qp->context, &device) == 0 &&
+      device.vendor_id == kRxeVendor)
+    attr.retry_cnt = kForEver - 1;
+}
+
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) {
+  if ((mask & IBV_QP_RETRY_CNT) != 0) limit_retries(qp, *attr);
   return error_of(ibv_modify_qp(qp, attr, mask));
 }
 int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) {
@@ -249,6 +285,7 @@ const Provider& rdmacore_provider() noexcept {
       .query_gid = query_gid,
       .gid_table = gid_table,
       .get_async_event = get_async_event,
+      .is_gone = is_gone,
       .alloc_pd = ibv_alloc_pd,
       .dealloc_pd = dealloc_pd,
       .alloc_td = alloc_td,

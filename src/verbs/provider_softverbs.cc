@@ -41,6 +41,7 @@ const Provider& softverbs_provider() noexcept {
       .query_gid = softverbs::query_gid,
       .gid_table = gid_table,
       .get_async_event = softverbs::get_async_event,
+      .is_gone = nullptr,
       .alloc_pd = softverbs::alloc_pd,
       .dealloc_pd = softverbs::dealloc_pd,
       .alloc_td = nullptr,

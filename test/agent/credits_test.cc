@@ -97,7 +97,7 @@ TEST(Credits, KeepalivesAreNoUseOfThem) {
 }
 
 TEST(Credits, OneWayStreamIsToldByWrites) {
-  constexpr std::uint64_t kMessages = 150'000;  // twice around the bits that messages tell
+  const std::uint64_t kMessages = amount(150'000);  // twice around the bits that messages tell
   Pair p(strict_config());
   Buffer b = p.client.filled(32, 1);
   std::uint64_t sent = 0;
@@ -231,7 +231,7 @@ TEST(Credits, NoMessageEverFindsNoReceive) {
   };
   ASSERT_TRUE(p.until([&] {
     p.push();
-    return p.client.messages > 100000 || !p.client.closed.empty();
+    return p.client.messages > amount(100000) || !p.client.closed.empty();
   }));
   for (Ends& e : p.all) {
     EXPECT_TRUE(e.client.ready());

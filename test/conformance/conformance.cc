@@ -72,5 +72,7 @@ int main(int argc, char** argv) {
   if (!conformance::parse(argc, argv, wish)) return conformance::usage();
   if (wish.list) return conformance::list_defects();
   if (wish.prove) return conformance::prove(wish.jobs);
-  return RUN_ALL_TESTS();
+  const int result = RUN_ALL_TESTS();
+  conformance::tell_departures();
+  return result;
 }

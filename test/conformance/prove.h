@@ -18,6 +18,7 @@
 
 #include "conformance/defects.h"
 #include "conformance/device.h"
+#include "conformance/patterns.h"
 
 namespace conformance {
 
@@ -124,29 +125,6 @@ class Run {
   std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + kLimit;
 };
 
-/// As GoogleTest's filters: * and ?.
-inline bool matches(std::string_view pattern, std::string_view name) {
-  if (pattern.empty()) return name.empty();
-  if (pattern[0] == '*') {
-    for (std::size_t skip = 0; skip <= name.size(); ++skip) {
-      if (matches(pattern.substr(1), name.substr(skip))) return true;
-    }
-    return false;
-  }
-  return !name.empty() && (pattern[0] == '?' || pattern[0] == name[0]) &&
-         matches(pattern.substr(1), name.substr(1));
-}
-
-inline std::vector<std::string_view> patterns_of(const Defect& defect) {
-  std::vector<std::string_view> patterns;
-  for (std::string_view rest = defect.seen_by; !rest.empty();) {
-    const std::size_t end = std::min(rest.find(':'), rest.size());
-    patterns.push_back(rest.substr(0, end));
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-  }
-  return patterns;
-}
-
 class Proof {
  public:
   explicit Proof(unsigned jobs) : jobs_(jobs) {}
@@ -197,7 +175,7 @@ class Proof {
 
   void judge(const Defect& defect, const Outcome& outcome) {
     const std::size_t before = complaints_;
-    for (const std::string_view pattern : patterns_of(defect)) {
+    for (const std::string_view pattern : patterns_of(defect.seen_by)) {
       bool any = false;
       for (const std::string& name : sound_.passed) {
         if (!matches(pattern, name)) continue;
@@ -235,7 +213,7 @@ inline int prove(unsigned jobs) { return Proof(jobs).run(); }
 inline int list_defects() {
   for (const Defect& defect : kDefects) {
     std::printf("%-22s %s\n", std::string(defect.name).c_str(), std::string(defect.breaks).c_str());
-    for (const std::string_view pattern : patterns_of(defect))
+    for (const std::string_view pattern : patterns_of(defect.seen_by))
       std::printf("    %s\n", std::string(pattern).c_str());
   }
   return 0;

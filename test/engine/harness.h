@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -56,13 +57,30 @@ using spinwire::SharedReceives;
 using spinwire::Status;
 using namespace std::chrono_literals;
 
+/// The device to run everything on: SPINWIRE_TEST_DEVICE or, by default, our own.
+inline std::string device_name() {
+  const char* name = std::getenv("SPINWIRE_TEST_DEVICE");
+  return name != nullptr ? name : "softverbs";
+}
+/// For what is our device's own, as a send that waits until the peer polls. The test says:
+/// if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << the reason;
+inline bool on_softverbs() { return device_name().find("softverbs") != std::string::npos; }
+inline constexpr const char* kSoftverbsOnly = "for softverbs only: ";
+
+/// How much slower than a usual one this machine is, as SPINWIRE_TEST_SLOWNESS says: waits are so
+/// much longer, large amounts so much smaller.
+inline std::uint32_t slowness() {
+  const char* factor = std::getenv("SPINWIRE_TEST_SLOWNESS");
+  const int value = factor != nullptr ? std::atoi(factor) : 1;
+  return static_cast<std::uint32_t>(std::max(value, 1));
+}
+inline std::uint32_t amount(std::uint32_t usual) { return usual / slowness(); }
+
 /// Pools of a few MiB, so that an engine opens in milliseconds.
-/// SPINWIRE_TEST_DEVICE names another device to run everything on; with SPINWIRE_TEST_OWN_RECEIVES
-/// each connection has receives of its own.
+/// With SPINWIRE_TEST_OWN_RECEIVES each connection has receives of its own.
 inline Config small_config() {
   Config c;
-  if (const char* device = std::getenv("SPINWIRE_TEST_DEVICE"); device != nullptr)
-    c.device.name = device;
+  c.device.name = device_name();
   c.memory.hugepages = HugepagePolicy::off;
   c.memory.send_bytes = 8u << 20;  // a chunk of 2 MiB serves one size class at a time
   c.memory.receive_bytes = 2u << 20;
@@ -242,11 +260,11 @@ class Node {
   bool steps_;
 };
 
-/// Polls the nodes in turn until `done` or, after ten seconds, false.
+/// Polls the nodes in turn until `done` or, after ten seconds of a usual machine, false.
 template <typename Done>
 bool until(std::initializer_list<Node*> nodes, Done&& done,
            std::chrono::milliseconds patience = 10000ms) {
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+  const auto deadline = std::chrono::steady_clock::now() + patience * slowness();
   for (unsigned i = 0;; ++i) {
     if (done()) return true;
     for (Node* node : nodes) (void)node->poll();
@@ -341,7 +359,7 @@ class Child {
     if (pid_ == 0) {
       close(down[1]);
       close(up[0]);
-      alarm(60);
+      alarm(60 * slowness());
       int code = 99;
       try {
         code = body(down[0], up[1]);

@@ -181,6 +181,8 @@ TEST(EngineClose, OutstandingOperationsCompleteFirst) {
 }
 
 TEST(EngineClose, PeerThatDoesNotPollIsWaitedForUpToTheDeadline) {
+  if (!on_softverbs())
+    GTEST_SKIP() << kSoftverbsOnly << "elsewhere a send ends when the peer's device has it";
   Config c = small_config();
   c.connections.close_timeout = 50ms;
   Pair p(c);
@@ -203,6 +205,8 @@ TEST(EngineClose, PeerThatDoesNotPollIsWaitedForUpToTheDeadline) {
 }
 
 TEST(EngineClose, FlushInsideTheLastCompletions) {
+  if (!on_softverbs())
+    GTEST_SKIP() << kSoftverbsOnly << "elsewhere a send ends when the peer's device has it";
   // The queue pair is gone already when these run.
   Config c = small_config();
   c.connections.close_timeout = 20ms;
@@ -296,7 +300,8 @@ TEST(EngineDestruction, EndsConnectionsAndOperationsOnce) {
   p.client.engine = Engine();
   EXPECT_EQ(closed, 1);
   EXPECT_EQ(tally.completed, 6u);
-  EXPECT_EQ(tally.ended(Status::flushed), 6u);
+  // On a real device they may be done before the engine goes.
+  EXPECT_EQ(tally.ended(Status::flushed) + (on_softverbs() ? 0 : tally.ended(Status::ok)), 6u);
   EXPECT_EQ(inside, Status::not_connected);
   EXPECT_EQ(again, Status::not_connected);
   EXPECT_EQ(polled, -static_cast<int>(Status::reentrant));

@@ -70,7 +70,7 @@ class Stream {
 
 TEST(EngineMessages, ArriveWholeOnceAndInOrderBothWays) {
   Pair p;
-  constexpr std::uint32_t kTotal = 60000;
+  const std::uint32_t kTotal = amount(60000);
   Stream up(p.client, 1000, 77000000, kTotal);
   Stream down(p.server, 77000000, 1000, kTotal);
   ASSERT_TRUE(p.until([&] {

@@ -6,7 +6,10 @@ tool_tests=(
   TellsAFailingServerFromAFailingClient EndsAtTheTimeLimit LeavesNothingWhenItIsEnded
   TellsAPanicFromAFailure RunsForAnOrdinaryUser RefusesWhatMakesNoSense
 )
-suite_tests=(RunsTheCodecTests)
+suite_tests=(
+  IsTriedByTheSpecification RunsTheEnginesSuites RunsTheTools ExchangesOverALossyNetwork
+  SurvivesUnplugging LeavesNoObjectsBehind
+)
 
 PassesOutputStatusAndSurroundings() {
   mkdir "$dir/results"
@@ -173,10 +176,88 @@ RefusesWhatMakesNoSense() {
 
 # ---- the project's programs -------------------------------------------------------------------
 
-RunsTheCodecTests() {
+# The suite fails where the device departs from the specification in a way that is not known.
+IsTriedByTheSpecification() {
   local status=0
-  timeout 100 "$vm" --timeout 90 -- "$bin/spinwire-tests" --gtest_filter='Codec*' \
+  timeout 300 "$vm" --timeout 240 -- "$bin/verbs-conformance" --device rxe0 --gtest_color=no \
     >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
   expect_text output '[  PASSED  ]' "$dir/out"
+  check 'departures are told' grep -q '^known departure, ' "$dir/out"
+  grep '^known departure, ' "$dir/out"
+  ((status == 0)) || grep -E '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
+}
+
+# What is softverbs' own says so and is skipped.
+RunsTheEnginesSuites() {
+  local status=0
+  timeout 480 "$vm" --timeout 400 --env SPINWIRE_TEST_DEVICE=rxe0 \
+    --env SPINWIRE_TEST_ADDRESS=10.77.0.1 --env SPINWIRE_TEST_SLOWNESS=20 -- \
+    "$bin/spinwire-tests" --gtest_color=no \
+    --gtest_filter='Engine*:RdmaCm*:PeerLoss*:Credits.OneWay*:Credits.No*' \
+    >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output '[  PASSED  ]' "$dir/out"
+  check 'connections through rdma_cm are tried' grep -q 'OK \] RdmaCm' "$dir/out"
+  ((status == 0)) || grep -E -A5 '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
+}
+
+RunsTheTools() {
+  local status=0
+  # shellcheck disable=SC2016
+  timeout 200 "$vm" --timeout 150 --env SPINWIRE_DEVICE_NAME=rxe0 -- bash -c '
+    set -e
+    "$0/spinwire-devices"
+    "$0/echo" both --count 200
+    "$0/spinwire-perf" --bind 10.77.0.1 --once & sleep 0.5
+    "$0/spinwire-perf" lat 10.77.0.1 --count 500
+    wait $!
+    "$0/spinwire-perf" --bind 10.77.0.1 --once & sleep 0.5
+    "$0/spinwire-perf" bw 10.77.0.1 --size 65536 --count 100
+    wait $!
+    echo all ran' "$bin" >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output rxe0 "$dir/out"
+  expect_text output 'all ran' "$dir/out"
+}
+
+ExchangesOverALossyNetwork() {
+  local status=0
+  # shellcheck disable=SC2016
+  timeout 300 "$vm" --timeout 240 --pair --ready-line serving --loss 1% \
+    "$bin/softroce-exchange serve \$SOFTROCE_ADDRESS" \
+    "$bin/softroce-exchange connect \$SOFTROCE_PEER && tc -s qdisc show dev eth0" \
+    >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output 'all exchanged by tcp' "$dir/out"
+  expect_text output 'all exchanged by rdma_cm' "$dir/out"
+  check 'something was lost' grep -qE 'dropped [1-9]' "$dir/out"
+}
+
+# The peer's machine goes as well, which the tool takes for a failure of its own.
+SurvivesUnplugging() {
+  local status=0
+  # shellcheck disable=SC2016
+  timeout 300 "$vm" --timeout 240 --pair --ready-line serving \
+    "$bin/softroce-unplug serve \$SOFTROCE_ADDRESS" \
+    "$bin/softroce-unplug client \$SOFTROCE_PEER eth0" >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 125
+  expect_text output 'event: port_error' "$dir/out"
+  expect_text output 'event: device_failed' "$dir/out"
+  expect_text output 'client: all survived' "$dir/out"
+}
+
+# The programs compare while they run; afterwards the system has nothing left of them either.
+LeavesNoObjectsBehind() {
+  local status=0
+  # shellcheck disable=SC2016
+  timeout 400 "$vm" --timeout 330 -- bash -c '
+    rdma resource show >/tmp/before
+    for way in tcp cm hand; do "$0/softroce-cycles" $way 1000 10.77.0.1 || exit; done
+    rdma resource show | diff /tmp/before - && echo nothing left' "$bin" >"$dir/out" 2>&1 ||
+    status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output 'cm: 1000 connections' "$dir/out"
+  expect_text output 'hand: 1000 connections' "$dir/out"
+  expect_text output 'nothing left' "$dir/out"
 }

@@ -1,0 +1,90 @@
+// What the programs that run in machines with Soft-RoCE share.
+#pragma once
+
+#include <sys/wait.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "spinwire/spinwire.h"
+
+namespace softroce {
+
+using namespace spinwire;  // NOLINT: programs of one file each
+using namespace std::chrono_literals;
+
+/// What must be so; else the program is over.
+inline void must(bool good, const std::string& what) {
+  if (good) return;
+  std::fprintf(stderr, "failed: %s\n", what.c_str());
+  std::exit(1);
+}
+
+template <typename T>
+T must(Result<T> made, const char* what) {
+  must(made.has_value(), std::string(what) + ": " + (made ? "" : made.error().message()));
+  return std::move(*made);
+}
+
+inline Config config() {
+  Config c = must(Config::load(), "the configuration");
+  c.device.name = "rxe0";
+  c.memory.hugepages = HugepagePolicy::off;
+  c.memory.send_bytes = 8u << 20;
+  c.memory.receive_bytes = 2u << 20;
+  c.memory.lease_bytes = 4u << 20;
+  c.queues.receive_depth = 256;
+  c.queues.operations = 1024;
+  c.queues.completion_depth = 4096;
+  c.connections.maximum = 128;
+  c.connections.handshakes = 64;
+  c.connections.connect_timeout = 60s;
+  c.connections.handshake_timeout = 60s;
+  c.queue_pair.ack_timeout = 16;  // 0.27 s: an emulated machine may be late
+  return c;
+}
+
+/// Polls until `done`, for so long that only a defect lets the time run out.
+template <typename Poll, typename Done>
+bool until(Poll&& poll, Done&& done, std::chrono::seconds patience = 30s) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  for (unsigned i = 0; !done(); ++i) {
+    poll();
+    if (i % 64 == 0 && std::chrono::steady_clock::now() > deadline) return done();
+  }
+  return true;
+}
+
+inline std::byte pattern(std::uint32_t seed, std::size_t at) {
+  return static_cast<std::byte>(seed * 31 + at * 7 + (at >> 8));
+}
+inline void fill(std::span<std::byte> bytes, std::uint32_t seed) {
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = pattern(seed, i);
+}
+inline bool holds(std::span<const std::byte> bytes, std::uint32_t seed) {
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (bytes[i] != pattern(seed, i)) return false;
+  }
+  return true;
+}
+
+/// What a shell command prints.
+inline std::string output_of(const std::string& command) {
+  std::string text;
+  std::FILE* pipe = ::popen(command.c_str(), "r");
+  must(pipe != nullptr, command);
+  std::array<char, 512> part{};
+  while (std::fgets(part.data(), part.size(), pipe) != nullptr) text += part.data();
+  must(::pclose(pipe) == 0, command + ": " + text);
+  return text;
+}
+
+}  // namespace softroce
