@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -33,8 +34,8 @@ int error_of(int answer) noexcept { return answer < 0 ? errno : answer; }
 /// Where the system shows the device as long as it has it.
 bool is_shown(const ibv_context* context) noexcept {
   std::array<char, sizeof context->device->dev_name + 32> path{};
-  (void)fmt::format_to_n(path.data(), path.size() - 1, "/sys/class/infiniband_verbs/{}",
-                         context->device->dev_name);
+  (void)std::snprintf(path.data(), path.size(), "/sys/class/infiniband_verbs/%s",
+                      context->device->dev_name);
   return ::access(path.data(), F_OK) == 0;
 }
 
