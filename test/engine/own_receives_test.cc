@@ -198,7 +198,9 @@ TEST(EngineOwnReceives, WithoutMemoryMakeNoConnection) {
   bool refused = false;
   for (int i = 0; i < 8 && !refused; ++i) {
     EXPECT_EQ(c.close(), Status::ok);
-    ASSERT_TRUE(t.until([&] { return t.server.engine.stats().connections == 1; }));
+    ASSERT_TRUE(t.until([&] {
+      return t.server.engine.stats().connections == 1 && t.client.engine.stats().connections == 1;
+    }));
     const std::size_t before = t.server.ready.size();
     c = t.client.begin(t.server);
     ASSERT_TRUE(t.until([&] {
