@@ -36,7 +36,7 @@ struct Cycles {
   }
   ConnectionHandlers of_client() {
     ConnectionHandlers h;
-    h.on_ready = [this](Connection c) {
+    h.on_ready = [](Connection c) {
       std::array<std::byte, 100> bytes{};
       fill(bytes, static_cast<std::uint32_t>(bytes.size()));
       must(c.send_copy(bytes) == Status::ok, "send");
