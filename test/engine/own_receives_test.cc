@@ -307,6 +307,7 @@ ibv_srq* no_srq(ibv_pd*, ibv_srq_init_attr*) {
 }
 
 TEST(EngineOwnReceives, ADeviceWithoutASharedQueueDoesWithout) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
   void (*const lacks[])(Provider&) = {
       [](Provider& p) { p.query_device = query_without_srq; },
       [](Provider& p) { p.create_srq = no_srq<EOPNOTSUPP>; },
@@ -328,6 +329,7 @@ TEST(EngineOwnReceives, ADeviceWithoutASharedQueueDoesWithout) {
 }
 
 TEST(EngineOwnReceives, NoMemoryForASharedQueueIsAnErrorStill) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
   Lacking lacking([](Provider& p) { p.create_srq = no_srq<ENOMEM>; });
   const auto opened = lacking.open();
   ASSERT_FALSE(opened);
@@ -336,6 +338,7 @@ TEST(EngineOwnReceives, NoMemoryForASharedQueueIsAnErrorStill) {
 }
 
 TEST(EngineOwnReceives, AreNotWarnedOfWhenTheyWereAskedFor) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
   Node client;
   Lacking lacking([](Provider& p) { p.create_srq = no_srq<EFAULT>; });  // is not called
   const auto opened = lacking.open(own_config());
@@ -345,6 +348,7 @@ TEST(EngineOwnReceives, AreNotWarnedOfWhenTheyWereAskedFor) {
 }
 
 TEST(EngineOwnReceives, AreAsManyAsTheDevicesQueuePairsTake) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
   Node client;
   Lacking lacking([](Provider& p) {
     p.query_device = [](ibv_context* context, ibv_device_attr* attr) {
@@ -359,6 +363,7 @@ TEST(EngineOwnReceives, AreAsManyAsTheDevicesQueuePairsTake) {
 }
 
 TEST(EngineExposure, NeedsNoMemoryWindows) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
   Node client;
   Lacking lacking([](Provider& p) {
     p.alloc_mw = [](ibv_pd*, ibv_mw_type) -> ibv_mw* {
