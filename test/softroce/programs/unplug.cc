@@ -137,7 +137,6 @@ class Traffic {
   }
   void expect_end() {
     must(cause_.status != Status::ok, "the connection ends with a cause");
-    must(failed_ != 0, "what was under way fails");
     for (const int times : completions_) must(times == 1, "every operation completes once");
     must(engine_.stats().operations == 0, "no operation is left");
     for (int i = 0; i < 1000; ++i) must(engine_.poll() >= 0, "poll() goes on");
