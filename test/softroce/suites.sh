@@ -190,7 +190,7 @@ IsTriedByTheSpecification() {
 
 # What is softverbs' own says so and is skipped. Left out: rxe does not tell all attributes of a queue
 # pair, and what it answers a READ without the right is not what the test wants.
-not_on_rxe=EngineConnectionSettings.ReachTheDevice:EngineConnectionSettings.WithoutTheRight*
+not_on_rxe="EngineConnectionSettings.ReachTheDevice:EngineConnectionSettings.WithoutTheRight*"
 RunsTheEnginesSuites() {
   local status=0
   timeout 480 "$vm" --timeout 400 --env SPINWIRE_TEST_DEVICE=rxe0 \
