@@ -210,7 +210,7 @@ bench: $(BENCH) $(PEERS)
 	@$(BENCH) --benchmark_min_time=0.2 $(BENCH_ARGS)
 	@for peer in $(PEERS); do echo; $$peer --limit 10 $(PEER_ARGS); done
 
-## compare-softroce: against perftest, on Linux' Soft-RoCE in a machine (RUNS=, TESTS=)
+## compare-softroce: against perftest, on Linux' Soft-RoCE in a machine (RUNS=, COMPARE=)
 compare-softroce: $(BIN)/spinwire-perf
 	@bench/softroce_compare.sh $(BIN)
 

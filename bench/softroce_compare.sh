@@ -4,9 +4,9 @@
 #
 #   bench/softroce_compare.sh [FOLDER OF THE PROGRAMS]       default: build/bin
 #
-#   RUNS=5         runs of each program and test
-#   LATENCY=2000, RATE=20000       operations of a run
-#   TESTS='send write rate'
+#   RUNS=15        runs of each program and test; the machine is now fast, now slow, for seconds
+#   LATENCY=40000, RATE=40000       operations of a run
+#   COMPARE='send write rate'
 #   CONF=          configuration of spinwire-perf (conf/softroce.toml)
 #
 # What is compared:
@@ -17,19 +17,17 @@
 #           spinwire-perf lat --op pong: the same. 32 bytes.
 #   rate    ib_send_bw: messages of 64 bytes in one direction, 128 outstanding, million/s.
 #           spinwire-perf rate: the same with a window of 128.
-# Ours checks all data, perftest none. The ratio of a run is that to the run of perftest right
-# before it; the verdict is by the medians of the ratios: latency at most 1.05, rate at least 0.95.
-# Exit status 1: not so.
+# Ours checks all data, perftest none. The ratio of a run is that to the run of perftest right before
+# or after it, in turn; the verdict is by the medians of the ratios: latency at most 1.05, rate at
+# least 0.95. Exit status 1: not so.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=${1:-build/bin}
-runs=${RUNS:-5}
-latency=${LATENCY:-2000}
-rate=${RATE:-20000}
+runs=${RUNS:-15}
+latency=${LATENCY:-40000}
+rate=${RATE:-40000}
 conf=${CONF:-conf/softroce.toml}
-tests=${TESTS:-send write rate}
-# perftest posts 512 receives for its one peer, so that bursts do not wait for the other end.
-export SPINWIRE_QUEUES_RECEIVE_DEPTH=512 SPINWIRE_CONNECTIONS_CREDITS=256
+tests=${COMPARE:-send write rate}
 
 # ---- in the machine -----------------------------------------------------------------------------
 
@@ -72,21 +70,31 @@ field() {
   sed -E "s/.*\"$1\": ?([0-9.e+-]+).*/\1/"
 }
 
+# both THEIRS OURS: sets `theirs` and `ours`; who is first changes from run to run.
+# shellcheck disable=SC2034,SC2086
+both() {
+  ((run % 2)) || theirs=$(perftest $1)
+  ours=$(spinwire $2)
+  ((run % 2 == 0)) || theirs=$(perftest $1)
+}
+
 # Prints: TEST THEIRS OURS; for latencies, in us of a round trip, the least of both as well.
 compare_latency() {
   local test=$1 theirs ours typical least
-  theirs=$(perftest "$2" -s 32 -n "$latency" | awk '{print 2 * $5, 2 * $3}')
-  ours=$(spinwire lat --op "$3" -s 32 -n "$latency")
-  read -r typical least <<<"$theirs"
+  # Few receives: those of one message are still in the cache when their turn comes again.
+  export SPINWIRE_QUEUES_RECEIVE_DEPTH=64 SPINWIRE_CONNECTIONS_CREDITS=32
+  both "$2 -s 32 -n $latency" "lat --op $3 -s 32 -n $latency"
+  read -r typical least < <(awk '{print 2 * $5, 2 * $3}' <<<"$theirs")
   awk -v t="$test" -v a="$typical" -v b="$(field p50_ns <<<"$ours")" -v c="$least" \
     -v d="$(field min_ns <<<"$ours")" 'BEGIN {print t, a, b / 1e3, c, d / 1e3}'
 }
 
 compare_rate() {
   local theirs ours
-  theirs=$(perftest ib_send_bw -s 64 -n "$rate" | awk '{print $5}')
-  ours=$(spinwire rate --op send -s 64 -w 128 -n "$rate" | field rate_mops)
-  echo "rate $theirs $ours"
+  # perftest posts 512 receives for its one peer, so that bursts do not wait for the other end.
+  export SPINWIRE_QUEUES_RECEIVE_DEPTH=512 SPINWIRE_CONNECTIONS_CREDITS=256
+  both "ib_send_bw -s 64 -n $rate" "rate --op send -s 64 -w 128 -n $rate"
+  echo "rate $(awk '{print $5}' <<<"$theirs") $(field rate_mops <<<"$ours")"
 }
 
 one_run() {
@@ -103,7 +111,6 @@ one_run() {
 
 if [[ "${1:-}" == --inside ]]; then
   bin=$2
-  # shellcheck disable=SC2034
   for run in $(seq "$runs"); do one_run; done
   exit
 fi
@@ -111,8 +118,9 @@ fi
 # ---- outside ------------------------------------------------------------------------------------
 
 echo "load before: $(cut -d ' ' -f 1-3 /proc/loadavg)"
-tools/softroce-vm --pin --timeout $((120 + runs * 120)) --env "RUNS=$runs" --env "LATENCY=$latency" \
-  --env "RATE=$rate" --env "CONF=$conf" --env "TESTS=$tests" -- bash bench/softroce_compare.sh --inside "$bin" |
+tools/softroce-vm --pin --timeout $((120 + runs * 120)) --env "RUNS=$runs" \
+  --env "LATENCY=$latency" --env "RATE=$rate" --env "CONF=$conf" --env "COMPARE=$tests" -- \
+  bash bench/softroce_compare.sh --inside "$bin" |
   tee >(cat >&2) | awk -v runs="$runs" -v tests="$tests" '
   function median(list, n,   i, j, t) {
     for (i = 2; i <= n; ++i)
