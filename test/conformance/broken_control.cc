@@ -394,6 +394,7 @@ int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
     event->event_type = IBV_EVENT_QP_FATAL;
     event->element.qp = ledger.needless.back();
     ledger.needless.pop_back();
+    --event->element.qp->events_completed;  // the device awaits no acknowledgement of it
     return 0;
   }
   for (;;) {

@@ -4,11 +4,14 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <list>
@@ -61,10 +64,16 @@ class Run {
     pid_ = ::fork();
     must(pid_ >= 0, "fork");
     if (pid_ == 0) become();
+    ended_ = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
+    must(ended_ >= 0, "pidfd_open");
   }
   Run(Run&& other) noexcept
-      : defect_(other.defect_), report_(other.report_), pid_(other.pid_), end_(other.end_) {
-    other.pid_ = other.report_ = -1;
+      : defect_(other.defect_),
+        report_(other.report_),
+        pid_(other.pid_),
+        ended_(other.ended_),
+        end_(other.end_) {
+    other.pid_ = other.report_ = other.ended_ = -1;
   }
   Run& operator=(Run&&) = delete;
   ~Run() {
@@ -73,6 +82,19 @@ class Run {
       ::waitpid(pid_, nullptr, 0);
     }
     if (report_ >= 0) ::close(report_);
+    if (ended_ >= 0) ::close(ended_);
+  }
+  /// Until one of them has ended, or its time is over.
+  static void wait_for_any(const std::list<Run>& runs) {
+    std::vector<pollfd> ends;
+    auto first = std::chrono::steady_clock::time_point::max();
+    for (const Run& run : runs) {
+      ends.push_back({run.ended_, POLLIN, 0});
+      first = std::min(first, run.end_);
+    }
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(first - std::chrono::steady_clock::now());
+    (void)::poll(ends.data(), ends.size(), static_cast<int>(std::max<long>(left.count(), 0)));
   }
   [[nodiscard]] bool over() {
     if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
@@ -122,6 +144,7 @@ class Run {
   std::string_view defect_;
   int report_;
   pid_t pid_;
+  int ended_ = -1;  ///< readable when it has
   std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + kLimit;
 };
 
@@ -151,9 +174,10 @@ class Proof {
  private:
   /// The device as it is passes: else its failures would prove nothing.
   bool sound() {
-    Run run("");
-    while (!run.over()) ::usleep(1000);
-    sound_ = run.outcome();
+    std::list<Run> alone;
+    alone.emplace_back("");
+    while (!alone.front().over()) Run::wait_for_any(alone);
+    sound_ = alone.front().outcome();
     for (const std::string& name : sound_.failed) complain("fails without a defect: " + name);
     if (sound_.passed.empty()) complain("no case passed");
     if (complaints_ != 0)
@@ -169,7 +193,7 @@ class Proof {
         running_.erase(run);
         return;
       }
-      ::usleep(1000);
+      Run::wait_for_any(running_);
     }
   }
 
