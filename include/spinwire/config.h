@@ -37,10 +37,14 @@ struct Config {
     std::uint64_t send_bytes = 32u << 20;     ///< send pool; 2 MiB … 1 TiB
     std::uint64_t receive_bytes = 16u << 20;  ///< receive pool; 2 MiB … 1 TiB
     std::uint64_t lease_bytes = 16u << 20;    ///< pool of memory exposed to peers; 2 MiB … 1 TiB
+    std::uint64_t large_bytes = 66u << 20;    ///< pool that large messages arrive in; 0 … 1 TiB
+    /// Memory windows: as many large messages can be on the way from here at once. Without them,
+    /// and on devices without, each costs a registration in send(). 0 … 65536
+    std::uint32_t windows = 256;
   } memory;
 
   struct Queues {
-    std::uint32_t send_depth = 128;      ///< send work requests per connection; 8 … 32768
+    std::uint32_t send_depth = 128;      ///< send work requests per connection; 16 … 32768
     std::uint32_t receive_depth = 1024;  ///< posted receives of the engine; 16 … 32768
     /// automatic: all connections receive from one queue where the device has such; else each has
     /// receive_depth / connections.maximum of its own, 8 at least, so that fewer may fit
@@ -56,9 +60,13 @@ struct Config {
     std::uint32_t maximum = 1024;  ///< per engine; 1 … 65536
     std::uint32_t handshakes =
         64;  ///< unfinished handshakes at once, inbound and outbound each; 1 … 4096
-    std::uint32_t eager_bytes = 4096;  ///< longest message; 64 … 1 MiB - 64
-    std::uint32_t credits = 64;        ///< most receives granted to one peer; 1 … 32768
-    std::uint32_t mtu = 4096;          ///< path MTU: 256, 512, 1024, 2048 or 4096 bytes
+    /// Longer messages than this are exposed, and pulled by the receiver; 64 … 1 MiB - 64.
+    std::uint32_t eager_bytes = 4096;
+    std::uint32_t message_bytes = 64u << 20;  ///< longest message; eager_bytes … 1 GiB
+    /// A large message waits this long for a block to arrive in, then its sender is refused.
+    Nanoseconds large_timeout = std::chrono::seconds(1);  ///< 1ms … 1h
+    std::uint32_t credits = 64;  ///< most receives granted to one peer; 1 … 32768
+    std::uint32_t mtu = 4096;    ///< path MTU: 256, 512, 1024, 2048 or 4096 bytes
     Nanoseconds connect_timeout = std::chrono::seconds(5);    ///< until `ready`; 1ms … 1h
     Nanoseconds handshake_timeout = std::chrono::seconds(2);  ///< inbound, until complete; 1ms … 1h
     Nanoseconds close_timeout = std::chrono::seconds(1);      ///< until drained; 1ms … 1h

@@ -18,6 +18,7 @@ namespace spinwire {
 
 class Connection;
 class Message;
+class Offer;
 
 enum class ConnectionState : std::uint8_t {
   resolving,   ///< TCP connection being made; leaves by connect or deadline
@@ -95,6 +96,37 @@ class Message {
   bool is_write_;
 };
 
+/// A message longer than connections.eager_bytes, about to be pulled from its sender. Valid during
+/// its callback.
+class Offer {
+ public:
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  /// The sender's 32-bit immediate, in host order.
+  [[nodiscard]] std::optional<std::uint32_t> immediate() const noexcept { return immediate_; }
+  /// Names where the message shall arrive: the first size() bytes of `to`, a part of a buffer or of
+  /// registered memory, which are undefined until on_message tells of it. False, and no change, if
+  /// `to` is shorter or empty. Else it arrives in a block of the pool memory.large_bytes.
+  bool place(const BufferSlice& to) noexcept {
+    if (!to || to.size() < size_) return false;
+    to_ = to;
+    return true;
+  }
+  /// Does not want it: the sender's operation ends as `refused`, on_message tells nothing.
+  void refuse() noexcept { refused_ = true; }
+
+  /// For the library.
+  Offer(std::size_t size, std::optional<std::uint32_t> immediate) noexcept
+      : size_(size), immediate_(immediate) {}
+  [[nodiscard]] bool refused() const noexcept { return refused_; }
+  [[nodiscard]] const BufferSlice& destination() const noexcept { return to_; }
+
+ private:
+  std::size_t size_;
+  std::optional<std::uint32_t> immediate_;
+  BufferSlice to_;
+  bool refused_ = false;
+};
+
 /// What a connection tells its application. Any may be empty. All run inside poll() or
 /// poll_control(), and may start operations, close connections and open new ones.
 struct ConnectionHandlers {
@@ -102,6 +134,9 @@ struct ConnectionHandlers {
   Callback<void(Connection)> on_ready;
   /// A message, or the notice of a write with immediate, arrived; in the order of posting.
   Callback<void(Connection, Message&)> on_message;
+  /// A message longer than connections.eager_bytes was announced, maybe while earlier ones are
+  /// still on the way: on_message tells when it is there and its turn has come.
+  Callback<void(Connection, Offer&)> on_offer;
   /// The connection reached `closed`, from any state: once, after its last completion. The error's
   /// status is `ok` after close() here or at the peer; else it is what first went wrong, however
   /// often the connection was tried again since.
@@ -138,8 +173,12 @@ class SPINWIRE_API Connection {
   Connection() noexcept = default;
 
   /// Sends a message of up to max_message() bytes, which arrives whole, once, in order. Copies
-  /// nothing; `done` runs when the peer's device has taken it. Errors: would_block (credit, send
-  /// queue or operations used up), message_too_long, not_connected, wrong_thread, forked_child.
+  /// nothing; `done` runs when the peer's device has taken it. Above connections.eager_bytes the
+  /// peer's engine pulls it: `done` runs when it has, with `refused` if the peer's application did
+  /// not want it, with `no_buffer` if no block became free there in time. Errors: would_block
+  /// (credit, send queue, operations or windows used up), message_too_long, not_connected,
+  /// wrong_thread, forked_child; where a long message needs a registration (see memory.windows)
+  /// also those of Engine::expose().
   Status send(const BufferSlice& data, const CompletionCallback& done = {},
               Post post = Post::automatic);
   Status send(const Buffer& data, const CompletionCallback& done = {}, Post post = Post::automatic);
@@ -195,7 +234,8 @@ class SPINWIRE_API Connection {
   /// closed for an empty or stale handle.
   [[nodiscard]] ConnectionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == ConnectionState::ready; }
-  /// Longest message that send() accepts: the smaller of both ends' limits. 0 unless ready.
+  /// Longest message that send() accepts: the smaller of both ends' connections.message_bytes. 0
+  /// unless ready.
   [[nodiscard]] std::size_t max_message() const noexcept;
   /// Zeroes for a stale handle. Set-up.
   [[nodiscard]] ConnectionStats stats() const noexcept;

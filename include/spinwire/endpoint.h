@@ -23,6 +23,7 @@ struct Endpoint {
   std::uint32_t psn = 0;              ///< first packet sequence number sent; 24 bits
   std::uint16_t mtu = 0;              ///< bytes: 256, 512, 1024, 2048 or 4096
   std::uint32_t max_message = 0;      ///< longest message accepted, bytes; 1 … 2^31
+  std::uint32_t eager_bytes = 0;      ///< those up to here arrive as one SEND; 1 … max_message
   std::uint32_t credits = 0;          ///< messages the other end may send at first; 0 … 32768
   std::uint64_t incarnation = 0;      ///< random, one per engine's life; not 0
   std::uint64_t control_address = 0;  ///< cell that the other end may write credits to; 8-aligned

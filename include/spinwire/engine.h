@@ -23,7 +23,11 @@
 
 namespace spinwire {
 
-enum class Pool : std::uint8_t { send, lease };
+enum class Pool : std::uint8_t {
+  send,
+  lease,  ///< memory to be exposed to peers
+  large,  ///< where messages above connections.eager_bytes arrive
+};
 
 struct EngineStats {
   std::uint64_t polls = 0;  ///< completed poll() calls
@@ -44,6 +48,7 @@ struct EngineStats {
   std::uint32_t operations = 0;       ///< in flight
   std::uint32_t receives = 0;         ///< posted now
   std::uint32_t credits_granted = 0;  ///< receives promised to peers now
+  std::uint32_t windows_free = 0;     ///< memory windows that no long message uses
 };
 
 struct MemoryStats {

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <span>
 
 #include "agent/shared.h"
 #include "spinwire/connection.h"
@@ -36,7 +37,9 @@ void flush_all(Shared& s) noexcept;
 /// Handles completions in order; answers the number of events.
 std::uint32_t take_completions(Shared& s, const ibv_wc* wcs, int count) noexcept;
 /// A message that arrives while the connection is draining.
-void take_while_draining(Shared& s, Agent& a, const Block* block, std::uint32_t bytes) noexcept;
+void take_while_draining(Shared& s, Agent& a, const Block* block, const ibv_wc& wc) noexcept;
+/// Gives a message to the application.
+void deliver(Shared& s, Agent& a, Message& message) noexcept;
 /// A receive that ended with an error at the device. Cold.
 void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept;
 /// The end of a poll: fill up and repost receives, flush what was deferred, tell credit.
@@ -71,6 +74,10 @@ inline bool learn_credit(Agent& a) noexcept {
 [[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
   return a.granted - a.returned - a.received;
 }
+/// Operations that have not ended: those in the send queue and long messages that were offered.
+[[nodiscard]] inline std::uint32_t outstanding(const Agent& a) noexcept {
+  return a.sq_used + a.transfers.offers;
+}
 /// Looks for credit where the peer tells of it; false if there is none.
 bool find_credit(Shared& s, Agent& a) noexcept;
 /// Takes what the peer wrote into the credit cell. False: nonsense was in it.
@@ -82,6 +89,12 @@ std::uint32_t fair_share(const Shared& s) noexcept;
 /// Takes the receive of a message just arrived from an agent that has more than its share.
 void yield_credit(Shared& s, Agent& a) noexcept;
 void list_grant(Shared& s, Agent& a) noexcept;
+/// Lets the peer have credit up to its allotment.
+void grant_more(Shared& s, Agent& a) noexcept;
+/// Work requests that the application may have in the send queue.
+[[nodiscard]] inline std::uint32_t room_of(const Agent& a) noexcept {
+  return a.attributes.queue_pair.send_depth - kControlRequests - kTransferRequests;
+}
 
 // Cold: life cycle.
 
@@ -125,10 +138,13 @@ Endpoint endpoint(const Shared& s, const Agent& a) noexcept;
 Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer);
 /// Appends one of the agent's own operations; false if the pool is out of records.
 bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credits = 0) noexcept;
+/// Lays a control message into the operation's staging room.
+void build_control(const Shared& s, const Agent& a, Operation& op,
+                   const wire::MessageHeader& header, std::span<const std::byte> body) noexcept;
 /// Puts the handlers in place that the application set while one of the old may have been running.
 inline void replace_handlers(Agent& a) noexcept {
   a.handlers = a.next_handlers;
-  a.handlers_replaced = false;
+  a.detour &= static_cast<std::uint8_t>(~kReplaced);
 }
 /// Tells the application and gives the record back.
 void finish(Shared& s, Agent& a) noexcept;

@@ -61,18 +61,10 @@ inline void count_credit(Shared& s, Agent& a, bool wants_more) noexcept {
   ++a.received;
   if (s.scarce) [[unlikely]]
     yield_credit(s, a);
-  if (wants_more) [[unlikely]] {
+  if (wants_more && (a.detour & kHolding) == 0) [[unlikely]] {
     grow_allotment(s, a, a.allotment * 2 + 14);
     a.grant_urgent = true;
   }
-}
-
-void deliver(Shared& s, Agent& a, Message& message) noexcept {
-  ++a.messages_received;
-  a.bytes_received += message.size();
-  if (a.handlers_replaced) [[unlikely]]
-    replace_handlers(a);
-  if (a.handlers.on_message) a.handlers.on_message(handle(s, a), message);
 }
 
 void malformed(Shared& s, Agent& a, std::uint32_t bytes) noexcept {
@@ -96,6 +88,43 @@ void take_return(Shared& s, Agent& a, std::uint32_t credits) noexcept {
   grant(s, a);
 }
 
+constexpr bool is_transfer(wire::MessageKind kind) noexcept {
+  return kind == wire::MessageKind::offer || kind == wire::MessageKind::answer;
+}
+
+void take_transfer(Shared& s, Agent& a, const Block* block, const wire::MessageHeader& header,
+                   const ibv_wc& wc) noexcept {
+  if (peer_credits(a) == 0) return malformed(s, a, wc.byte_len);
+  count_credit(s, a, (header.flags & wire::message_flag::kWantCredit) != 0);
+  const std::span<const std::byte> body(block->payload, header.length);
+  if (header.kind == wire::MessageKind::offer) return take_offer(s, a, wc, body);
+  take_answer(s, a, wc, body);
+}
+
+/// The peer closes, which comes true when all that it sent before is delivered.
+void take_goodbye(Shared& s, Agent& a) noexcept {
+  if ((a.detour & kHolding) == 0) return on_goodbye(s, a);
+  a.closing = true;
+  Arrival goodbye;
+  goodbye.kind = Arrival::Kind::goodbye;
+  goodbye.complete = true;
+  hold(s, a, goodbye);
+}
+
+/// Keeps a message, or without a block the notice of a write, behind one that is being pulled.
+void hold_message(Shared& s, Agent& a, Block* block, std::uint32_t length,
+                  const ibv_wc& wc) noexcept {
+  Arrival v;
+  v.kind = block != nullptr ? Arrival::Kind::message : Arrival::Kind::write;
+  v.block = block;
+  v.data = block != nullptr ? block->payload : nullptr;
+  v.length = length;
+  v.has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
+  v.immediate = be32toh(wc.imm_data);
+  v.complete = true;
+  hold(s, a, v);
+}
+
 /// A message with its header in the block; answers whether the block was kept.
 bool take_message(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept {
   wire::MessageHeader header{};
@@ -106,8 +135,10 @@ bool take_message(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept 
   }
   a.told_granted = header.granted;
   if (header.kind != wire::MessageKind::data) [[unlikely]] {
-    if (header.kind == wire::MessageKind::goodbye) {
-      on_goodbye(s, a);
+    if (is_transfer(header.kind)) {
+      take_transfer(s, a, block, header, wc);
+    } else if (header.kind == wire::MessageKind::goodbye) {
+      take_goodbye(s, a);
     } else if (header.length >= peer_credits(a)) {
       malformed(s, a, wc.byte_len);  // the return takes a credit itself
     } else {
@@ -120,8 +151,13 @@ bool take_message(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept 
     return false;
   }
   count_credit(s, a, (header.flags & wire::message_flag::kWantCredit) != 0);
-  Message message({block, block->payload, header.length, be32toh(wc.imm_data),
-                   (wc.wc_flags & IBV_WC_WITH_IMM) != 0, false});
+  const bool has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
+  if ((a.detour & kHolding) != 0) [[unlikely]] {
+    hold_message(s, a, block, header.length, wc);
+    return true;
+  }
+  Message message(
+      {block, block->payload, header.length, be32toh(wc.imm_data), has_immediate, false});
   deliver(s, a, message);
   return message.taken();
 }
@@ -132,6 +168,8 @@ void take_write(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
     return malformed(s, a, wc.byte_len);
   // No header tells that the peer used its last credit: it is evident here.
   count_credit(s, a, peer_credits(a) == 1);
+  if ((a.detour & kHolding) != 0) [[unlikely]]
+    return hold_message(s, a, nullptr, wc.byte_len, wc);
   Message message({nullptr, nullptr, wc.byte_len, be32toh(wc.imm_data), true, true});
   deliver(s, a, message);
 }
@@ -178,16 +216,27 @@ void fill_deficit(Shared& s) noexcept {
   if (s.starved.count() != 0) feed_starved(s);
 }
 
-/// Tells peers of credit that no message took along.
+/// Whether the peer may still send what we need.
+bool takes_part(const Agent& a) noexcept {
+  return a.state == ConnectionState::ready ||
+         (a.stage == Stage::up && a.transfers.offered != nullptr);
+}
+
+/// Tells peers of credit that no message took along, and what else there is to be told.
 void tell_credit(Shared& s) noexcept {
   std::uint32_t kept = 0;
   for (std::uint32_t i = 0; i < s.grants.count(); ++i) {
     Agent& a = s.grants[i];
-    if (a.published != a.granted && a.state == ConnectionState::ready) {
+    const bool told = a.transfers.notes.empty() || post_notes(s, a);
+    if (a.published != a.granted && takes_part(a)) {
       if (a.credit_write_pending || !submit_control(s, a, OperationKind::credit_write)) {
         s.grants.keep(kept++, a);  // when the one under way has ended
         continue;
       }
+    }
+    if (!told) {
+      s.grants.keep(kept++, a);  // when there is credit
+      continue;
     }
     a.grant_listed = a.grant_urgent = false;
   }
@@ -195,6 +244,16 @@ void tell_credit(Shared& s) noexcept {
 }
 
 }  // namespace
+
+void deliver(Shared& s, Agent& a, Message& message) noexcept {
+  ++a.messages_received;
+  a.bytes_received += message.size();
+  if ((a.detour & kReplaced) != 0) [[unlikely]]
+    replace_handlers(a);
+  if (a.handlers.on_message) a.handlers.on_message(handle(s, a), message);
+}
+
+void grant_more(Shared& s, Agent& a) noexcept { grant(s, a); }
 
 bool read_credit_cell(Agent& a) noexcept {
   if (a.cell == nullptr) return true;
@@ -257,7 +316,7 @@ bool take_other(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept {
   if (a.state == ConnectionState::exchanging) overtake_handshake(s, a);
   if (a.state != ConnectionState::ready) {
     if (a.state == ConnectionState::draining && wc.opcode == IBV_WC_RECV)
-      take_while_draining(s, a, block, wc.byte_len);
+      take_while_draining(s, a, block, wc);
     return false;
   }
   if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return take_message(s, a, block, wc);
@@ -289,7 +348,7 @@ inline bool is_plain(const Shared& s, const Agent& a, const ibv_wc& wc,
                      std::uint64_t header) noexcept {
   return is_success(wc) && wc.opcode == IBV_WC_RECV && (wc.wc_flags & kUnusualFlags) == 0 &&
          wire::is_plain(header, wc.byte_len) && a.state == ConnectionState::ready &&
-         peer_credits(a) != 0 && !s.scarce && !a.handlers_replaced;
+         peer_credits(a) != 0 && !s.scarce && a.detour == 0;
 }
 
 /// A message of an agent's; answers whether the block was kept.
@@ -352,13 +411,17 @@ std::uint32_t take_completions(Shared& s, const ibv_wc* wcs, int count) noexcept
   return events;
 }
 
-void take_while_draining(Shared& s, Agent& a, const Block* block, std::uint32_t bytes) noexcept {
-  // Messages that crossed our close are dropped; only the peer's own goodbye still matters.
+void take_while_draining(Shared& s, Agent& a, const Block* block, const ibv_wc& wc) noexcept {
+  // Messages that crossed our close are dropped; only the peer's own goodbye still matters, and
+  // answers, for which it needs credit.
   wire::MessageHeader header{};
-  if (wire::decode(block->payload - wire::kMessageHeaderBytes, bytes, header) &&
-      header.kind == wire::MessageKind::goodbye) {
-    on_goodbye(s, a);
-  }
+  if (!wire::decode(block->payload - wire::kMessageHeaderBytes, wc.byte_len, header)) return;
+  if (header.kind == wire::MessageKind::goodbye) return on_goodbye(s, a);
+  if (a.transfers.offered == nullptr || peer_credits(a) == 0) return;
+  ++a.received;
+  grant_more(s, a);
+  if (header.kind == wire::MessageKind::answer)
+    take_answer(s, a, wc, {block->payload, header.length});
 }
 
 void finish_poll(Shared& s) noexcept {
@@ -366,6 +429,7 @@ void finish_poll(Shared& s) noexcept {
     fill_deficit(s);
   // Receives first: credit told below counts on them.
   if (s.receives.count() >= s.list_length) post_receives(s);
+  pump_pulls(s);
   flush_all(s);
   if (s.grants.count() != 0) {
     tell_credit(s);

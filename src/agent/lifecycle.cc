@@ -155,11 +155,13 @@ void leave_cm(Agent& a) noexcept {
 }
 
 bool step_destroy(Shared& s, Agent& a) noexcept {
+  if (!end_offers(s, a)) return true;  // windows go before their queue pair
   leave_cm(a);
   s.by_qpn.clear(a.qp->qp_num);
   s.device->destroy_qp(a.qp);
   a.qp = nullptr;
   flush_everything(s, a);
+  drop_held(s, a);
   a.stage = Stage::conceal;
   return true;
 }
@@ -197,6 +199,15 @@ const char* kind_text(OperationKind kind) noexcept {
       return "the WRITE of a credit";
     case OperationKind::keepalive:
       return "a keepalive";
+    case OperationKind::pull:
+      return "the READ of a long message";
+    case OperationKind::bind:
+    case OperationKind::unbind:
+      return "a memory window's work request";
+    case OperationKind::offer:
+    case OperationKind::offer_imm:
+      return "the offer of a long message";
+    case OperationKind::note:
     case OperationKind::credit_return:
     case OperationKind::goodbye:
       break;
@@ -250,11 +261,16 @@ Shared::Shared(const Config& settings, const Clock& time)
     : config(settings),
       clock(time),
       agents(settings.connections.maximum),
-      operations(settings.queues.operations, kControlRequests * settings.connections.maximum),
+      operations(settings.queues.operations,
+                 kControlRequests * settings.connections.maximum + kTransferRecords),
       dirty(settings.connections.maximum, work.dirty),
       grants(settings.connections.maximum, work.grants),
       timers(time.ticks(std::chrono::microseconds(100)), time.now()),
       incarnation(base::random_seed() | 1),
+      transfers(std::make_unique<Transfers>(
+          std::max(settings.memory.windows, 256u),
+          settings.queues.receive_depth + settings.connections.maximum,
+          settings.queues.receive_depth + std::max(settings.memory.windows, 256u))),
       starved(settings.connections.maximum, starved_count) {}
 
 void prepare_timers(Agent& a) noexcept {
@@ -301,8 +317,7 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
 void enter(Shared& s, Agent& a, ConnectionState state) noexcept {
   a.state = state;
   if (a.again != nullptr && state != ConnectionState::resolving) a.again->resting = false;
-  a.sq_room =
-      state == ConnectionState::ready ? a.attributes.queue_pair.send_depth - kControlRequests : 0;
+  a.sq_room = state == ConnectionState::ready ? room_of(a) : 0;
   s.timers.cancel(a.deadline_timer);
   const Config::Connections& c = s.config.connections;
   switch (state) {
@@ -422,6 +437,7 @@ void on_goodbye(Shared& s, Agent& a) noexcept {
 
 void on_drained(Shared& s, Agent& a) noexcept {
   if (a.stage == Stage::up && a.closing && !a.goodbye_sent && !a.goodbye_received) {
+    if (a.transfers.offered != nullptr) return;  // until they are answered
     a.goodbye_sent = true;
     if (submit_control(s, a, OperationKind::goodbye)) return;
   }
@@ -514,7 +530,7 @@ void become_ready(Shared& s, Agent& a) noexcept {
   }
   enter(s, a, ConnectionState::ready);
   ++(a.outbound ? s.stats.connected : s.stats.accepted);
-  if (a.handlers_replaced) replace_handlers(a);
+  if ((a.detour & kReplaced) != 0) replace_handlers(a);
   if (a.handlers.on_ready) a.handlers.on_ready(handle(s, a));
 }
 
@@ -543,7 +559,8 @@ Endpoint endpoint(const Shared& s, const Agent& a) noexcept {
   info.qp_num = a.qp->qp_num;
   info.psn = a.psn;
   info.mtu = static_cast<std::uint16_t>(std::min(a.attributes.mtu, place.mtu));
-  info.max_message = s.config.connections.eager_bytes;
+  info.max_message = s.config.connections.message_bytes;
+  info.eager_bytes = s.config.connections.eager_bytes;
   info.credits = a.granted;
   info.incarnation = s.incarnation;
   info.control_address = reinterpret_cast<std::uint64_t>(a.cell);
@@ -570,7 +587,8 @@ Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
   a.remote.psn = peer.psn;
   a.remote.mtu = peer.mtu;
   a.remote.rd_atomic = peer.max_rd_atomic;
-  a.max_message = std::min(peer.max_message, s.config.connections.eager_bytes);
+  a.max_message = std::min(peer.eager_bytes, s.config.connections.eager_bytes);
+  a.longest_message = std::min(peer.max_message, s.config.connections.message_bytes);
   a.granted_to_us = a.send_limit = peer.credits;
   a.told_granted = static_cast<std::uint16_t>(peer.credits);
   a.peer_incarnation = peer.incarnation;
@@ -587,7 +605,7 @@ void finish(Shared& s, Agent& a) noexcept {
   s.dirty.remove(a);
   s.grants.remove(a);
   s.starved.remove(a);
-  if (a.handlers_replaced) replace_handlers(a);
+  if ((a.detour & kReplaced) != 0) replace_handlers(a);
   if (tries_again(a)) return rest(s, a);
   ++s.stats.closed;
   s.stats.messages_sent += messages_sent(a);

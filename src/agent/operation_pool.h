@@ -19,14 +19,20 @@ enum class OperationKind : std::uint8_t {
   write,
   write_imm,
   read,
+  bind,       ///< of a window, ahead of an offer
+  offer,      ///< of a long message
+  offer_imm,  ///< the same
   // The agent's own; the application's come before.
   credit_return,
   goodbye,
   credit_write,
   keepalive,
+  pull,    ///< a READ of a long message
+  note,    ///< a control message
+  unbind,  ///< of a window
 };
-constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::read; }
-inline constexpr std::size_t kOperationKinds = 9;
+constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::offer_imm; }
+inline constexpr std::size_t kOperationKinds = 15;
 
 struct Agent;
 

@@ -96,6 +96,46 @@ void build_apart(const Shared& s, const Agent& a, Operation& op, std::uint64_t h
   }
 }
 
+void build_control(const Shared& s, const Agent& a, Operation& op,
+                   const wire::MessageHeader& header, std::span<const std::byte> body) noexcept {
+  std::byte* at = s.staging + std::size_t{s.operations.index_of(op)} * kStagingBytes;
+  wire::put(wire::encode(header), at);
+  std::memcpy(at + wire::kMessageHeaderBytes, body.data(), body.size());
+  const auto bytes = static_cast<std::uint32_t>(wire::kMessageHeaderBytes + body.size());
+  op.beside = false;
+  op.length = 0;
+  op.sges[0] = {reinterpret_cast<std::uint64_t>(at), bytes, s.staging_block->lkey};
+  op.wr.send_flags = bytes <= a.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
+}
+
+void end_control(Shared& s, Agent& a, Operation& op, Status status) noexcept {
+  const OperationKind kind = op.kind;
+  const std::uint32_t length = op.length;
+  Block* const block = op.block;
+  s.operations.release(op);
+  if (block != nullptr) detail::release(block);
+  switch (kind) {
+    case OperationKind::credit_write:
+      a.credit_write_pending = false;
+      break;
+    case OperationKind::keepalive:
+      a.keepalive_pending = false;
+      break;
+    case OperationKind::pull:
+      on_pulled(s, a, length, status);
+      break;
+    case OperationKind::note:
+      on_note_done(s, a);
+      break;
+    case OperationKind::unbind:
+      on_note_done(s, a);
+      on_unbound(s, a, length, status);
+      break;
+    default:
+      break;
+  }
+}
+
 bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credits) noexcept {
   Operation* const acquired = s.operations.acquire_for_agent();
   if (acquired == nullptr) [[unlikely]]

@@ -11,6 +11,7 @@
 #include "agent/operation_pool.h"
 #include "agent/own_receives.h"
 #include "agent/reconnect.h"
+#include "agent/transfers.h"
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
 #include "connect/rdma_cm.h"
@@ -73,6 +74,10 @@ struct Attributes {
   Access access = Access::remote_read_write;  ///< of the peer, to memory exposed to it
 };
 
+/// Bits of Agent::detour.
+inline constexpr std::uint8_t kReplaced = 1;  ///< by `next_handlers`, before the next of them runs
+inline constexpr std::uint8_t kHolding = 2;   ///< an earlier one is being pulled
+
 /// One connection. Hot fields first.
 struct alignas(64) Agent {
   ibv_qp* qp = nullptr;
@@ -85,8 +90,8 @@ struct alignas(64) Agent {
   bool starved = false;  ///< in Shared::starved
   bool goodbye_sent = false;
   bool goodbye_received = false;
-  bool closing = false;            ///< by either application: errors are no fault any more
-  bool handlers_replaced = false;  ///< by `next_handlers`, before the next of them runs
+  bool closing = false;     ///< by either application: errors are no fault any more
+  std::uint8_t detour = 0;  ///< why messages cannot go straight to the handler
   std::uint32_t index = 0;
   std::uint32_t generation = 0;  ///< 0: a free record
   // Operations in order: those with the device, then those that wait to be posted. The last one's
@@ -96,9 +101,9 @@ struct alignas(64) Agent {
   Operation* posted_last = nullptr;
   Operation* deferred = nullptr;
   Operation* deferred_last = nullptr;
-  std::uint32_t sq_used = 0;  ///< work requests accepted, not completed
-  std::uint32_t sq_room = 0;  ///< for the application's; 0 unless ready
-  std::uint32_t max_message = 0;
+  std::uint32_t sq_used = 0;       ///< work requests accepted, not completed
+  std::uint32_t sq_room = 0;       ///< for the application's; 0 unless ready
+  std::uint32_t max_message = 0;   ///< sent as one SEND
   std::uint32_t inline_bytes = 0;  ///< sent inline up to this many, header included
   // Credits, all counted since the start, modulo 2^32. Ours to spend: granted - returned - sent.
   std::uint32_t sent = 0;
@@ -120,6 +125,8 @@ struct alignas(64) Agent {
   std::uint64_t messages_received = 0;
   std::uint64_t bytes_received = 0;
   // Cold.
+  std::uint32_t longest_message = 0;
+  AgentTransfers transfers;
   Attributes attributes;
   ConnectionHandlers next_handlers;
   std::uint64_t looked_at = 0;  ///< tick of the last look that found operations outstanding
@@ -210,6 +217,9 @@ struct alignas(8) Work {
 /// Work requests that an agent may have posted besides the application's: a credit write, a
 /// keepalive, a credit return and a goodbye.
 inline constexpr std::uint32_t kControlRequests = 4;
+/// And besides those for long messages, whose records all agents share.
+inline constexpr std::uint32_t kTransferRequests = kPullsOfOne + kNotesAtOnce;
+inline constexpr std::uint32_t kTransferRecords = 64;
 /// Receives that no credit covers: goodbyes come without.
 inline constexpr std::uint32_t kSpareReceives = 8;
 
@@ -251,8 +261,9 @@ struct Shared {
   std::uint32_t setup_first = kNone;  ///< agents with a control verb to do
   std::uint32_t setup_last = kNone;
   std::uint64_t incarnation = 0;
-  std::uint32_t receive_capacity = 0;  ///< receives that credit may be granted for
-  std::unique_ptr<OwnQueues> own;      ///< of each connection; null: they share one
+  std::uint32_t receive_capacity = 0;    ///< receives that credit may be granted for
+  std::unique_ptr<Transfers> transfers;  ///< long messages
+  std::unique_ptr<OwnQueues> own;        ///< of each connection; null: they share one
   std::uint32_t starved_count = 0;
   AgentList starved;  ///< refused credit while receives were missing
 

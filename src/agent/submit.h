@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "agent/agent.h"
+#include "agent/transfers.h"
 
 namespace spinwire::agent {
 
@@ -16,11 +17,14 @@ constexpr bool uses_credit(OperationKind kind) noexcept {
 }
 constexpr bool has_header(OperationKind kind) noexcept {
   return kind == OperationKind::send || kind == OperationKind::send_imm ||
-         kind == OperationKind::credit_return || kind == OperationKind::goodbye;
+         kind == OperationKind::credit_return || kind == OperationKind::goodbye ||
+         kind == OperationKind::offer || kind == OperationKind::offer_imm ||
+         kind == OperationKind::note;
 }
 constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
   switch (kind) {
     case OperationKind::send_imm:
+    case OperationKind::offer_imm:
       return IBV_WR_SEND_WITH_IMM;
     case OperationKind::write:
     case OperationKind::credit_write:
@@ -29,7 +33,12 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
     case OperationKind::write_imm:
       return IBV_WR_RDMA_WRITE_WITH_IMM;
     case OperationKind::read:
+    case OperationKind::pull:
       return IBV_WR_RDMA_READ;
+    case OperationKind::bind:
+      return IBV_WR_BIND_MW;
+    case OperationKind::unbind:
+      return IBV_WR_LOCAL_INV;
     default:
       return IBV_WR_SEND;
   }
@@ -150,6 +159,10 @@ template <OperationKind kind>
 [[gnu::noinline]] Status submit_any(Shared& s, Agent& a, const Request& r) noexcept {
   if (a.state != ConnectionState::ready) [[unlikely]]
     return Status::not_connected;
+  if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
+    if (r.block != nullptr && r.size > a.max_message) [[unlikely]]
+      return submit_long(s, a, r, kind == OperationKind::send_imm);
+  }
   if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
     return status;
   if (a.sq_used >= a.sq_room) [[unlikely]]

@@ -16,6 +16,7 @@
 #include "base/unique_fd.h"
 #include "base/units.h"
 #include "engine/config_keys.h"
+#include "memory/arena.h"
 
 // Errors come as values; nothing of the parser is visible in the library's interface.
 #define TOML_EXCEPTIONS 0
@@ -257,16 +258,18 @@ Result<void> check_queues(const Config& config) {
         fmt::format("give at least {}, or lower the other", ungranted + 1));
   }
   // Every work request has at most one completion, so that this many are never too few.
-  const std::uint64_t entries = std::uint64_t{queues.operations} + queues.receive_depth +
-                                std::uint64_t{agent::kControlRequests} * config.connections.maximum;
+  const std::uint64_t entries =
+      std::uint64_t{queues.operations} + queues.receive_depth +
+      std::uint64_t{agent::kControlRequests} * config.connections.maximum + agent::kTransferRecords;
   if (queues.completion_depth < entries) {
     return disagree(
         config, "queues", "completion_depth",
-        fmt::format("{}, {} and {} with {} control requests each can complete {} at "
-                    "once",
+        fmt::format("{}, {} and {} with {} control requests each, and {} of transfers, can "
+                    "complete {} at once",
                     setting(config, "queues", "operations"),
                     setting(config, "queues", "receive_depth"),
-                    setting(config, "connections", "maximum"), agent::kControlRequests, entries),
+                    setting(config, "connections", "maximum"), agent::kControlRequests,
+                    agent::kTransferRecords, entries),
         fmt::format("give at least {}, or lower one of the others", entries));
   }
   return {};
@@ -292,6 +295,28 @@ Result<void> check_receive_pool(const Config& config) {
                   config.memory.receive_bytes),
       fmt::format("raise memory.receive_bytes to at least {}, or lower one of the others",
                   base::bytes_text((needed + (1u << 20) - 1) & ~((std::uint64_t{1} << 20) - 1))));
+}
+
+Result<void> check_large_pool(const Config& config) {
+  const std::uint64_t message = config.connections.message_bytes;
+  if (message < config.connections.eager_bytes) {
+    return disagree(config, "connections", "message_bytes",
+                    fmt::format("messages up to {} are to go in one piece",
+                                setting(config, "connections", "eager_bytes")),
+                    "raise message_bytes or lower connections.eager_bytes");
+  }
+  if (message == config.connections.eager_bytes) return {};
+  const std::uint64_t needed =
+      (message + sizeof(detail::Block) + memory::kChunkBytes - 1) & ~(memory::kChunkBytes - 1);
+  if (needed <= config.memory.large_bytes) return {};
+  return disagree(
+      config, "memory", "large_bytes",
+      fmt::format("{} needs {} to arrive in; the pool has {}",
+                  setting(config, "connections", "message_bytes"), base::bytes_text(needed),
+                  base::bytes_text(config.memory.large_bytes)),
+      fmt::format("raise memory.large_bytes to at least {}, or lower "
+                  "connections.message_bytes",
+                  base::bytes_text(needed)));
 }
 
 Result<void> check_address(const Config& config) {
@@ -361,7 +386,8 @@ Result<Config> Config::parse(std::string_view toml, std::string_view origin) {
 Result<void> Config::check() const {
   return base::no_throw("check the settings", [&]() -> Result<void> {
     for (const auto part : {engine::check_ranges, engine::check_queues, engine::check_receive_pool,
-                            engine::check_times, engine::check_address, engine::check_path}) {
+                            engine::check_large_pool, engine::check_times, engine::check_address,
+                            engine::check_path}) {
       if (auto done = part(*this); !done) return done;
     }
     return {};

@@ -23,6 +23,7 @@ constexpr std::array<string_view, 4> kAccess{"local", "remote_read", "remote_wri
 
 constexpr std::int64_t kKiB = 1 << 10;
 constexpr std::int64_t kMiB = 1 << 20;
+constexpr std::int64_t kGiB = 1 << 30;
 constexpr std::int64_t kTiB = std::int64_t{1} << 40;
 constexpr std::int64_t kMicrosecond = 1'000;
 constexpr std::int64_t kMillisecond = 1'000'000;
@@ -110,8 +111,12 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(memory, Memory, receive_bytes, bytes, 2 * kMiB, kTiB, "", "receive pool"),
     SPINWIRE_NUMBER(memory, Memory, lease_bytes, bytes, 2 * kMiB, kTiB, "",
                     "pool of memory exposed to peers"),
+    SPINWIRE_NUMBER(memory, Memory, large_bytes, bytes, 0, kTiB, "",
+                    "pool that messages above eager_bytes arrive in"),
+    SPINWIRE_NUMBER(memory, Memory, windows, integer, 0, 65536, "",
+                    "memory windows: large messages on the way from here at once"),
 
-    SPINWIRE_NUMBER(queues, Queues, send_depth, integer, 8, 32768, "work requests",
+    SPINWIRE_NUMBER(queues, Queues, send_depth, integer, 16, 32768, "work requests",
                     "send queue of each connection"),
     SPINWIRE_NUMBER(queues, Queues, receive_depth, integer, 16, 32768, "work requests",
                     "posted receives of the engine"),
@@ -133,7 +138,11 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(connections, Connections, handshakes, integer, 1, 4096, "",
                     "unfinished handshakes at once, inbound and outbound each"),
     SPINWIRE_NUMBER(connections, Connections, eager_bytes, bytes, 64, kMiB - 64, "",
+                    "longer messages are exposed, and pulled by the receiver"),
+    SPINWIRE_NUMBER(connections, Connections, message_bytes, bytes, 64, kGiB, "",
                     "longest message"),
+    SPINWIRE_NUMBER(connections, Connections, large_timeout, duration, kMillisecond, kHour, "",
+                    "a large message waits this long for a block to arrive in"),
     SPINWIRE_NUMBER(connections, Connections, credits, integer, 1, 32768, "receives",
                     "most receives granted to one peer"),
     SPINWIRE_NUMBER(connections, Connections, mtu, integer, 256, 4096, "bytes",

@@ -76,7 +76,7 @@ Status Connection::send_copy(std::span<const std::byte> bytes, const CompletionC
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
   if (a->state != ConnectionState::ready) return Status::not_connected;
-  if (bytes.size() > a->max_message) return Status::message_too_long;
+  if (bytes.size() > a->longest_message) return Status::message_too_long;
   detail::Block* block =
       core_->shared.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
   if (block == nullptr) return Status::no_buffer;
@@ -140,11 +140,11 @@ Status Connection::set_handlers(const ConnectionHandlers& handlers) {
     return diagnose(core_);
   if (!core_->guard.polling()) {
     a->handlers = handlers;
-    a->handlers_replaced = false;
+    a->detour &= static_cast<std::uint8_t>(~agent::kReplaced);
   } else {
     // The caller may be one of the old ones: it keeps its captures until it returns.
     a->next_handlers = handlers;
-    a->handlers_replaced = true;
+    a->detour |= agent::kReplaced;
   }
   return Status::ok;
 }
@@ -175,7 +175,7 @@ Result<QueuePairState> Connection::query_state() const {
 std::size_t Connection::max_message() const noexcept {
   if (core_ == nullptr) return 0;
   const Agent* a = core_->find(index_, generation_);
-  return a != nullptr && a->state == ConnectionState::ready ? a->max_message : 0;
+  return a != nullptr && a->state == ConnectionState::ready ? a->longest_message : 0;
 }
 
 ConnectionStats Connection::stats() const noexcept {
@@ -193,7 +193,7 @@ ConnectionStats Connection::stats() const noexcept {
   stats.bytes_written = bytes(OperationKind::write) + bytes(OperationKind::write_imm);
   stats.reads = count(OperationKind::read);
   stats.bytes_read = bytes(OperationKind::read);
-  stats.outstanding = a->sq_used;
+  stats.outstanding = agent::outstanding(*a);
   stats.send_credits = agent::send_credits(*a);
   stats.granted_credits = agent::peer_credits(*a);
   return stats;

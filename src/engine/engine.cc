@@ -54,6 +54,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   const std::uint64_t staging = std::uint64_t{shared.operations.capacity()} * agent::kStagingBytes;
   memory::ArenaOptions arena;
   arena.pool_bytes = {c.memory.send_bytes, c.memory.receive_bytes, c.memory.lease_bytes,
+                      c.memory.large_bytes,
                       kCellBlock * c.connections.maximum + 2 * staging + memory::kChunkBytes};
   arena.hugepages = c.memory.hugepages;
   arena.lock = c.memory.lock;
@@ -74,6 +75,12 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   if (shared.staging_block == nullptr) return tl::unexpected(base::out_of_memory());
   shared.staging = shared.staging_block->payload;
 
+  if (shared.device->info().memory_windows) {
+    auto windows =
+        memory::WindowPool::make(shared.device->provider(), shared.device->pd(), c.memory.windows);
+    if (!windows) return tl::unexpected(windows.error());
+    shared.transfers->windows = std::move(*windows);
+  }
   // The application's, and a credit cell per connection.
   const std::uint32_t most = 65536 + c.connections.maximum;
   shared.registrations = std::make_unique<memory::RegistrationTable>(shared.device->provider(),
@@ -133,6 +140,7 @@ EngineCore::~EngineCore() {
     if (listening != nullptr && !listening->cm) epoll.remove(listening->socket.fd());
   }
   if (shared.registrations != nullptr) shared.registrations->close();
+  shared.transfers->windows.close();
   for (std::uint32_t i = 0; i < shared.receives.size(); ++i) {
     if (detail::Block* block = shared.receives.memory(i); block != nullptr) detail::release(block);
   }
@@ -147,6 +155,12 @@ EngineCore::~EngineCore() {
 using detail::EngineCore;
 
 namespace {
+
+memory::PoolId pool_id(Pool pool) noexcept {
+  return pool == Pool::send    ? memory::PoolId::send
+         : pool == Pool::lease ? memory::PoolId::lease
+                               : memory::PoolId::large;
+}
 
 /// A forked child shares the device and the slabs with its parent, who still uses them: there the
 /// engine is left as it is, for good.
@@ -211,7 +225,7 @@ Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
     core_->allocate_status = core_->guard.diagnose();
     return {};
   }
-  const memory::PoolId id = pool == Pool::send ? memory::PoolId::send : memory::PoolId::lease;
+  const memory::PoolId id = pool_id(pool);
   detail::Block* block = core_->shared.arena->allocate(id, size);
   if (block == nullptr) [[unlikely]] {
     core_->allocate_status =
@@ -263,19 +277,19 @@ EngineStats Engine::stats() const noexcept {
   stats.polls = core_->polls;
   for (std::uint32_t i = 0; i < s.agents.capacity(); ++i) {
     if (!s.agents.in_use(i)) continue;  // those that ended are counted already
-    stats.operations += s.agents.at(i).sq_used;
+    stats.operations += agent::outstanding(s.agents.at(i));
     stats.messages_sent += agent::messages_sent(s.agents.at(i));
     stats.messages_received += s.agents.at(i).messages_received;
   }
   stats.connections = s.agents.size();
   stats.receives = s.posted_receives;
+  stats.windows_free = s.transfers->windows.free();
   stats.credits_granted = s.allotted;
   return stats;
 }
 
 MemoryStats Engine::memory_stats(Pool pool) const noexcept {
-  const memory::PoolStats p =
-      core_->shared.arena->stats(pool == Pool::send ? memory::PoolId::send : memory::PoolId::lease);
+  const memory::PoolStats p = core_->shared.arena->stats(pool_id(pool));
   return {p.chunks * memory::kChunkBytes, p.free_chunks * memory::kChunkBytes, p.blocks_used,
           p.allocations, p.refusals};
 }

@@ -22,8 +22,8 @@ namespace spinwire::memory {
 using detail::Block;
 
 /// Each pool has chunks of its own, so that one running dry cannot starve another.
-enum class PoolId : std::uint8_t { send, receive, lease, control };
-inline constexpr std::size_t kPoolCount = 4;
+enum class PoolId : std::uint8_t { send, receive, lease, large, control };
+inline constexpr std::size_t kPoolCount = 5;
 
 inline constexpr std::size_t kChunkBytes = std::size_t{2} << 20;
 inline constexpr std::size_t kHeadroom = sizeof(Block);

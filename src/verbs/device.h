@@ -103,6 +103,7 @@ class Device {
   [[nodiscard]] const DeviceInfo& info() const noexcept { return info_; }
 
   /// Registers the slab: local use, and memory windows where the device has them. Null and errno.
+  [[nodiscard]] ibv_mr* slab() const noexcept { return slab_; }
   ibv_mr* register_slab(std::span<std::byte> slab) noexcept;
 
   /// Where the engine is.

@@ -133,8 +133,15 @@ int close_device(ibv_context* context) {
   return error_of(ibv_close_device(context));
 }
 
+/// Soft-RoCE's, which no other device has.
+constexpr std::uint32_t kRxeVendor = 0xffffff;
+
 int query_device(ibv_context* context, ibv_device_attr* attr) {
-  return error_of(ibv_query_device(context, attr));
+  if (const int error = error_of(ibv_query_device(context, attr)); error != 0) return error;
+  // There a window opens all of its region, which is more than it is asked to.
+  if (attr->vendor_id == kRxeVendor)
+    attr->device_cap_flags &= ~static_cast<unsigned>(IBV_DEVICE_MEM_WINDOW_TYPE_2B);
+  return 0;
 }
 
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) {
@@ -249,9 +256,6 @@ int modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) {
 }
 int destroy_srq(ibv_srq* srq) { return error_of(ibv_destroy_srq(srq)); }
 int destroy_ah(ibv_ah* ah) { return error_of(ibv_destroy_ah(ah)); }
-
-/// Soft-RoCE's, which no other device has.
-constexpr std::uint32_t kRxeVendor = 0xffffff;
 
 /// Seven retries are for ever to Soft-RoCE, where the specification knows that only of RNR retries:
 /// nobody would learn that the peer is gone.

@@ -19,6 +19,7 @@ std::array<std::byte, kCmDataBytes> encode_cm(const Endpoint& e, const Speaker& 
   w.put<std::uint16_t>(cm_at::version_max, speaker.versions.max);
   w.put<std::uint32_t>(cm_at::features, speaker.features);
   w.put<std::uint32_t>(cm_at::max_message, e.max_message);
+  w.put<std::uint32_t>(cm_at::eager_bytes, e.eager_bytes);
   w.put<std::uint32_t>(cm_at::credits, e.credits);
   w.put<std::uint64_t>(cm_at::incarnation, e.incarnation);
   w.put<std::uint64_t>(cm_at::control_address, e.control_address);
@@ -34,6 +35,7 @@ Result<void> decode_cm(std::span<const std::byte> data, Endpoint& e, VersionRang
   const VersionRange theirs{r.get<std::uint16_t>(cm_at::version_min),
                             r.get<std::uint16_t>(cm_at::version_max)};
   e.max_message = r.get<std::uint32_t>(cm_at::max_message);
+  e.eager_bytes = r.get<std::uint32_t>(cm_at::eager_bytes);
   e.credits = r.get<std::uint32_t>(cm_at::credits);
   e.incarnation = r.get<std::uint64_t>(cm_at::incarnation);
   e.control_address = r.get<std::uint64_t>(cm_at::control_address);

@@ -60,6 +60,7 @@ constexpr std::array kNumbers{
     number<&Endpoint::psn>("psn", true),
     number<&Endpoint::mtu>("mtu", false),
     number<&Endpoint::max_message>("message", false),
+    number<&Endpoint::eager_bytes>("eager", false),
     number<&Endpoint::credits>("credits", false),
     number<&Endpoint::incarnation>("incarnation", true),
     number<&Endpoint::control_address>("cell", true),

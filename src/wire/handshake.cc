@@ -15,7 +15,7 @@ namespace {
 // Statuses travel as their number, so the numbers are part of the protocol: new ones go at the end.
 static_assert(static_cast<int>(Status::ok) == 0 && static_cast<int>(Status::timed_out) == 16 &&
               static_cast<int>(Status::refused) == 17 && static_cast<int>(Status::system) == 24);
-static_assert(endpoint_at::max_rd_atomic + sizeof(Endpoint::max_rd_atomic) == kEndpointBytes);
+static_assert(endpoint_at::eager_bytes + sizeof(Endpoint::eager_bytes) == kEndpointBytes);
 static_assert(header_at::features + sizeof(FrameHeader::features) == kHeaderBytes);
 
 constexpr std::uint32_t kQpNumMin = 2;         // 0 and 1 are the management queue pairs
@@ -132,6 +132,7 @@ Frame encode_endpoint(FrameKind kind, const Endpoint& e, const Speaker& speaker)
   w.put<std::uint32_t>(endpoint_at::control_rkey, e.control_rkey);
   w.put<std::uint16_t>(endpoint_at::lid, e.lid);
   w.put<std::uint16_t>(endpoint_at::mtu, e.mtu);
+  w.put<std::uint32_t>(endpoint_at::eager_bytes, e.eager_bytes);
   w.put<std::uint8_t>(endpoint_at::gid_type, static_cast<std::uint8_t>(e.gid_type));
   w.put<std::uint8_t>(endpoint_at::max_rd_atomic, e.max_rd_atomic);
   return frame;
@@ -272,6 +273,10 @@ Result<void> check(const Endpoint& e) {
   if (e.max_message == 0 || e.max_message > kMessageMax) {
     return bad_field(kWhat, "max_message", std::to_string(e.max_message), "1 to 2147483648 bytes");
   }
+  if (e.eager_bytes == 0 || e.eager_bytes > e.max_message) {
+    return bad_field(kWhat, "eager_bytes", std::to_string(e.eager_bytes),
+                     fmt::format("1 to max_message, {} bytes", e.max_message));
+  }
   if (e.credits > kCreditsMax) {
     return bad_field(kWhat, "credits", std::to_string(e.credits), "0 to 32768");
   }
@@ -286,7 +291,7 @@ Result<void> check(const Endpoint& e) {
 
 Result<Endpoint> decode_endpoint(std::span<const std::byte> body) {
   if (body.size() != kEndpointBytes) {
-    return bad_field("endpoint", "its size", std::to_string(body.size()), "58 bytes");
+    return bad_field("endpoint", "its size", std::to_string(body.size()), "62 bytes");
   }
   Reader r(body);
   Endpoint e;
@@ -294,6 +299,7 @@ Result<Endpoint> decode_endpoint(std::span<const std::byte> body) {
   e.qp_num = r.get<std::uint32_t>(endpoint_at::qp_num);
   e.psn = r.get<std::uint32_t>(endpoint_at::psn);
   e.max_message = r.get<std::uint32_t>(endpoint_at::max_message);
+  e.eager_bytes = r.get<std::uint32_t>(endpoint_at::eager_bytes);
   e.credits = r.get<std::uint32_t>(endpoint_at::credits);
   e.incarnation = r.get<std::uint64_t>(endpoint_at::incarnation);
   e.control_address = r.get<std::uint64_t>(endpoint_at::control_address);

@@ -15,6 +15,8 @@ enum class MessageKind : std::uint8_t {
   data = 1,           ///< the application's bytes
   credit_return = 2,  ///< the sender gives `length` unused credits back
   goodbye = 3,        ///< the sender closes; nothing follows
+  offer = 4,          ///< a long message, for the receiver to pull; an Offer follows
+  answer = 5,         ///< to an offer: pulled, or refused; an Answer follows
 };
 
 namespace message_flag {
@@ -63,6 +65,9 @@ constexpr std::uint64_t with_granted(std::uint64_t header, std::uint16_t granted
   return (header & ~std::uint64_t{0xffff0000}) | std::uint64_t{granted} << 16;
 }
 
+inline constexpr std::size_t kOfferBytes = 24;
+inline constexpr std::size_t kAnswerBytes = 8;
+
 /// Checks a message of `received` bytes that begins at `at`; false if it is malformed.
 inline bool decode(const std::byte* at, std::size_t received, MessageHeader& header) noexcept {
   if (received < kMessageHeaderBytes) [[unlikely]]
@@ -73,6 +78,9 @@ inline bool decode(const std::byte* at, std::size_t received, MessageHeader& hea
     return false;
   if (header.kind == MessageKind::data) [[likely]]
     return header.length == payload;
+  if (header.kind == MessageKind::offer) return payload == kOfferBytes && header.length == payload;
+  if (header.kind == MessageKind::answer)
+    return payload == kAnswerBytes && header.length == payload;
   if (header.kind == MessageKind::credit_return) return payload == 0 && header.length <= 0x8000;
   return header.kind == MessageKind::goodbye && payload == 0 && header.length == 0;
 }

@@ -85,6 +85,9 @@ inline Config small_config() {
   c.memory.send_bytes = 8u << 20;  // a chunk of 2 MiB serves one size class at a time
   c.memory.receive_bytes = 2u << 20;
   c.memory.lease_bytes = 4u << 20;
+  c.memory.large_bytes = 0;
+  c.memory.windows = 0;
+  c.connections.message_bytes = c.connections.eager_bytes;  // no long messages
   c.queues.send_depth = 64;
   c.queues.receive_depth = 256;
   c.queues.operations = 1024;
@@ -141,6 +144,8 @@ class Tally {
     }
   }
 
+  [[nodiscard]] std::uint64_t outstanding() const { return accepted - completed; }
+
   std::uint64_t accepted = 0;
   std::uint64_t completed = 0;
   std::uint64_t bytes = 0;
@@ -173,6 +178,9 @@ class Node {
     h.on_message = [this](Connection c, Message& m) {
       ++messages;
       if (on_message) on_message(c, m);
+    };
+    h.on_offer = [this](Connection c, spinwire::Offer& offer) {
+      if (on_offer) on_offer(c, offer);
     };
     h.on_closed = [this](Connection c, const Error& e) {
       closed.push_back(e);
@@ -240,11 +248,13 @@ class Node {
     }
     EXPECT_EQ(engine.memory_stats(Pool::send).blocks_used, 0u);
     EXPECT_EQ(engine.memory_stats(Pool::lease).blocks_used, 0u);
+    EXPECT_EQ(engine.memory_stats(Pool::large).blocks_used, 0u);
     tally.expect_exact();
   }
 
   std::function<void(Connection)> on_accept, on_ready;
   std::function<void(Connection, Message&)> on_message;
+  std::function<void(Connection, spinwire::Offer&)> on_offer;
   std::function<void(Connection, const Error&)> on_closed;
   std::vector<Connection> ready;
   std::vector<Error> closed;

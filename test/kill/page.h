@@ -232,9 +232,11 @@ inline spinwire::Config settings() {
   config.memory.send_bytes = 8u << 20;
   config.memory.receive_bytes = 4u << 20;
   config.memory.lease_bytes = 4u << 20;
+  config.memory.large_bytes = 0;
+  config.memory.windows = 0;
   config.queues.receive_depth = 512;
   config.connections.maximum = 64;
-  config.connections.eager_bytes = kLongestMessage;
+  config.connections.eager_bytes = config.connections.message_bytes = kLongestMessage;
   config.connections.keepalive = milliseconds(100);
   config.connections.peer_timeout = milliseconds(500);
   config.connections.credit_idle = milliseconds(100);

@@ -1,0 +1,96 @@
+// Control messages of an agent's own: they cost credit like the application's messages, and go
+// before those while they wait for it.
+#include <cstring>
+
+#include "agent/agent.h"
+#include "agent/submit.h"
+#include "agent/transfers.h"
+
+namespace spinwire::agent {
+namespace {
+
+bool may_post(const Agent& a) noexcept {
+  return a.stage == Stage::up &&
+         (a.state == ConnectionState::ready || a.state == ConnectionState::draining);
+}
+
+/// The application's operations wait while notes lack credit.
+void hold_back(Agent& a, bool wait) noexcept {
+  if (a.state == ConnectionState::ready) a.sq_room = wait ? 0 : room_of(a);
+}
+
+void build_note(Shared& s, Agent& a, Operation& op, const Note& note, bool wants_credit) noexcept {
+  op.block = nullptr;
+  op.length = 0;
+  op.beside = false;
+  op.calls_back = false;
+  if (note.unbind != nullptr) {
+    op.kind = OperationKind::unbind;
+    op.length = note.unbind->index;
+    op.wr.opcode = IBV_WR_LOCAL_INV;
+    op.wr.num_sge = 0;
+    op.wr.send_flags = 0;
+    op.wr.invalidate_rkey = note.unbind->rkey;
+    return;
+  }
+  op.kind = OperationKind::note;
+  op.wr.opcode = note.invalidate != 0 ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
+  op.wr.num_sge = 1;
+  if (note.invalidate != 0) op.wr.invalidate_rkey = note.invalidate;
+  a.published = a.granted;
+  build_control(s, a, op,
+                {note.kind, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
+                 static_cast<std::uint16_t>(a.granted), note.size},
+                {note.body.data(), note.size});
+}
+
+/// False: it lacks credit or a record.
+bool post_note(Shared& s, Agent& a, const Note& note) noexcept {
+  const bool message = note.unbind == nullptr;
+  if (message && a.sent == a.send_limit && !find_credit(s, a)) return false;
+  Operation* const op = s.operations.acquire_for_agent();
+  if (op == nullptr) return false;
+  bool wants_credit = false;
+  if (message) {
+    if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
+    a.last_sent = s.now;
+  }
+  build_note(s, a, *op, note, wants_credit);
+  append(a, *op);
+  defer(s, a);
+  ++a.transfers.notes_out;
+  return true;
+}
+
+}  // namespace
+
+void tell(Shared& s, Agent& a, const Note& what) noexcept {
+  // One for each arrival that credit lets in, and for each of our offers.
+  const std::uint32_t index = s.transfers->notes.acquire();
+  Note& note = s.transfers->notes.at(index);
+  note = what;
+  note.index = index;
+  a.transfers.notes.push(note);
+  list_grant(s, a);
+}
+
+bool post_notes(Shared& s, Agent& a) noexcept {
+  Line<Note>& notes = a.transfers.notes;
+  while (!notes.empty() && may_post(a)) {
+    if (a.transfers.notes_out >= kNotesAtOnce) return true;  // goes on when one of them has ended
+    if (!post_note(s, a, *notes.first)) {
+      hold_back(a, true);
+      return false;
+    }
+    s.transfers->notes.release(notes.pop().index);
+  }
+  hold_back(a, false);
+  return true;
+}
+
+void on_note_done(Shared& s, Agent& a) noexcept {
+  --a.transfers.notes_out;
+  if (!a.transfers.notes.empty()) list_grant(s, a);
+}
+
+}  // namespace spinwire::agent

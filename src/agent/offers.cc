@@ -1,0 +1,221 @@
+// The sender's side of long messages: exposed under a key of their own, offered, and ended by the
+// receiver's answer.
+#include <endian.h>
+
+#include <string>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/completion.h"
+#include "agent/submit.h"
+#include "agent/transfers.h"
+
+namespace spinwire::agent {
+namespace {
+
+constexpr std::uint32_t kIndexBits = 16;
+constexpr std::uint32_t kNoWindow = memory::WindowPool::kNone;
+
+/// What the peer calls it: its record, and the low bits of that record's generation.
+std::uint32_t id_of(const Transfers& all, const Transfer& t) noexcept {
+  return t.index | all.offered.generation(t.index) << kIndexBits;
+}
+
+Transfer* find(Transfers& all, const Agent& a, std::uint32_t id) noexcept {
+  const std::uint32_t index = id & ((1u << kIndexBits) - 1);
+  if (index >= all.offered.capacity() || !all.offered.in_use(index)) return nullptr;
+  Transfer& t = all.offered.at(index);
+  return id_of(all, t) == id && t.agent == &a ? &t : nullptr;
+}
+
+void link(Agent& a, Transfer& t) noexcept {
+  t.agent = &a;
+  t.prev = nullptr;
+  t.next = a.transfers.offered;
+  if (t.next != nullptr) t.next->prev = &t;
+  a.transfers.offered = &t;
+  ++a.transfers.offers;
+}
+
+void unlink(Agent& a, Transfer& t) noexcept {
+  --a.transfers.offers;
+  (t.prev == nullptr ? a.transfers.offered : t.prev->next) = t.next;
+  if (t.next != nullptr) t.next->prev = t.prev;
+}
+
+/// Its key is dead. The record is free before the callback, which may send again.
+void end_offer(Shared& s, Agent& a, Transfer& t, Status status) noexcept {
+  unlink(a, t);
+  const bool ok = status == Status::ok;
+  const Completion completion{status, ok ? t.length : 0};
+  Tally& tally = a.tallies[static_cast<std::size_t>(OperationKind::send)];
+  tally.done += ok ? 1 : 0;
+  tally.bytes += completion.bytes;
+  detail::Block* const block = std::exchange(t.block, nullptr);
+  const CompletionCallback done = std::exchange(t.done, {});
+  s.transfers->offered.release(t.index);
+  if (done) done(completion);
+  if (block != nullptr) detail::release(block);
+}
+
+Status status_of(wire::Verdict verdict) noexcept {
+  switch (verdict) {
+    case wire::Verdict::pulled:
+      return Status::ok;
+    case wire::Verdict::no_room:
+      return Status::no_buffer;
+    case wire::Verdict::refused:
+      break;
+  }
+  return Status::refused;
+}
+
+/// Ends it as the peer has answered, and a connection that waited only for that.
+void settle(Shared& s, Agent& a, Transfer& t) noexcept {
+  end_offer(s, a, t, status_of(t.verdict));
+  if (a.state == ConnectionState::draining && idle(a)) on_drained(s, a);
+}
+
+/// Whether the slab's own registration covers it, which a window of the engine's can be bound to.
+bool fits_window(const Shared& s, const Block* block) noexcept {
+  return s.transfers->windows.size() != 0 && block->lkey == s.staging_block->lkey;
+}
+
+/// Takes a window for it, whose binding goes ahead of the offer.
+Status bind(Shared& s, Agent& a, Transfer& t, const Request& r) noexcept {
+  memory::WindowPool& windows = s.transfers->windows;
+  t.window = windows.take();
+  if (t.window == kNoWindow) return Status::would_block;
+  Operation* const op = s.operations.acquire();
+  if (op == nullptr) {
+    windows.give(t.window);
+    return Status::would_block;
+  }
+  t.rkey = windows.next_key(t.window);
+  begin<OperationKind::bind>(*op, r.block, 0, {});
+  op->beside = false;
+  op->wr.num_sge = 0;
+  op->wr.send_flags = 0;
+  op->wr.bind_mw.mw = windows.at(t.window);
+  op->wr.bind_mw.rkey = t.rkey;
+  op->wr.bind_mw.bind_info = {s.device->slab(), reinterpret_cast<std::uint64_t>(r.data), r.size,
+                              IBV_ACCESS_REMOTE_READ};
+  append(a, *op);
+  return Status::ok;
+}
+
+/// Opens the bytes to the peer.
+Status expose(Shared& s, Agent& a, Transfer& t, const Request& r) noexcept {
+  t.window = kNoWindow;
+  if (fits_window(s, r.block)) return bind(s, a, t, r);
+  try {
+    auto region =
+        s.registrations->expose(BufferSlice(r.block, r.data, r.size), Access::remote_read);
+    if (!region)
+      return region.error().status == Status::limit ? Status::would_block : region.error().status;
+    t.rkey = region->rkey;
+    return Status::ok;
+  } catch (...) {
+    return Status::no_memory;
+  }
+}
+
+void make_offer(Shared& s, Agent& a, Operation& op, const Transfer& t, const Request& r,
+                bool wants_credit) noexcept {
+  op.block = nullptr;
+  op.calls_back = false;
+  op.wr.num_sge = 1;
+  const auto body =
+      wire::encode(wire::Offer{reinterpret_cast<std::uint64_t>(r.data), t.length, t.rkey,
+                               id_of(*s.transfers, t), t.window != kNoWindow});
+  a.published = a.granted;
+  build_control(
+      s, a, op,
+      {wire::MessageKind::offer, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
+       static_cast<std::uint16_t>(a.granted), wire::kOfferBytes},
+      body);
+}
+
+}  // namespace
+
+Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) noexcept {
+  if (r.size > a.longest_message) return Status::message_too_long;
+  if (a.sq_used + 2 > a.sq_room) return Status::would_block;
+  if (a.sent == a.send_limit && !find_credit(s, a)) return Status::would_block;
+  Transfers& all = *s.transfers;
+  const std::uint32_t index = all.offered.acquire();
+  if (index == base::IndexPool<Transfer>::kNone) return Status::would_block;
+  Operation* const op = s.operations.acquire();
+  Transfer& t = all.offered.at(index);
+  t.index = index;
+  t.length = static_cast<std::uint32_t>(r.size);
+  t.answered = false;
+  if (op != nullptr) op->kind = OperationKind::offer;
+  const Status opened = op == nullptr ? Status::would_block : expose(s, a, t, r);
+  if (opened != Status::ok) {
+    if (op != nullptr) s.operations.release(*op);
+    all.offered.release(index);
+    return opened;
+  }
+  detail::retain(r.block);
+  t.block = r.block;
+  t.done = r.done;
+  link(a, t);
+  bool wants_credit = false;
+  if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
+  a.last_sent = s.now;
+  op->kind = has_immediate ? OperationKind::offer_imm : OperationKind::offer;
+  op->wr.opcode = opcode_of(op->kind);
+  if (has_immediate) op->wr.imm_data = htobe32(r.immediate);
+  make_offer(s, a, *op, t, r, wants_credit);
+  append(a, *op);
+  return post(s, a, r.defer);
+}
+
+void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte> body) noexcept {
+  wire::Answer answer;
+  Transfer* const t = wire::decode(body, answer) ? find(*s.transfers, a, answer.id) : nullptr;
+  if (t == nullptr || t->answered) {
+    ++s.stats.bad_messages;
+    return fail(
+        s, a,
+        {Status::protocol, "take the answer to a long message",
+         "it is malformed, or answers none that is outstanding", "the peer is broken or hostile"});
+  }
+  t->answered = true;
+  t->verdict = answer.verdict;
+  if (t->window == kNoWindow) {
+    // Holds on to the block itself until no peer can reach it.
+    (void)s.registrations->revoke(t->rkey);
+    return settle(s, a, *t);
+  }
+  if ((wc.wc_flags & IBV_WC_WITH_INV) != 0 && wc.invalidated_rkey == t->rkey) {
+    s.transfers->windows.give(t->window);
+    return settle(s, a, *t);
+  }
+  // The peer left it to us.
+  Note unbind;
+  unbind.unbind = t;
+  tell(s, a, unbind);
+}
+
+void on_unbound(Shared& s, Agent& a, std::uint32_t transfer, Status status) noexcept {
+  if (status != Status::ok) return;  // the connection ends, and its offers with it
+  Transfer& t = s.transfers->offered.at(transfer);
+  s.transfers->windows.give(t.window);
+  settle(s, a, t);
+}
+
+bool end_offers(Shared& s, Agent& a) noexcept {
+  Transfer* const t = a.transfers.offered;
+  if (t == nullptr) return true;
+  if (t->window == kNoWindow) {
+    if (!t->answered) (void)s.registrations->revoke(t->rkey);
+  } else {
+    s.transfers->windows.discard(t->window, std::exchange(t->block, nullptr));
+  }
+  end_offer(s, a, *t, t->answered ? status_of(t->verdict) : Status::flushed);
+  return false;
+}
+
+}  // namespace spinwire::agent

@@ -1,0 +1,267 @@
+// The receiver's side of long messages: pulled with READs, the connections taking turns; what comes
+// behind one is held until it is delivered.
+#include <endian.h>
+
+#include <algorithm>
+#include <string>
+
+#include "agent/agent.h"
+#include "agent/submit.h"
+#include "agent/transfers.h"
+
+namespace spinwire::agent {
+namespace {
+
+using Kind = Arrival::Kind;
+
+void protocol_error(Shared& s, Agent& a, const char* found) noexcept {
+  ++s.stats.bad_messages;
+  fail(s, a,
+       {Status::protocol, "take the offer of a long message", found,
+        "the peer is broken or hostile"});
+}
+
+void line_up(AgentLine& line, Agent& a) noexcept {
+  a.transfers.lined_up = true;
+  line.push(a);
+}
+
+/// The next arrival behind `v` that has bytes to be asked for.
+Arrival* next_pull(Arrival* v) noexcept {
+  while (v != nullptr && (v->kind != Kind::pull || v->complete || v->asked == v->length))
+    v = v->next;
+  return v;
+}
+
+void answer(Shared& s, Agent& a, const Arrival& v, wire::Verdict verdict) noexcept {
+  Note note;
+  const auto body = wire::encode(wire::Answer{v.id, verdict});
+  note.kind = wire::MessageKind::answer;
+  note.size = body.size();
+  std::copy(body.begin(), body.end(), note.body.begin());
+  if (v.invalidate) note.invalidate = v.rkey;
+  tell(s, a, note);
+}
+
+void refuse(Shared& s, Agent& a, Arrival& v, wire::Verdict verdict) noexcept {
+  v.complete = v.refused = true;
+  answer(s, a, v, verdict);
+}
+
+void release_arrival(Shared& s, Arrival& v) noexcept {
+  if (v.block != nullptr) detail::release(v.block);
+  s.transfers->arrivals.release(v.index);
+}
+
+/// Lets the application have it. Its record goes first, since the callback may end everything.
+void hand_over(Shared& s, Agent& a, Arrival& item) noexcept {
+  const Arrival v = item;
+  s.transfers->arrivals.release(item.index);
+  if (v.kind == Kind::goodbye) return on_goodbye(s, a);
+  if (!v.refused) {
+    Block* const block = v.named ? nullptr : v.block;
+    Message message({block, v.data, v.length, v.immediate, v.has_immediate, v.kind == Kind::write});
+    deliver(s, a, message);
+    if (block != nullptr && message.taken()) return;
+  }
+  if (v.block != nullptr) detail::release(v.block);
+}
+
+/// Delivers what is complete at the head of the line.
+void deliver_held(Shared& s, Agent& a) noexcept {
+  Line<Arrival>& held = a.transfers.held;
+  while (!held.empty() && held.first->complete && a.state == ConnectionState::ready) {
+    Arrival& v = held.pop();
+    if (held.empty()) a.detour &= static_cast<std::uint8_t>(~kHolding);
+    if (v.credited) ++a.allotment;  // its receive may be used again
+    hand_over(s, a, v);
+  }
+  if (a.state == ConnectionState::ready) grant_more(s, a);
+}
+
+/// A block for it; false if the pool is dry.
+bool find_room(Shared& s, Arrival& v) noexcept {
+  if (v.block != nullptr) return true;
+  v.block = s.arena->allocate(memory::PoolId::large, v.length);
+  if (v.block == nullptr) return false;
+  v.data = v.block->payload;
+  return true;
+}
+
+/// False: the pool of records is used up for now.
+bool post_read(Shared& s, Agent& a, Arrival& v) noexcept {
+  Operation* const op = s.operations.acquire_for_agent();
+  if (op == nullptr) return false;
+  const std::uint32_t bytes = std::min(v.length - v.asked, kPullBytes);
+  begin<OperationKind::pull>(*op, v.block, bytes, {});
+  op->beside = false;
+  op->wr.send_flags = 0;
+  op->sges[0] = {reinterpret_cast<std::uint64_t>(v.data + v.asked), bytes, v.block->lkey};
+  op->wr.wr.rdma.remote_addr = v.remote + v.asked;
+  op->wr.wr.rdma.rkey = v.rkey;
+  v.asked += bytes;
+  append(a, *op);
+  defer(s, a);
+  ++a.transfers.pulls;
+  ++s.transfers->pulls;
+  return true;
+}
+
+/// Moves agents whose block has come to the head of the line to pull.
+void feed_dry(Shared& s) noexcept {
+  AgentLine& dry = s.transfers->dry;
+  while (dry.first != nullptr) {
+    Agent& a = *dry.first;
+    Arrival* const v = a.transfers.pulling;
+    const bool goes_on = a.state == ConnectionState::ready && v != nullptr;
+    if (goes_on && !find_room(s, *v)) return;
+    (void)dry.pop();
+    a.transfers.lined_up = false;
+    if (goes_on) line_up(s.transfers->pullers, a);
+  }
+}
+
+/// The application is asked where it wants the message.
+void ask(Shared& s, Agent& a, Arrival& v) noexcept {
+  if ((a.detour & kReplaced) != 0) replace_handlers(a);
+  if (!a.handlers.on_offer) return;
+  Offer offer(v.length, v.has_immediate ? std::optional(v.immediate) : std::nullopt);
+  a.handlers.on_offer(handle(s, a), offer);
+  if (offer.refused()) return refuse(s, a, v, wire::Verdict::refused);
+  const BufferSlice& to = offer.destination();
+  if (!to) return;
+  v.block = to.block();
+  detail::retain(v.block);
+  v.data = to.data();
+  v.named = true;
+}
+
+}  // namespace
+
+void AgentLine::push(Agent& a) noexcept {
+  a.transfers.next = nullptr;
+  (first == nullptr ? first : last->transfers.next) = &a;
+  last = &a;
+}
+
+Agent& AgentLine::pop() noexcept {
+  Agent& a = *first;
+  first = a.transfers.next;
+  return a;
+}
+
+void AgentLine::remove(const Agent& a) noexcept {
+  Agent* before = nullptr;
+  for (Agent* each = first; each != nullptr; before = each, each = each->transfers.next) {
+    if (each != &a) continue;
+    (before == nullptr ? first : before->transfers.next) = a.transfers.next;
+    if (last == &a) last = before;
+    return;
+  }
+}
+
+void hold(Shared& s, Agent& a, const Arrival& what) noexcept {
+  // There are as many as receives, and connections to say goodbye.
+  const std::uint32_t index = s.transfers->arrivals.acquire();
+  Arrival& v = s.transfers->arrivals.at(index);
+  v = what;
+  v.index = index;
+  a.transfers.held.push(v);
+  a.detour |= kHolding;
+  // What is held keeps its credit: the peer can have no more here than it was granted.
+  v.credited = v.kind != Kind::goodbye && a.allotment != 0;
+  if (v.credited) --a.allotment;
+}
+
+void take_offer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte> body) noexcept {
+  wire::Offer offer;
+  if (!wire::decode(body, offer)) return protocol_error(s, a, "it is malformed");
+  if (offer.length > s.config.connections.message_bytes)
+    return protocol_error(s, a, "it is longer than connections.message_bytes");
+  Arrival v;
+  v.kind = Kind::pull;
+  v.length = offer.length;
+  v.has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
+  v.immediate = be32toh(wc.imm_data);
+  v.remote = offer.address;
+  v.rkey = offer.rkey;
+  v.id = offer.id;
+  v.invalidate = offer.invalidate;
+  hold(s, a, v);
+  Arrival& held = *a.transfers.held.last;
+  ask(s, a, held);
+  if (a.state != ConnectionState::ready) return;  // closed by the callback
+  if (!held.complete && !held.named && !s.arena->fits(memory::PoolId::large, held.length))
+    refuse(s, a, held, wire::Verdict::no_room);
+  if (held.complete) return deliver_held(s, a);
+  if (a.transfers.pulling == nullptr) a.transfers.pulling = &held;
+  if (!a.transfers.lined_up && a.transfers.pulls < kPullsOfOne) line_up(s.transfers->pullers, a);
+  list_grant(s, a);  // the end of the poll begins to pull
+}
+
+void pump_pulls(Shared& s) noexcept {
+  Transfers& all = *s.transfers;
+  if (all.dry.first != nullptr) feed_dry(s);
+  while (all.pulls < kPullsAtOnce && all.pullers.first != nullptr) {
+    Agent& a = all.pullers.pop();
+    a.transfers.lined_up = false;
+    Arrival* const v = a.transfers.pulling;
+    if (v == nullptr || a.state != ConnectionState::ready) continue;
+    if (!find_room(s, *v)) {
+      v->deadline = s.now + s.clock.ticks(s.config.connections.large_timeout);
+      line_up(all.dry, a);
+      continue;
+    }
+    if (!post_read(s, a, *v)) return line_up(all.pullers, a);
+    if (v->asked == v->length) a.transfers.pulling = next_pull(v->next);
+    if (a.transfers.pulling != nullptr && a.transfers.pulls < kPullsOfOne) line_up(all.pullers, a);
+  }
+}
+
+void look_at_dry(Shared& s) noexcept {
+  AgentLine& dry = s.transfers->dry;
+  if (dry.first == nullptr) return;
+  pump_pulls(s);
+  while (dry.first != nullptr && dry.first->transfers.pulling->deadline <= s.now) {
+    Agent& a = dry.pop();
+    Arrival& v = *a.transfers.pulling;
+    a.transfers.pulling = next_pull(v.next);
+    refuse(s, a, v, wire::Verdict::no_room);
+    a.transfers.lined_up = false;
+    if (a.transfers.pulling != nullptr) line_up(s.transfers->pullers, a);
+    deliver_held(s, a);
+  }
+}
+
+void on_pulled(Shared& s, Agent& a, std::uint32_t bytes, Status status) noexcept {
+  --a.transfers.pulls;
+  --s.transfers->pulls;
+  if (status != Status::ok || a.state != ConnectionState::ready) return;
+  // READs of a queue pair end in order.
+  Arrival* v = a.transfers.held.first;
+  while (v->kind != Kind::pull || v->complete) v = v->next;
+  v->arrived += bytes;
+  if (a.transfers.pulling != nullptr && !a.transfers.lined_up) line_up(s.transfers->pullers, a);
+  if (v->arrived != v->length) return;
+  v->complete = true;
+  answer(s, a, *v, wire::Verdict::pulled);
+  deliver_held(s, a);
+}
+
+void drop_held(Shared& s, Agent& a) noexcept {
+  while (!a.transfers.held.empty()) {
+    Arrival& v = a.transfers.held.pop();
+    if (v.credited) ++a.allotment;
+    release_arrival(s, v);
+  }
+  a.transfers.pulling = nullptr;
+  while (!a.transfers.notes.empty()) s.transfers->notes.release(a.transfers.notes.pop().index);
+  if (a.transfers.lined_up) {
+    s.transfers->pullers.remove(a);
+    s.transfers->dry.remove(a);
+    a.transfers.lined_up = false;
+  }
+  a.detour &= static_cast<std::uint8_t>(~kHolding);
+}
+
+}  // namespace spinwire::agent

@@ -1,0 +1,96 @@
+#include "memory/windows.h"
+
+#include <fmt/core.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace spinwire::memory {
+
+Result<WindowPool> WindowPool::make(const verbs::Provider& provider, ibv_pd* pd,
+                                    std::uint32_t count) {
+  WindowPool pool(provider, pd);
+  // Room for all that can happen, so that nothing later allocates.
+  pool.windows_.reserve(count);
+  pool.ring_.reserve(count);
+  pool.leaving_.reserve(count);
+  pool.missing_.reserve(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    errno = 0;
+    ibv_mw* const window = provider.alloc_mw(pd, IBV_MW_TYPE_2);
+    if (window == nullptr) {
+      const int error = errno;
+      return base::fail_errno(
+          error == ENOMEM ? Status::limit : Status::system,
+          fmt::format("make {} memory windows", count), "ibv_alloc_mw", error,
+          fmt::format("the device gave {}: set memory.windows to that, or to 0", i));
+    }
+    pool.windows_.push_back(window);
+    pool.ring_.push_back(i);
+  }
+  pool.free_ = count;
+  return pool;
+}
+
+WindowPool::WindowPool(WindowPool&& other) noexcept { *this = std::move(other); }
+
+WindowPool& WindowPool::operator=(WindowPool&& other) noexcept {
+  std::swap(provider_, other.provider_);
+  std::swap(pd_, other.pd_);
+  std::swap(windows_, other.windows_);
+  std::swap(ring_, other.ring_);
+  std::swap(first_, other.first_);
+  std::swap(free_, other.free_);
+  std::swap(leaving_, other.leaving_);
+  std::swap(missing_, other.missing_);
+  return *this;
+}
+
+bool WindowPool::deallocate(std::uint32_t index) noexcept {
+  if (provider_->dealloc_mw(windows_[index]) != 0) return false;
+  windows_[index] = nullptr;
+  return true;
+}
+
+void WindowPool::discard(std::uint32_t index, detail::Block* block) noexcept {
+  if (!deallocate(index)) {
+    leaving_.push_back({index, block});
+    return;
+  }
+  missing_.push_back(index);
+  detail::release(block);
+}
+
+bool WindowPool::poll() noexcept {
+  if (!leaving_.empty()) {
+    const Leaving oldest = leaving_.front();
+    leaving_.erase(leaving_.begin());
+    discard(oldest.index, oldest.block);
+    return true;
+  }
+  if (missing_.empty()) return false;
+  const std::uint32_t index = missing_.back();
+  ibv_mw* const window = provider_->alloc_mw(pd_, IBV_MW_TYPE_2);
+  if (window == nullptr) return true;  // at the next step
+  missing_.pop_back();
+  windows_[index] = window;
+  give(index);
+  return true;
+}
+
+void WindowPool::close() noexcept {
+  for (const Leaving& each : std::exchange(leaving_, {})) {
+    if (deallocate(each.index)) detail::release(each.block);
+  }
+  for (std::uint32_t i = 0; i < windows_.size(); ++i) {
+    if (windows_[i] != nullptr) (void)deallocate(i);
+  }
+  windows_.clear();
+  missing_.clear();
+  free_ = 0;
+}
+
+}  // namespace spinwire::memory
