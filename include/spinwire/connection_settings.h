@@ -18,7 +18,7 @@ namespace spinwire {
 /// (receives are the engine's, shared by its connections), and primary against alternate path.
 struct ConnectionSettings {
   // Sizes.
-  std::optional<std::uint32_t> send_depth;    ///< send work requests; 8 … 32768
+  std::optional<std::uint32_t> send_depth;    ///< send work requests; 16 … 32768
   std::optional<std::uint32_t> inline_bytes;  ///< sent inline up to this many bytes; 0 … 1024
   std::optional<std::uint32_t> mtu;           ///< 256, 512, 1024, 2048 or 4096 bytes; least wins
   std::optional<std::uint32_t> rd_atomic;     ///< READs and atomics at once, each way; 1 … 128

@@ -429,7 +429,8 @@ void finish_poll(Shared& s) noexcept {
     fill_deficit(s);
   // Receives first: credit told below counts on them.
   if (s.receives.count() >= s.list_length) post_receives(s);
-  pump_pulls(s);
+  if (s.lined_up != 0) [[unlikely]]
+    pump_pulls(s);
   flush_all(s);
   if (s.grants.count() != 0) {
     tell_credit(s);

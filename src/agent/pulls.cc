@@ -21,9 +21,17 @@ void protocol_error(Shared& s, Agent& a, const char* found) noexcept {
         "the peer is broken or hostile"});
 }
 
-void line_up(AgentLine& line, Agent& a) noexcept {
+void line_up(Shared& s, AgentLine& line, Agent& a) noexcept {
   a.transfers.lined_up = true;
+  ++s.lined_up;
   line.push(a);
+}
+
+Agent& next_in(Shared& s, AgentLine& line) noexcept {
+  Agent& a = line.pop();
+  a.transfers.lined_up = false;
+  --s.lined_up;
+  return a;
 }
 
 /// The next arrival behind `v` that has bytes to be asked for.
@@ -115,9 +123,8 @@ void feed_dry(Shared& s) noexcept {
     Arrival* const v = a.transfers.pulling;
     const bool goes_on = a.state == ConnectionState::ready && v != nullptr;
     if (goes_on && !find_room(s, *v)) return;
-    (void)dry.pop();
-    a.transfers.lined_up = false;
-    if (goes_on) line_up(s.transfers->pullers, a);
+    (void)next_in(s, dry);
+    if (goes_on) line_up(s, s.transfers->pullers, a);
   }
 }
 
@@ -195,7 +202,7 @@ void take_offer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte
     refuse(s, a, held, wire::Verdict::no_room);
   if (held.complete) return deliver_held(s, a);
   if (a.transfers.pulling == nullptr) a.transfers.pulling = &held;
-  if (!a.transfers.lined_up && a.transfers.pulls < kPullsOfOne) line_up(s.transfers->pullers, a);
+  if (!a.transfers.lined_up && a.transfers.pulls < kPullsOfOne) line_up(s, s.transfers->pullers, a);
   list_grant(s, a);  // the end of the poll begins to pull
 }
 
@@ -203,18 +210,18 @@ void pump_pulls(Shared& s) noexcept {
   Transfers& all = *s.transfers;
   if (all.dry.first != nullptr) feed_dry(s);
   while (all.pulls < kPullsAtOnce && all.pullers.first != nullptr) {
-    Agent& a = all.pullers.pop();
-    a.transfers.lined_up = false;
+    Agent& a = next_in(s, all.pullers);
     Arrival* const v = a.transfers.pulling;
     if (v == nullptr || a.state != ConnectionState::ready) continue;
     if (!find_room(s, *v)) {
       v->deadline = s.now + s.clock.ticks(s.config.connections.large_timeout);
-      line_up(all.dry, a);
+      line_up(s, all.dry, a);
       continue;
     }
-    if (!post_read(s, a, *v)) return line_up(all.pullers, a);
+    if (!post_read(s, a, *v)) return line_up(s, all.pullers, a);
     if (v->asked == v->length) a.transfers.pulling = next_pull(v->next);
-    if (a.transfers.pulling != nullptr && a.transfers.pulls < kPullsOfOne) line_up(all.pullers, a);
+    if (a.transfers.pulling != nullptr && a.transfers.pulls < kPullsOfOne)
+      line_up(s, all.pullers, a);
   }
 }
 
@@ -223,12 +230,11 @@ void look_at_dry(Shared& s) noexcept {
   if (dry.first == nullptr) return;
   pump_pulls(s);
   while (dry.first != nullptr && dry.first->transfers.pulling->deadline <= s.now) {
-    Agent& a = dry.pop();
+    Agent& a = next_in(s, dry);
     Arrival& v = *a.transfers.pulling;
     a.transfers.pulling = next_pull(v.next);
     refuse(s, a, v, wire::Verdict::no_room);
-    a.transfers.lined_up = false;
-    if (a.transfers.pulling != nullptr) line_up(s.transfers->pullers, a);
+    if (a.transfers.pulling != nullptr) line_up(s, s.transfers->pullers, a);
     deliver_held(s, a);
   }
 }
@@ -241,7 +247,7 @@ void on_pulled(Shared& s, Agent& a, std::uint32_t bytes, Status status) noexcept
   Arrival* v = a.transfers.held.first;
   while (v->kind != Kind::pull || v->complete) v = v->next;
   v->arrived += bytes;
-  if (a.transfers.pulling != nullptr && !a.transfers.lined_up) line_up(s.transfers->pullers, a);
+  if (a.transfers.pulling != nullptr && !a.transfers.lined_up) line_up(s, s.transfers->pullers, a);
   if (v->arrived != v->length) return;
   v->complete = true;
   answer(s, a, *v, wire::Verdict::pulled);
@@ -260,6 +266,7 @@ void drop_held(Shared& s, Agent& a) noexcept {
     s.transfers->pullers.remove(a);
     s.transfers->dry.remove(a);
     a.transfers.lined_up = false;
+    --s.lined_up;
   }
   a.detour &= static_cast<std::uint8_t>(~kHolding);
 }

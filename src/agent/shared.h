@@ -243,8 +243,9 @@ struct Shared {
   QpnMap by_qpn;
   verbs::ReceiveSlots<Block> receives;  ///< by the slot that a receive's wr_id names
   Work work;
-  AgentList dirty;   ///< with deferred operations
-  AgentList grants;  ///< with credit to be told
+  std::uint32_t lined_up = 0;  ///< agents with something to pull
+  AgentList dirty;             ///< with deferred operations
+  AgentList grants;            ///< with credit to be told
   std::uint32_t posted_receives = 0;
   std::uint32_t list_length = 0;             ///< receives that are posted together
   std::uint32_t spare_receives = 0;          ///< may be missing before credit has to wait

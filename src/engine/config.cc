@@ -258,18 +258,19 @@ Result<void> check_queues(const Config& config) {
         fmt::format("give at least {}, or lower the other", ungranted + 1));
   }
   // Every work request has at most one completion, so that this many are never too few.
+  const bool long_messages = config.connections.message_bytes > config.connections.eager_bytes;
+  const std::uint64_t shared = long_messages ? agent::kTransferRecords : 0;
   const std::uint64_t entries =
       std::uint64_t{queues.operations} + queues.receive_depth +
-      std::uint64_t{agent::kControlRequests} * config.connections.maximum + agent::kTransferRecords;
+      std::uint64_t{agent::kControlRequests} * config.connections.maximum + shared;
   if (queues.completion_depth < entries) {
     return disagree(
         config, "queues", "completion_depth",
-        fmt::format("{}, {} and {} with {} control requests each, and {} of transfers, can "
-                    "complete {} at once",
+        fmt::format("{}, {}, {} with {} control requests each{} can complete {} at once",
                     setting(config, "queues", "operations"),
                     setting(config, "queues", "receive_depth"),
                     setting(config, "connections", "maximum"), agent::kControlRequests,
-                    agent::kTransferRecords, entries),
+                    shared != 0 ? fmt::format(", and {} of long messages", shared) : "", entries),
         fmt::format("give at least {}, or lower one of the others", entries));
   }
   return {};

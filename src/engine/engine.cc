@@ -94,9 +94,9 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
 
 void EngineCore::end_connection(Agent& a) noexcept {
   // A peer that was stopped in the midst of an access must not stop us.
-  constexpr int kMostSteps = 64;
+  const std::uint32_t most = 64 + a.transfers.offers;
   a.stage = a.qp != nullptr ? agent::Stage::destroy : agent::Stage::conceal;
-  for (int i = 0; i < kMostSteps && a.stage != agent::Stage::over; ++i)
+  for (std::uint32_t i = 0; i < most && a.stage != agent::Stage::over; ++i)
     (void)agent::advance(shared, a);
   agent::finish(shared, a);
 }

@@ -36,7 +36,7 @@ Endpoint endpoint(std::uint32_t qp_num) {
   e.qp_num = qp_num;
   e.psn = 7;
   e.mtu = 4096;
-  e.max_message = 4096;
+  e.max_message = e.eager_bytes = 4096;
   e.credits = 1;
   e.incarnation = 0x1234;
   e.control_address = 0x1000;

@@ -253,7 +253,7 @@ TEST(ConfigErrors, OutOfRangeNamesValueAndRange) {
   const Error error = bad("[queues]\nsend_depth = 99999");
   EXPECT_EQ(error.asked, "test.toml:2:14: queues.send_depth");
   EXPECT_EQ(error.found, "99999 is out of range");
-  EXPECT_EQ(error.remedy, "give a whole number in 8 .. 32768 work requests");
+  EXPECT_EQ(error.remedy, "give a whole number in 16 .. 32768 work requests");
   EXPECT_EQ(bad("[memory]\nsend_bytes = \"1MiB\"").message(),
             "test.toml:2:14: memory.send_bytes: \"1MiB\" is out of range; give a number of bytes, "
             "or a text such as \"4KiB\", in 2MiB .. 1TiB");
@@ -387,7 +387,7 @@ TEST(ConfigEnvironment, RefusesWhatItCannotRead) {
   EXPECT_EQ(error.status, Status::bad_config);
   EXPECT_EQ(error.message(),
             "SPINWIRE_QUEUES_SEND_DEPTH: \"many\" is not a whole number; give a whole number in "
-            "8 .. 32768 work requests");
+            "16 .. 32768 work requests");
   EXPECT_EQ(refused("SPINWIRE_QUEUES_SEND_DEPTH", "3").found, "\"3\" is out of range");
   EXPECT_EQ(refused("SPINWIRE_QUEUES_SEND_DEPTH", "").found, "\"\" is not a whole number");
   EXPECT_EQ(refused("SPINWIRE_DEVICE_NAME", "").found, "\"\" is empty");
@@ -469,16 +469,16 @@ TEST(ConfigCheck, CreditsStayWithinTheReceives) {
 TEST(ConfigCheck, CompletionQueueHoldsWhatCanCompleteAtOnce) {
   Config config;
   EXPECT_TRUE(config.check());
-  config.queues.completion_depth = 4096 + 1024 + 4 * 1024;
+  config.queues.completion_depth = 4096 + 1024 + 4 * 1024 + 64;
   EXPECT_TRUE(config.check());
   --config.queues.completion_depth;
   const Error error = bad_check(config);
-  EXPECT_EQ(error.asked, "queues.completion_depth = 9215");
+  EXPECT_EQ(error.asked, "queues.completion_depth = 9279");
   for (const char* part : {"queues.operations = 4096", "queues.receive_depth = 1024",
-                           "connections.maximum = 1024", "9216"}) {
+                           "connections.maximum = 1024", "9280"}) {
     EXPECT_TRUE(contains(error.found, part)) << error.found;
   }
-  EXPECT_TRUE(contains(error.remedy, "9216")) << error.remedy;
+  EXPECT_TRUE(contains(error.remedy, "9280")) << error.remedy;
 }
 
 TEST(ConfigCheck, SomeReceivesCanBeGranted) {

@@ -132,14 +132,14 @@ TEST(EngineConnectionSettings, ReachTheDevice) {
 TEST(EngineConnectionSettings, AreThoseOfOneConnectionOnly) {
   Pair p;
   ConnectionSettings narrow;
-  narrow.send_depth = 8;
+  narrow.send_depth = 16;
   narrow.inline_bytes = 0;
   Ends second = connect_with(p.client, p.server, narrow);
   Ends third = connect_with(p.client, p.server, {});
   for (const Connection c : {second.client, third.client})
     ASSERT_TRUE(gather_credit(p.client, p.server, c));
-  // Four are kept for the engine's own requests.
-  EXPECT_EQ(accepted_at_once(p.client, second.client), 4u);
+  // Eight are kept for the engine's own requests.
+  EXPECT_EQ(accepted_at_once(p.client, second.client), 8u);
   EXPECT_GE(accepted_at_once(p.client, third.client), 16u);
   // All of it arrives, inline or not.
   ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
@@ -168,8 +168,8 @@ TEST(EngineConnectionSettings, OutOfRangeNamesAskedAndAvailable) {
     const char* asked;
     const char* range;
   } cases[] = {
-      {&ConnectionSettings::send_depth, kMost, "send_depth = 4294967295", "8 .. 32768"},
-      {&ConnectionSettings::send_depth, 7, "send_depth = 7", "8 .. 32768"},
+      {&ConnectionSettings::send_depth, kMost, "send_depth = 4294967295", "16 .. 32768"},
+      {&ConnectionSettings::send_depth, 7, "send_depth = 7", "16 .. 32768"},
       {&ConnectionSettings::inline_bytes, kMost, "inline_bytes = 4294967295", "1KiB"},
       {&ConnectionSettings::rd_atomic, kMost, "rd_atomic = 4294967295", "1 .. 128"},
       {&ConnectionSettings::mtu, kMost, "mtu = 4294967295", "256 .. 4096"},
@@ -277,7 +277,7 @@ TEST(EngineConnectionSettings, OfAListenerAndOfOneThatIsAccepted) {
   Node server, client;
   ListenOptions options;
   options.handlers = server.handlers();
-  options.settings.send_depth = 9;
+  options.settings.send_depth = 17;
   options.settings.access = Access::remote_write;
   Status in_vain = Status::ok, too_late = Status::ok;
   options.on_accept = [&](Connection c) {
@@ -285,7 +285,7 @@ TEST(EngineConnectionSettings, OfAListenerAndOfOneThatIsAccepted) {
     ConnectionSettings other;
     other.send_depth = 7;
     in_vain = c.configure(other).error().status;
-    other.send_depth = 10;
+    other.send_depth = 18;
     EXPECT_TRUE(c.configure(other));
   };
   auto listener = server.engine.listen("127.0.0.1:0", options);
@@ -376,7 +376,7 @@ TEST(EngineConnectionSettings, StayWhenTheConnectionIsMadeAgain) {
   options.reconnect.attempts = 1000;
   options.reconnect.first_delay = 1ms;
   options.reconnect.max_delay = 2ms;
-  options.settings.send_depth = 8;
+  options.settings.send_depth = 16;
   auto made = client.engine.connect(address, options);
   ASSERT_TRUE(made);
   // Nobody listens: it fails and rests, more than once.
@@ -386,7 +386,7 @@ TEST(EngineConnectionSettings, StayWhenTheConnectionIsMadeAgain) {
   ASSERT_TRUE(until({&client, &server}, [&] { return made->ready() && !server.ready.empty(); }));
   ASSERT_TRUE(client.closed.empty());
   ASSERT_TRUE(gather_credit(client, server, *made));
-  EXPECT_EQ(accepted_at_once(client, *made), 4u);
+  EXPECT_EQ(accepted_at_once(client, *made), 8u);
   finish(client, server);
 }
 

@@ -49,7 +49,7 @@ Endpoint plausible() {
   e.gid_type = GidType::embedded;
   e.qp_num = 77;
   e.mtu = 4096;
-  e.max_message = 4096;
+  e.max_message = e.eager_bytes = 4096;
   e.credits = 1;
   e.incarnation = 5;
   e.control_address = 4096;

@@ -188,7 +188,7 @@ TEST(Scenario25, MoreThanThereCanBeNamesAskedAndAvailable) {
     const char* key;
     const char* range;
   } caps[] = {
-      {&Config::Queues::send_depth, "queues.send_depth", "8 .. 32768"},
+      {&Config::Queues::send_depth, "queues.send_depth", "16 .. 32768"},
       {&Config::Queues::receive_depth, "queues.receive_depth", "16 .. 32768"},
       {&Config::Queues::completion_depth, "queues.completion_depth", "64 .. 4194304"},
       {&Config::Queues::inline_bytes, "queues.inline_bytes", "0 .. 1KiB"},

@@ -25,6 +25,7 @@ Endpoint whole() {
   e.psn = 0x777;
   e.mtu = 2048;
   e.max_message = 70000;
+  e.eager_bytes = 5000;
   e.credits = 3;
   e.incarnation = 0x8877665544332211;
   e.control_address = 0x7f1234567890;

@@ -19,7 +19,7 @@ Endpoint example() {
   e.qp_num = 0x11;
   e.psn = 0xabcdef;
   e.mtu = 1024;
-  e.max_message = 4096;
+  e.max_message = e.eager_bytes = 4096;
   e.credits = 1;
   e.incarnation = 0x1122334455667788;
   e.control_address = 0x7f0000001008;
@@ -30,7 +30,8 @@ Endpoint example() {
 
 constexpr const char* kLine =
     "spinwire-endpoint-1 gid=::ffff:10.1.2.3 type=rocev2 lid=0 qpn=0x11 psn=0xabcdef mtu=1024 "
-    "message=4096 credits=1 incarnation=0x1122334455667788 cell=0x7f0000001008 cell-key=0xcafe "
+    "message=4096 eager=4096 credits=1 incarnation=0x1122334455667788 cell=0x7f0000001008 "
+    "cell-key=0xcafe "
     "rd-atomic=16";
 
 std::string replaced(std::string_view what, std::string_view with) {
@@ -59,6 +60,7 @@ TEST(EndpointText, ReadsBackEveryValue) {
     e.psn = static_cast<std::uint32_t>(random() & 0xffffff);
     e.mtu = static_cast<std::uint16_t>(256u << random() % 5);
     e.max_message = static_cast<std::uint32_t>(1 + random() % (1u << 31));
+    e.eager_bytes = static_cast<std::uint32_t>(1 + random() % e.max_message);
     e.credits = static_cast<std::uint32_t>(random() % 32769);
     e.incarnation = random() | 1;
     e.control_address = (random() | 8) & ~std::uint64_t{7};
@@ -73,7 +75,8 @@ TEST(EndpointText, ReadsBackEveryValue) {
 TEST(EndpointText, TakesWordsInAnyOrderAndAnySpace) {
   const auto read = Endpoint::parse(
       "\n spinwire-endpoint-1\trd-atomic=16 cell-key=51966   cell=0x7f0000001008\r\n"
-      "incarnation=1234605616436508552 credits=1 message=0x1000 mtu=0x400 psn=0xABCDEF qpn=17 "
+      "incarnation=1234605616436508552 credits=1 message=0x1000 eager=4096 mtu=0x400 psn=0xABCDEF "
+      "qpn=17 "
       "lid=0x0 type=rocev2 gid=0:0::ffff:a01:203  ");
   ASSERT_TRUE(read) << read.error().message();
   EXPECT_EQ(*read, example());

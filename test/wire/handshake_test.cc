@@ -26,7 +26,8 @@ Endpoint valid_endpoint() {
   e.qp_num = 0xabcdef;
   e.psn = 0x123456;
   e.mtu = 1024;
-  e.max_message = 4096;
+  e.max_message = 8192;
+  e.eager_bytes = 4096;
   e.credits = 64;
   e.incarnation = 0x1122334455667788u;
   e.control_address = 0x7fff00001008u;
@@ -94,15 +95,15 @@ TEST(Handshake, LayoutIsFixed) {
   const auto frame = copy_of(wire::encode(wire::Hello{valid_endpoint()}, {{1, 1}, 0x04030201u}));
   const std::vector<unsigned> expected{
       'S',  'P',  'N',  'W',  1,    0,    1,    0,     // magic, versions
-      1,    0,    58,   0,    1,    2,    3,    4,     // kind, body length, features
+      1,    0,    62,   0,    1,    2,    3,    4,     // kind, body length, features
       0xa0, 0xa1, 0xa2, 0xa3, 0xa4, 0xa5, 0xa6, 0xa7,  // gid
       0xa8, 0xa9, 0xaa, 0xab, 0xac, 0xad, 0xae, 0xaf,  //
       0xef, 0xcd, 0xab, 0,    0x56, 0x34, 0x12, 0,     // qp_num, psn
-      0,    0x10, 0,    0,    64,   0,    0,    0,     // max_message, credits
+      0,    0x20, 0,    0,    64,   0,    0,    0,     // max_message, credits
       0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,  // incarnation
       0x08, 0x10, 0,    0,    0xff, 0x7f, 0,    0,     // control_address
       0xbe, 0xba, 0xfe, 0xca, 0x34, 0x12, 0,    4,     // control_rkey, lid, mtu
-      2,    16};                                       // gid_type, max_rd_atomic
+      2,    16,   0,    0x10, 0,    0};                // gid_type, max_rd_atomic, eager_bytes
   ASSERT_EQ(frame.size(), expected.size());
   for (std::size_t i = 0; i < frame.size(); ++i) {
     EXPECT_EQ(std::to_integer<unsigned>(frame[i]), expected[i]) << "byte " << i;
@@ -135,6 +136,8 @@ TEST(Handshake, EveryFieldBeyondItsLimitIsRefusedByName) {
       {"mtu", "8192", [](E& e) { e.mtu = 8192; }},
       {"max_message", "0", [](E& e) { e.max_message = 0; }},
       {"max_message", "2147483649", [](E& e) { e.max_message = (1u << 31) + 1; }},
+      {"eager_bytes", "0", [](E& e) { e.eager_bytes = 0; }},
+      {"eager_bytes", "8193", [](E& e) { e.eager_bytes = 8193; }},
       {"credits", "32769", [](E& e) { e.credits = 32769; }},
       {"incarnation", "0", [](E& e) { e.incarnation = 0; }},
       {"control_address", "0x0", [](E& e) { e.control_address = 0; }},
@@ -171,7 +174,7 @@ TEST(Handshake, EveryFieldAtItsLimitIsAccepted) {
       [](E& e) { e.mtu = 512; },
       [](E& e) { e.mtu = 2048; },
       [](E& e) { e.mtu = 4096; },
-      [](E& e) { e.max_message = 1; },
+      [](E& e) { e.max_message = e.eager_bytes = 1; },
       [](E& e) { e.max_message = 1u << 31; },
       [](E& e) { e.credits = 0; },
       [](E& e) { e.credits = 32768; },
@@ -220,8 +223,8 @@ TEST(Handshake, BodyLengthMustFitTheKind) {
     std::uint16_t min;
     std::uint16_t max;
   };
-  const Case cases[]{{wire::encode(wire::Hello{valid_endpoint()}), 58, 58},
-                     {wire::encode(wire::Accept{valid_endpoint()}), 58, 58},
+  const Case cases[]{{wire::encode(wire::Hello{valid_endpoint()}), 62, 62},
+                     {wire::encode(wire::Accept{valid_endpoint()}), 62, 62},
                      {wire::encode(wire::Ready{1}), 8, 8},
                      {wire::encode(wire::make_refuse(Status::limit, "")), 1, 201}};
   for (const auto& c : cases) {
@@ -380,7 +383,7 @@ bool plausible_header(std::span<const std::byte> b) {
   const unsigned kind = at(8) | at(9) << 8;
   const unsigned length = at(10) | at(11) << 8;
   if (min > 1 || max < 1 || kind < 1 || kind > 4) return false;
-  const unsigned least = kind == 3 ? 1 : kind == 4 ? 8 : 58;
+  const unsigned least = kind == 3 ? 1 : kind == 4 ? 8 : 62;
   const unsigned most = max > 1 ? 496 : kind == 3 ? 201 : least;
   return length >= least && length <= most;
 }
