@@ -154,6 +154,12 @@ void leave_cm(Agent& a) noexcept {
   a.cm.reset();
 }
 
+/// Whether nothing of the agent's is with the device, in ERR, any more: a receive that completed
+/// after its queue pair is gone would have an entry of the completion queue that nobody counts.
+bool is_drained(Shared& s, const Agent& a) noexcept {
+  return idle(a) && (a.own_queue == kNone || own_receives_posted(s, a) == 0);
+}
+
 bool step_destroy(Shared& s, Agent& a) noexcept {
   leave_cm(a);
   s.by_qpn.clear(a.qp->qp_num);
@@ -354,7 +360,7 @@ bool advance(Shared& s, Agent& a) noexcept {
       return true;
     case Stage::drain:
       flush_unposted(s, a);
-      if (idle(a)) a.stage = Stage::destroy;
+      if (is_drained(s, a)) a.stage = Stage::destroy;
       return false;
     case Stage::destroy:
       return step_destroy(s, a);
