@@ -307,6 +307,7 @@ namespace {
 
 /// A receive that is not a message on a connection in order. Answers whether the block was kept.
 bool take_other(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept {
+  if (a.stage == Stage::drain) list_setup(s, a);  // it may be the last to wait for
   if (wc.status != IBV_WC_SUCCESS) {
     on_receive_failed(s, a, wc);
     return false;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "agent/agent.h"
+#include "agent/completion.h"
 #include "base/error.h"
 #include "base/random.h"
 #include "wire/cm_data.h"
@@ -154,6 +155,12 @@ void leave_cm(Agent& a) noexcept {
   a.cm.reset();
 }
 
+/// Whether nothing of the agent's is with the device, in ERR, any more: a receive that completed
+/// after its queue pair is gone would have an entry of the completion queue that nobody counts.
+bool is_drained(Shared& s, const Agent& a) noexcept {
+  return idle(a) && (a.own_queue == kNone || own_receives_posted(s, a) == 0);
+}
+
 bool step_destroy(Shared& s, Agent& a) noexcept {
   if (!end_offers(s, a)) return true;  // windows go before their queue pair
   leave_cm(a);
@@ -232,19 +239,32 @@ const char* likely_cause(const Shared& s, ibv_wc_status status) noexcept {
       return "the peer's device could not do it: see its events and the longest message it takes";
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_ACCESS_ERR:
-      return "local memory was deregistered while in use";
+      return "local memory was deregistered while in use, or lacks a right that the operation "
+             "needs";
+    case IBV_WC_LOC_LEN_ERR:
+      return "the local device takes no message of that length: see its max_msg_sz";
+    case IBV_WC_LOC_QP_OP_ERR:
+    case IBV_WC_LOC_EEC_OP_ERR:
+      return "the local device could not execute it: some tell so of a wrong length, a dead key or "
+             "a queue pair in the wrong state; see that no memory is deregistered while in use";
+    case IBV_WC_MW_BIND_ERR:
+      return "the local device could not bind a window: its memory lacks the rights, or is gone";
+    case IBV_WC_WR_FLUSH_ERR:
+      return "the local queue pair had failed before, without a word: the peer asked for what it "
+             "may not do, or the device failed; see the device's events";
+    case IBV_WC_FATAL_ERR:
+      return "the local device has failed: see the system's log, then open another engine";
     default:
       return "see the completion's status; the connection cannot be used any more";
   }
 }
 
 Error operation_error(const Shared& s, const Agent& a, OperationKind kind, const ibv_wc& wc) {
-  const bool lost = wc.status == IBV_WC_RETRY_EXC_ERR || wc.status == IBV_WC_RNR_RETRY_EXC_ERR;
   const verbs::QueuePairOptions& ours = a.attributes.queue_pair;
+  // Flushed are operations; a connection that was not to end has a queue pair that failed here.
+  const bool failed = wc.status == IBV_WC_WR_FLUSH_ERR;
   return base::make_error(
-      lost                                 ? Status::peer_lost
-      : wc.status == IBV_WC_REM_ACCESS_ERR ? Status::remote_access
-                                           : Status::remote_error,
+      failed ? Status::local_error : status_of(wc.status),
       fmt::format("{} on queue pair {:#x} ({}) to {}, queue pair {:#x} ({})", kind_text(kind),
                   wc.qp_num, verbs::gid_text(ours.place.gid), a.peer.data(), a.remote.qp_num,
                   verbs::gid_text(a.remote.gid)),
@@ -253,6 +273,20 @@ Error operation_error(const Shared& s, const Agent& a, OperationKind kind, const
                   static_cast<int>(wc.status), ibv_wc_status_str(wc.status), wc.vendor_err,
                   ours.retry.ack_timeout, ours.retry.retry_count, ours.retry.rnr_retry),
       likely_cause(s, wc.status));
+}
+
+/// A message that is longer than its receive is the peer's fault, all else our own. Soft-RoCE tells
+/// of both with the same status.
+Error receive_error(const Agent& a, const ibv_wc& wc) {
+  const bool peers = wc.status == IBV_WC_LOC_LEN_ERR || wc.status == IBV_WC_LOC_QP_OP_ERR ||
+                     wc.status == IBV_WC_REM_INV_REQ_ERR;
+  return base::make_error(
+      peers ? Status::protocol : status_of(wc.status),
+      fmt::format("receive a message from {}", a.peer.data()),
+      fmt::format("completion status {} ({}), vendor error {:#x}", static_cast<int>(wc.status),
+                  ibv_wc_status_str(wc.status), wc.vendor_err),
+      peers ? "the peer sent more than the limit it was told"
+            : "the local memory of a receive is gone, or the device has failed: see its events");
 }
 
 }  // namespace
@@ -369,7 +403,7 @@ bool advance(Shared& s, Agent& a) noexcept {
       return true;
     case Stage::drain:
       flush_unposted(s, a);
-      if (idle(a)) a.stage = Stage::destroy;
+      if (is_drained(s, a)) a.stage = Stage::destroy;
       return false;
     case Stage::destroy:
       return step_destroy(s, a);
@@ -421,10 +455,11 @@ void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& 
 void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
   if (s.own != nullptr) stop_own_receives(s, a);
   if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
-  fail(s, a,
-       {Status::protocol, "receive a message",
-        std::string("completion status: ") + ibv_wc_status_str(wc.status),
-        "the peer sent more than the limit it was told"});
+  try {
+    fail(s, a, receive_error(a, wc));
+  } catch (...) {
+    fail(s, a, base::out_of_memory());
+  }
 }
 
 void on_goodbye(Shared& s, Agent& a) noexcept {

@@ -120,15 +120,18 @@ int post_own_receives(Shared& s, Agent& a) noexcept {
 
 bool lacks_own_receives(Shared& s, const Agent& a) noexcept { return missing(s, a.own_queue) != 0; }
 
+std::uint32_t own_receives_posted(Shared& s, const Agent& a) noexcept {
+  return s.own->share.slots - s.own->queues.at(a.own_queue).back.count() - missing(s, a.own_queue);
+}
+
 void stop_own_receives(Shared& s, const Agent& a) noexcept {
   s.own->queues.at(a.own_queue).failed = true;
 }
 
 void reclaim_own_receives(Shared& s, Agent& a) noexcept {
+  s.posted_receives -= own_receives_posted(s, a);
   const std::uint32_t index = std::exchange(a.own_queue, kNone);
-  OwnQueue& queue = s.own->queues.at(index);
-  s.posted_receives -= s.own->share.slots - queue.back.count() - missing(s, index);
-  queue.agent = nullptr;
+  s.own->queues.at(index).agent = nullptr;
   s.own->queues.release(index);
 }
 

@@ -50,6 +50,8 @@ bool take_own_queue(Shared& s, Agent& a) noexcept;
 int post_own_receives(Shared& s, Agent& a) noexcept;
 /// Whether slots of the agent's lack memory, so that less is posted than it might be granted.
 bool lacks_own_receives(Shared& s, const Agent& a) noexcept;
+/// How many of the agent's receives the device has.
+std::uint32_t own_receives_posted(Shared& s, const Agent& a) noexcept;
 /// A receive of the agent's failed: nothing is posted any more.
 void stop_own_receives(Shared& s, const Agent& a) noexcept;
 /// The agent's queue pair is gone, and with it what was posted: all slots are the queue's again.

@@ -27,7 +27,7 @@ struct Again {
   std::uint64_t ready_at = 0;           ///< tick of becoming ready; 0: this attempt has not
   Nanoseconds delay{0};                 ///< until the next
   bool resting = false;                 ///< waits for that
-  bool permanent = false;               ///< the peer's answer will not change
+  bool permanent = false;               ///< neither the peer's answer nor a lost device changes
 };
 
 /// Whether the connection that just ended shall be tried again.

@@ -13,6 +13,8 @@ using agent::Stage;
 
 Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
   if (ending) return engine::ending_error("prepare a connection");
+  if (auto left = check_device_left("prepare a connection"); !left)
+    return tl::unexpected(left.error());
   if (auto good = engine::check_timeout("prepare a connection", options.timeout); !good)
     return tl::unexpected(good.error());
   const auto attributes = resolve(options.settings, Via::tcp);

@@ -105,6 +105,10 @@ class EngineCore {
   Result<Connection> prepare(const PrepareOptions& options);
   Result<void> join(agent::Agent& a, const Endpoint& peer);
 
+  // In device_events.cc.
+  /// Refuses what needs a device that has not failed.
+  [[nodiscard]] Result<void> check_device_left(const char* asked) const;
+
   // In connection_settings.cc.
   [[nodiscard]] Result<void> check_access(Access asked) const;
   Result<void> configure(agent::Agent& a, const ConnectionSettings& settings);
@@ -134,8 +138,9 @@ class EngineCore {
   DeviceEventCallback on_device_event;
   std::uint64_t next_device_look = 0;  ///< tick; never again once it is gone
   connect::EpollSet epoll;
-  bool device_watched = false;  ///< the epoll set tells of the device's async events
-  connect::CmChannel cm;        ///< once it was asked for
+  const char* device_lost = nullptr;  ///< the event after which no connection is possible
+  bool device_watched = false;        ///< the epoll set tells of the device's async events
+  connect::CmChannel cm;              ///< once it was asked for
   base::IndexPool<engine::Handshake> handshakes;
   std::vector<std::unique_ptr<engine::Listening>> listeners;
   std::uint32_t listener_generation = 0;

@@ -3,6 +3,7 @@
 #include <array>
 #include <string>
 
+#include "base/error.h"
 #include "base/log.h"
 #include "engine/core.h"
 
@@ -89,10 +90,21 @@ LogLevel level_of(Kind kind) noexcept {
 
 }  // namespace
 
+Result<void> EngineCore::check_device_left(const char* asked) const {
+  if (device_lost == nullptr) return {};
+  return base::fail(
+      Status::no_device, asked,
+      std::string("device ") + shared.device->info().name + " has failed: " + device_lost,
+      "open another engine when the device is back");
+}
+
 void EngineCore::fail_all(const char* what) noexcept {
+  device_lost = what;
   for (std::uint32_t i = 0; i < shared.agents.capacity(); ++i) {
     if (!shared.agents.in_use(i)) continue;
-    agent::fail(shared, shared.agents.at(i),
+    Agent& a = shared.agents.at(i);
+    if (a.again != nullptr) a.again->permanent = true;
+    agent::fail(shared, a,
                 {Status::local_error, "keep the connection", std::string("device event: ") + what,
                  "see the system's log for the device, then open another engine"});
   }

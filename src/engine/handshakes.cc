@@ -86,6 +86,7 @@ Result<void> EngineCore::listen_on_socket(Listening& listening, const connect::A
 
 Result<Listener> EngineCore::listen(std::string_view text, const ListenOptions& options) {
   if (ending) return engine::ending_error("listen");
+  if (auto left = check_device_left("listen"); !left) return tl::unexpected(left.error());
   auto address = connect::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   const auto attributes = resolve(options.settings, options.via);
@@ -152,6 +153,7 @@ Result<Handshake*> EngineCore::begin_exchange(const connect::Address& to) {
 
 Result<engine::Attempt> EngineCore::begin(const connect::Address& to, Via via,
                                           Nanoseconds patience) {
+  if (auto left = check_device_left("connect"); !left) return tl::unexpected(left.error());
   if (via == Via::rdma_cm)
     return begin_through_cm(to, patience).map([](auto link) {
       return engine::Attempt{nullptr, std::move(link)};
@@ -417,6 +419,7 @@ void EngineCore::take_hello(Handshake& h) noexcept {
   if (listening == nullptr) {
     return refuse(h, {Status::refused, "connect", "nobody listens here any more", "try again"});
   }
+  if (auto left = check_device_left("accept a connection"); !left) return refuse(h, left.error());
   Agent* a = agent::acquire(shared, ConnectionState::exchanging, false);
   if (a == nullptr) {
     return refuse(h, engine::no_more_connections(shared, "accept one more connection"));

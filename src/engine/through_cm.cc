@@ -235,6 +235,7 @@ void EngineCore::take_cm_request(const CmNews& news) {
       static_cast<std::uint32_t>(name), static_cast<std::uint32_t>((name & ~kListenerBit) >> 32));
   if (listening == nullptr)
     return refuse({Status::refused, "connect", "nobody listens here any more", "try again"});
+  if (auto left = check_device_left("accept a connection"); !left) return refuse(left.error());
   if (auto good = check_device(shared.device->info(), id); !good) return refuse(good.error());
   auto peer = read_endpoint(id, shared.device->info(), news);
   if (!peer) return refuse(peer.error());

@@ -104,7 +104,7 @@ TEST(EngineConnectionSettings, ReachTheDevice) {
   ASSERT_TRUE((*device)->to_rts(*qp, options, 77, self));
   ibv_qp_attr attr{};
   ibv_qp_init_attr init{};
-  ASSERT_EQ((*device)->provider().query_qp(*qp, &attr, (IBV_QP_RATE_LIMIT << 1) - 1, &init), 0);
+  ASSERT_EQ((*device)->provider().query_qp(*qp, &attr, IBV_QP_RATE_LIMIT - 1, &init), 0);
   EXPECT_GE(init.cap.max_send_wr, 32u);
   EXPECT_GE(init.cap.max_inline_data, 32u);
   EXPECT_EQ(attr.path_mtu, IBV_MTU_1024);
@@ -340,7 +340,10 @@ TEST(EngineConnectionSettings, WithoutTheRightToReadNoKeyReads) {
       client.tally.run([&](auto done) { return ends.client.read(ours.slice(), *region, done); }),
       Status::ok);
   ASSERT_TRUE(until({&client, &server}, [&] { return client.tally.idle(); }));
-  EXPECT_EQ(client.tally.ended(Status::remote_access), 1u);
+  // What a queue pair does not do at all is an invalid request; adapters and Soft-RoCE differ in
+  // which of the two they answer.
+  const bool invalid_request = !on_softverbs() && client.tally.ended(Status::remote_error) == 1;
+  EXPECT_EQ(client.tally.ended(Status::remote_access), invalid_request ? 0u : 1u);
   EXPECT_TRUE(Node::holds(ours.bytes(), 6));
   ASSERT_TRUE(until({&client, &server}, [&] { return !client.closed.empty(); }));
   EXPECT_EQ(server.engine.revoke(*region), Status::ok);

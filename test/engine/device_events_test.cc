@@ -3,9 +3,13 @@
 #include <infiniband/verbs.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/owner_guard.h"
+#include "engine/core.h"
 #include "engine/harness.h"
+#include "verbs/providers.h"
 
 namespace device_events_test {
 
@@ -87,6 +91,73 @@ TEST(EngineDeviceEvents, AHandlerMayReplaceItself) {
   EXPECT_EQ(first, 1);
   EXPECT_EQ(replaced, Status::ok);
   p.finish();
+}
+
+/// The embedded device, which fails when it is told to.
+struct Failing {
+  explicit Failing(const spinwire::Config& config)
+      : provider(spinwire::verbs::softverbs_provider()),
+        core(config, spinwire::Clock::real(), std::move(*spinwire::base::OwnerGuard::create())) {
+    fails = false;
+    provider.get_async_event = [](ibv_context* context, ibv_async_event* event) {
+      if (!std::exchange(fails, false))
+        return spinwire::verbs::softverbs_provider().get_async_event(context, event);
+      *event = {};
+      event->event_type = IBV_EVENT_DEVICE_FATAL;
+      return 0;
+    };
+    const spinwire::verbs::Provider* const all[] = {&provider};
+    const auto opened = core.open(all);
+    EXPECT_TRUE(opened) << opened.error().message();
+  }
+  spinwire::verbs::Provider provider;
+  spinwire::detail::EngineCore core;
+  static inline bool fails = false;
+};
+
+TEST(EngineDeviceEvents, AFailedDeviceEndsAllAndMakesNoConnection) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
+  Node peer;
+  peer.stale_allowed = true;
+  peer.listen();
+  Failing failing(engine_test::small_config());
+  auto& core = failing.core;
+  const auto both = [&](auto&& done) {
+    return engine_test::until({&peer}, [&] {
+      (void)core.poll();
+      return done();
+    });
+  };
+  const auto listener = core.listen("127.0.0.1:0", {});
+  ASSERT_TRUE(listener);
+  spinwire::Error cause;
+  spinwire::ConnectOptions options;
+  options.handlers.on_closed = [&](Connection, const spinwire::Error& e) { cause = e; };
+  options.reconnect.attempts = 1000;
+  const auto lost = core.connect(peer.listener.address(), options);
+  ASSERT_TRUE(lost);
+  ASSERT_TRUE(both([&] { return lost->ready() && peer.ready.size() == 1; }));
+  Failing::fails = true;
+  // Not made again, however often it was to be tried.
+  ASSERT_TRUE(both([&] { return cause.status != Status::ok && peer.closed.size() == 1; }));
+  EXPECT_EQ(cause.status, Status::local_error) << cause.message();
+  EXPECT_EQ(core.shared.agents.size(), 0u);
+  const auto connected = core.connect(peer.listener.address(), {});
+  const auto listened = core.listen("127.0.0.1:0", {});
+  const auto prepared = core.prepare({});
+  ASSERT_FALSE(connected || listened || prepared);
+  const spinwire::Error refusals[] = {connected.error(), listened.error(), prepared.error()};
+  for (const spinwire::Error& refused : refusals) {
+    EXPECT_EQ(refused.status, Status::no_device);
+    EXPECT_NE(refused.found.find(ibv_event_type_str(IBV_EVENT_DEVICE_FATAL)), std::string::npos)
+        << refused.message();
+  }
+  // Who asks at its door is told as well.
+  (void)peer.begin(listener->address());
+  ASSERT_TRUE(both([&] { return peer.closed.size() == 2; }));
+  EXPECT_EQ(peer.closed[1].status, Status::no_device) << peer.closed[1].message();
+  EXPECT_NE(peer.closed[1].found.find("has failed"), std::string::npos);
+  core.end();
 }
 
 TEST(EngineDeviceEvents, KindsHaveNames) {

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/core.h"
@@ -294,6 +295,82 @@ struct Lacking {
   std::unique_ptr<EngineCore> engine;
   static inline std::vector<std::string> warnings;
 };
+
+/// Keeps flushed receives back, as of a device that flushes beside the program.
+struct LateFlushes {
+  explicit LateFlushes(ibv_context* of) : context(of) {
+    late = this;
+    plain = std::exchange(context->ops.poll_cq, [](ibv_cq* cq, int entries, ibv_wc* wcs) {
+      return late->poll(cq, entries, wcs);
+    });
+  }
+  LateFlushes(const LateFlushes&) = delete;
+  LateFlushes& operator=(const LateFlushes&) = delete;
+  ~LateFlushes() { context->ops.poll_cq = plain; }
+
+  int poll(ibv_cq* cq, int entries, ibv_wc* wcs) {
+    int count = 0;
+    while (!withheld && !kept.empty() && count < entries) {
+      wcs[count++] = kept.front();
+      kept.erase(kept.begin());
+    }
+    ibv_wc* const end = wcs + count + plain(cq, entries - count, wcs + count);
+    ibv_wc* const flushed = std::stable_partition(wcs + count, end, [this](const ibv_wc& wc) {
+      return !withheld || wc.status == IBV_WC_SUCCESS || !spinwire::agent::is_receive(wc.wr_id);
+    });
+    kept.insert(kept.end(), flushed, end);
+    return static_cast<int>(flushed - wcs);
+  }
+
+  ibv_context* context;
+  int (*plain)(ibv_cq*, int, ibv_wc*) = nullptr;
+  bool withheld = true;
+  std::vector<ibv_wc> kept;
+  static inline LateFlushes* late = nullptr;
+};
+
+TEST(EngineOwnReceives, AreAllBackBeforeTheirQueuePairGoes) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
+  Node client;
+  Lacking lacking([](Provider&) {});
+  Config config = own_config(16, 4);
+  config.connections.close_timeout = 100ms;
+  ASSERT_TRUE(lacking.open(config));
+  EngineCore& core = *lacking.engine;
+  LateFlushes late(core.shared.device->context());
+  const Listener listener = core.listen("127.0.0.1:0", {}).value();
+  const auto both = [&](auto&& done) {
+    return until({&client}, [&] {
+      (void)core.poll();
+      return done();
+    });
+  };
+  Connection c = client.begin(listener.address());
+  const Buffer b = client.filled(8, 1);
+  ASSERT_TRUE(both([&] { return c.send(b) == Status::ok; }));
+  ASSERT_TRUE(both([&] { return client.engine.stats().operations == 0; }));
+  EXPECT_EQ(c.close(), Status::ok);
+  ASSERT_TRUE(both([&] {
+    return !client.closed.empty() && core.shared.agents.size() == 1 &&
+           late.kept.size() == core.shared.posted_receives && !late.kept.empty();
+  }));
+  for (int i = 0; i < 100; ++i) (void)core.poll();
+  EXPECT_EQ(core.shared.stats.stale_completions, 0u);
+  EXPECT_EQ(core.shared.agents.size(), 1u);
+  // The last of them ends it.
+  late.withheld = false;
+  ASSERT_TRUE(both([&] { return core.shared.agents.size() == 0; }));
+  EXPECT_EQ(core.shared.stats.stale_completions, 0u);
+  EXPECT_EQ(core.shared.posted_receives, 0u);
+  EXPECT_TRUE(late.kept.empty());
+  // Those of a device that loses them are waited for until the close time-out, and no longer.
+  late.withheld = true;
+  c = client.begin(listener.address());
+  ASSERT_TRUE(both([&] { return c.ready(); }));
+  EXPECT_EQ(c.close(), Status::ok);
+  ASSERT_TRUE(both([&] { return core.shared.agents.size() == 0; }));
+  EXPECT_EQ(core.shared.posted_receives, 0u);
+}
 
 int query_without_srq(ibv_context* context, ibv_device_attr* attr) {
   const int error = spinwire::verbs::softverbs_provider().query_device(context, attr);

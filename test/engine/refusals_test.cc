@@ -49,6 +49,7 @@ TEST(EngineRefusals, MessagesAndSlicesOutOfBounds) {
   Bench b;
   Connection c = b.ends.client;
   Buffer buffer = b.client.filled(8192, 1);
+  const auto outstanding = c.stats().outstanding;  // a keepalive on a slow machine
   EXPECT_EQ(c.send(buffer.slice(0, 4097)), Status::message_too_long);
   EXPECT_EQ(c.send_with_imm(buffer.slice(0, 4097), 1), Status::message_too_long);
   EXPECT_EQ(c.send_copy(buffer.slice(0, 4097).bytes()), Status::message_too_long);
@@ -69,7 +70,7 @@ TEST(EngineRefusals, MessagesAndSlicesOutOfBounds) {
   RemoteRegion writable = b.region;
   writable.access = Access::remote_write;
   EXPECT_EQ(c.read(some, writable), Status::remote_access);
-  EXPECT_EQ(c.stats().outstanding, 0u);
+  EXPECT_EQ(c.stats().outstanding, outstanding);
   EXPECT_EQ(b.client.engine.allocate(0).block(), nullptr);
   EXPECT_EQ(b.client.engine.allocate_status(), Status::invalid_argument);
   EXPECT_FALSE(b.client.engine.allocate(std::size_t{1} << 40));
