@@ -1,5 +1,5 @@
 // What happens to a connection: operations in, completions out, credit, life cycle. The hot part
-// is in operations.cc and arrivals.cc, the cold in lifecycle.cc.
+// is in operations.cc and arrivals.cc, the cold in lifecycle.cc and bring_up.cc.
 #pragma once
 
 #include <bit>
@@ -102,6 +102,8 @@ void enter(Shared& s, Agent& a, ConnectionState state) noexcept;
 /// Takes the next step of the agent's set-up or tear-down, with at most one control verb.
 /// Answers true if it used one.
 bool advance(Shared& s, Agent& a) noexcept;
+/// The part of advance() for stages from `expose` to `rts`.
+bool bring_up(Shared& s, Agent& a) noexcept;
 /// Puts the agent in line for a control verb.
 void list_setup(Shared& s, Agent& a) noexcept;
 /// The connection ends, with this as its cause if it has none yet.
