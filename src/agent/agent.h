@@ -39,6 +39,14 @@ std::uint32_t take_completions(Shared& s, const ibv_wc* wcs, int count) noexcept
 void take_while_draining(Shared& s, Agent& a, const Block* block, std::uint32_t bytes) noexcept;
 /// A receive that ended with an error at the device. Cold.
 void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept;
+/// Where the slot's next message goes: its header into the block's headroom. `lkey` opens the block
+/// to the queue pair.
+inline void aim_receive(Shared& s, std::uint32_t slot, const Block& block,
+                        std::uint32_t lkey) noexcept {
+  const std::uint32_t bytes =
+      s.config.connections.eager_bytes + std::uint32_t{wire::kMessageHeaderBytes};
+  s.receives.aim(slot, block.payload - wire::kMessageHeaderBytes, bytes, lkey);
+}
 /// The end of a poll: fill up and repost receives, flush what was deferred, tell credit.
 void finish_poll(Shared& s) noexcept;
 /// Whether finish_poll() has anything to do.
@@ -75,6 +83,10 @@ inline bool learn_credit(Agent& a) noexcept {
 bool find_credit(Shared& s, Agent& a) noexcept;
 /// Takes what the peer wrote into the credit cell. False: nonsense was in it.
 bool read_credit_cell(Agent& a) noexcept;
+/// What the agent's allotment is counted in.
+inline std::uint32_t& allotted_with(Shared& s, const Agent& a) noexcept {
+  return a.own_queue != kNone ? s.own->allotted : s.allotted;
+}
 /// Keeps up to `wanted` receives for the peer, as many as the budget has.
 void grow_allotment(Shared& s, Agent& a, std::uint32_t wanted) noexcept;
 /// Receives that each connection gets when there are too few for all.
@@ -92,6 +104,15 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
 inline void set_attributes(Agent& a, const Attributes& attributes) noexcept {
   a.attributes = attributes;
   a.inline_bytes = attributes.queue_pair.inline_bytes;
+}
+/// The agents whose receives are in the same queue, or in one of their own, as this one's.
+inline QpnMap& neighbours(Shared& s, const Agent& a) noexcept {
+  return a.own_queue != kNone ? s.own->by_qpn : s.by_qpn;
+}
+/// The agent of a queue pair; null if it is no more.
+inline Agent* find_by_qpn(Shared& s, std::uint32_t qp_num) noexcept {
+  Agent* const a = s.by_qpn.find(qp_num);
+  return a == nullptr && s.own != nullptr ? s.own->by_qpn.find(qp_num) : a;
 }
 /// Parts of acquire(), for an agent that begins anew.
 void prepare_timers(Agent& a) noexcept;

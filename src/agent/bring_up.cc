@@ -43,7 +43,7 @@ bool step_create(Shared& s, Agent& a) noexcept {
   if (!qp) return set_up_failed(s, a, qp.error());
   a.qp = *qp;
   try {
-    s.by_qpn.set(a.qp->qp_num, &a);
+    neighbours(s, a).set(a.qp->qp_num, &a);
   } catch (const std::bad_alloc&) {
     return set_up_failed(s, a, base::out_of_memory());
   }
@@ -123,7 +123,7 @@ bool step_up(Shared& s, Agent& a) noexcept {
     return a.cm != nullptr ? bring_through_cm(s, a, step.state) : bring(s, a, step.state);
   });
   if (!done) return set_up_failed(s, a, done.error());
-  if (step.state == IBV_QPS_INIT && s.own != nullptr) {
+  if (step.state == IBV_QPS_INIT && a.own_queue != kNone) {
     // Before the peer can send.
     if (const int error = post_own_receives(s, a); error != 0) return receives_refused(s, a, error);
   }

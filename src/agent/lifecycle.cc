@@ -38,7 +38,7 @@ void leave_cm(Agent& a) noexcept {
 
 bool step_destroy(Shared& s, Agent& a) noexcept {
   leave_cm(a);
-  s.by_qpn.clear(a.qp->qp_num);
+  neighbours(s, a).clear(a.qp->qp_num);
   s.device->destroy_qp(a.qp);
   a.qp = nullptr;
   flush_everything(s, a);
@@ -147,8 +147,9 @@ void prepare_timers(Agent& a) noexcept {
 }
 
 bool promise_receive(Shared& s, Agent& a) noexcept {
-  if (s.own != nullptr ? !take_own_queue(s, a) : s.allotted >= s.receive_capacity) return false;
-  ++s.allotted;
+  const bool shares = s.device->srq() != nullptr;
+  if (shares ? s.allotted >= s.receive_capacity : !take_own_queue(s, a)) return false;
+  ++allotted_with(s, a);
   a.allotment = 1;
   a.granted = a.published = 1;
   a.last_heard = a.last_sent = s.clock.now();
@@ -284,7 +285,7 @@ void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& 
 }
 
 void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
-  if (s.own != nullptr) stop_own_receives(s, a);
+  if (a.own_queue != kNone) stop_own_receives(s, a);
   if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
   fail(s, a,
        {Status::protocol, "receive a message",
@@ -406,7 +407,7 @@ void overtake_handshake(Shared& s, Agent& a) noexcept {
 
 void finish(Shared& s, Agent& a) noexcept {
   enter(s, a, ConnectionState::closed);
-  s.allotted -= a.allotment;
+  allotted_with(s, a) -= a.allotment;
   a.allotment = 0;
   if (a.own_queue != kNone) reclaim_own_receives(s, a);
   s.dirty.remove(a);

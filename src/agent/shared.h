@@ -10,6 +10,7 @@
 
 #include "agent/operation_pool.h"
 #include "agent/own_receives.h"
+#include "agent/qpn_map.h"
 #include "agent/reconnect.h"
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
@@ -133,7 +134,7 @@ struct alignas(64) Agent {
   bool setup_listed = false;
   bool was_ready = false;
   std::uint32_t handshake = kNone;  ///< exchange in use
-  std::uint32_t own_queue = kNone;  ///< of receives, unless all share one
+  std::uint32_t own_queue = kNone;  ///< of receives, unless it shares one
   bool by_hand = false;             ///< no exchange: the application brings the peer's endpoint
   bool endpoint_told = false;       ///< then: on_endpoint has run
   Nanoseconds patience{0};          ///< from the first attempt to `ready`
@@ -149,34 +150,6 @@ struct alignas(64) Agent {
   std::uint64_t peer_incarnation = 0;
   verbs::RemoteQueuePair remote;
   std::array<char, 72> peer{};
-};
-
-/// Which agent a completion of the shared receive queue belongs to, by queue-pair number: two
-/// loads, no hashing. Pages are made at connect time.
-class QpnMap {
- public:
-  [[nodiscard]] Agent* find(std::uint32_t qpn) const noexcept {
-    const Page* page = pages_[(qpn >> kPageBits) & (kPages - 1)].get();
-    return page != nullptr ? (*page)[qpn & (kPageSize - 1)] : nullptr;
-  }
-  /// May throw std::bad_alloc. Set-up.
-  void set(std::uint32_t qpn, Agent* agent) {
-    auto& page = pages_[(qpn >> kPageBits) & (kPages - 1)];
-    if (page == nullptr) page = std::make_unique<Page>();
-    (*page)[qpn & (kPageSize - 1)] = agent;
-  }
-  void clear(std::uint32_t qpn) noexcept {
-    auto& page = pages_[(qpn >> kPageBits) & (kPages - 1)];
-    if (page != nullptr) (*page)[qpn & (kPageSize - 1)] = nullptr;
-  }
-
- private:
-  static constexpr unsigned kPageBits = 10;
-  static constexpr std::uint32_t kPageSize = 1u << kPageBits;
-  static constexpr std::uint32_t kPages = 1u << (24 - kPageBits);
-  using Page = std::array<Agent*, kPageSize>;
-  std::unique_ptr<std::unique_ptr<Page>[]> pages_ =
-      std::make_unique<std::unique_ptr<Page>[]>(kPages);
 };
 
 /// A list of agents that want something at the end of the poll; each is in it at most once.
@@ -230,7 +203,7 @@ struct Shared {
   std::unique_ptr<memory::RegistrationTable> registrations;
   base::IndexPool<Agent> agents;
   OperationPool operations;
-  QpnMap by_qpn;
+  QpnMap by_qpn;                        ///< those that share the receive queue
   verbs::ReceiveSlots<Block> receives;  ///< by the slot that a receive's wr_id names
   Work work;
   AgentList dirty;   ///< with deferred operations
@@ -240,7 +213,7 @@ struct Shared {
   std::uint32_t spare_receives = 0;          ///< may be missing before credit has to wait
   std::unique_ptr<std::uint32_t[]> missing;  ///< slots without a block: the application
   std::uint32_t deficit = 0;                 ///< keeps theirs and the pool is dry
-  std::uint32_t allotted = 0;                ///< sum of the allotments
+  std::uint32_t allotted = 0;                ///< sum of the allotments out of the shared queue
   bool scarce = false;           ///< somebody was refused an allotment: who has most yields
   std::byte* staging = nullptr;  ///< kStagingBytes for each operation
   Block* staging_block = nullptr;
@@ -252,7 +225,7 @@ struct Shared {
   std::uint32_t setup_last = kNone;
   std::uint64_t incarnation = 0;
   std::uint32_t receive_capacity = 0;  ///< receives that credit may be granted for
-  std::unique_ptr<OwnQueues> own;      ///< of each connection; null: they share one
+  std::unique_ptr<OwnQueues> own;      ///< of connections that do not share; null: all do
   std::uint32_t starved_count = 0;
   AgentList starved;  ///< refused credit while receives were missing
 

@@ -269,7 +269,7 @@ EngineStats Engine::stats() const noexcept {
   }
   stats.connections = s.agents.size();
   stats.receives = s.posted_receives;
-  stats.credits_granted = s.allotted;
+  stats.credits_granted = s.allotted + (s.own != nullptr ? s.own->allotted : 0);
   return stats;
 }
 
