@@ -54,6 +54,9 @@ struct Config {
 
   struct Connections {
     std::uint32_t maximum = 1024;  ///< per engine; 1 … 65536
+    /// Of these, connections with ConnectionSettings::own_domain at a time; 0 … 65536. Where
+    /// connections share receives, `credits` + queues.receive_postlist more are kept for each.
+    std::uint32_t own_domains = 0;
     std::uint32_t handshakes =
         64;  ///< unfinished handshakes at once, inbound and outbound each; 1 … 4096
     std::uint32_t eager_bytes = 4096;  ///< longest message; 64 … 1 MiB - 64

@@ -114,6 +114,10 @@ inline Agent* find_by_qpn(Shared& s, std::uint32_t qp_num) noexcept {
   Agent* const a = s.by_qpn.find(qp_num);
   return a == nullptr && s.own != nullptr ? s.own->by_qpn.find(qp_num) : a;
 }
+/// Where keys that are the agent's own are registered; null: in the engine's protection domain.
+inline memory::RegistrationTable::Group* registrations_of(const Agent& a) noexcept {
+  return a.domain != nullptr ? &a.domain->registrations : nullptr;
+}
 /// Parts of acquire(), for an agent that begins anew.
 void prepare_timers(Agent& a) noexcept;
 /// Keeps a receive for the peer to begin with; false if none is left.
@@ -123,7 +127,7 @@ void enter(Shared& s, Agent& a, ConnectionState state) noexcept;
 /// Takes the next step of the agent's set-up or tear-down, with at most one control verb.
 /// Answers true if it used one.
 bool advance(Shared& s, Agent& a) noexcept;
-/// The part of advance() for stages from `expose` to `rts`.
+/// The part of advance() for stages from `domain` to `rts`.
 bool bring_up(Shared& s, Agent& a) noexcept;
 /// Puts the agent in line for a control verb.
 void list_setup(Shared& s, Agent& a) noexcept;

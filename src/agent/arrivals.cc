@@ -414,11 +414,14 @@ void make_receives(Shared& s) {
     s.list_length = 1;
     return;
   }
-  s.receives.make(depth, receive_id);
+  const OwnShare share = own_share(s.config, s.device->domain_receives());
+  const std::uint32_t domains = s.config.connections.own_domains;
+  s.receives.make(depth + domains * share.slots, receive_id);
   for (std::uint32_t i = 0; i < depth; ++i) s.receives.queue(i) = kNone;
   s.receive_capacity = depth - s.config.queues.receive_postlist - kSpareReceives;
   s.list_length = s.config.queues.receive_postlist;
   s.spare_receives = kSpareReceives;
+  if (domains != 0) make_own_queues(s, share, depth, domains);
 }
 
 }  // namespace
@@ -433,7 +436,8 @@ Result<void> post_first_receives(Shared& s) {
       return base::fail(Status::no_memory,
                         std::to_string(count) + " receives of " + std::to_string(bytes) + " bytes",
                         "memory.receive_bytes has room for " + std::to_string(i),
-                        "raise memory.receive_bytes or lower queues.receive_depth");
+                        "raise memory.receive_bytes, or lower queues.receive_depth or "
+                        "connections.own_domains");
     }
   }
   post_receives(s);

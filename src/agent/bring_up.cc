@@ -1,4 +1,4 @@
-// Bringing a queue pair up, from the credit cell to RTS, and the endpoints that the two ends tell
+// Bringing a queue pair up, from what it needs to RTS, and the endpoints that the two ends tell
 // each other for it. Cold: one control verb a step.
 #include <fmt/format.h>
 
@@ -24,14 +24,13 @@ bool set_up_failed(Shared& s, Agent& a, const Error& error) noexcept {
 bool step_expose(Shared& s, Agent& a) noexcept {
   a.cell_block = s.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
   if (a.cell_block == nullptr) {
-    a.stage = Stage::over;
     return set_up_failed(s, a,
                          {Status::limit, "keep a credit cell for the connection",
                           "the control pool is used up", "lower connections.maximum"});
   }
   a.cell = new (a.cell_block->payload) CreditCell{};
   const BufferSlice cell(a.cell_block, a.cell_block->payload, sizeof(CreditCell));
-  auto exposed = s.registrations->expose(cell, Access::remote_write);
+  auto exposed = s.registrations->expose(cell, Access::remote_write, registrations_of(a));
   if (!exposed) return set_up_failed(s, a, exposed.error());
   a.cell_region = *exposed;
   a.stage = Stage::create;
@@ -39,7 +38,8 @@ bool step_expose(Shared& s, Agent& a) noexcept {
 }
 
 bool step_create(Shared& s, Agent& a) noexcept {
-  auto qp = s.device->create_qp(a.attributes.queue_pair);
+  ibv_pd* const domain = a.domain != nullptr ? a.domain->domain.pd : nullptr;
+  auto qp = s.device->create_qp(a.attributes.queue_pair, domain);
   if (!qp) return set_up_failed(s, a, qp.error());
   a.qp = *qp;
   try {
@@ -140,6 +140,10 @@ GidType gid_type(const Agent& a) noexcept {
 
 bool bring_up(Shared& s, Agent& a) noexcept {
   switch (a.stage) {
+    case Stage::domain:
+      return a.attributes.own_domain ? step_domain(s, a) : step_expose(s, a);
+    case Stage::slab:
+      return step_slab(s, a);
     case Stage::expose:
       return step_expose(s, a);
     case Stage::create:

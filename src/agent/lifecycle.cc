@@ -54,13 +54,13 @@ bool step_conceal(Shared& s, Agent& a) noexcept {
   if (exposed) (void)s.registrations->revoke(std::exchange(a.cell_region, {}).rkey);
   if (a.cell_block != nullptr) detail::release(std::exchange(a.cell_block, nullptr));
   a.cell = nullptr;
-  a.stage = Stage::over;
+  a.stage = a.domain != nullptr ? Stage::leave : Stage::over;
   return exposed;
 }
 
 void abandon(Agent& a) noexcept {
   if (a.stage == Stage::drain || a.stage == Stage::destroy || a.stage == Stage::conceal ||
-      a.stage == Stage::over || a.stage == Stage::error)
+      a.stage == Stage::leave || a.stage == Stage::over || a.stage == Stage::error)
     return;
   a.stage = a.qp != nullptr ? Stage::error : Stage::conceal;
 }
@@ -97,13 +97,16 @@ const char* likely_cause(const Shared& s, ibv_wc_status status) noexcept {
     case IBV_WC_RNR_RETRY_EXC_ERR:
       return "the peer has no receive posted: see whether its engine is polled";
     case IBV_WC_REM_ACCESS_ERR:
-      return "the peer's memory was revoked, or is smaller or of other rights than was used";
+      return "the peer's memory was revoked, is smaller or of other rights than was used, or in "
+             "another protection domain than the peer's end (own_domain)";
     case IBV_WC_REM_INV_REQ_ERR:
     case IBV_WC_REM_OP_ERR:
       return "the peer's device could not do it: see its events and the longest message it takes";
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_ACCESS_ERR:
-      return "local memory was deregistered while in use";
+      return "local memory was deregistered while in use, or registered in the protection domain "
+             "of "
+             "another connection";
     default:
       return "see the completion's status; the connection cannot be used any more";
   }
@@ -175,7 +178,7 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
   a.patience = patience.count() != 0 ? patience
                : outbound            ? s.config.connections.connect_timeout
                                      : s.config.connections.handshake_timeout;
-  a.stage = Stage::expose;
+  a.stage = Stage::domain;
   enter(s, a, state);
   list_setup(s, a);
   return &a;
@@ -184,8 +187,9 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
 void enter(Shared& s, Agent& a, ConnectionState state) noexcept {
   a.state = state;
   if (a.again != nullptr && state != ConnectionState::resolving) a.again->resting = false;
-  a.sq_room =
-      state == ConnectionState::ready ? a.attributes.queue_pair.send_depth - kControlRequests : 0;
+  const bool ready = state == ConnectionState::ready;
+  (a.domain != nullptr ? a.domain->sq_room : a.sq_room) =
+      ready ? a.attributes.queue_pair.send_depth - kControlRequests : 0;
   s.timers.cancel(a.deadline_timer);
   const Config::Connections& c = s.config.connections;
   switch (state) {
@@ -223,6 +227,8 @@ void list_setup(Shared& s, Agent& a) noexcept {
 
 bool advance(Shared& s, Agent& a) noexcept {
   switch (a.stage) {
+    case Stage::domain:
+    case Stage::slab:
     case Stage::expose:
     case Stage::create:
     case Stage::init:
@@ -241,6 +247,8 @@ bool advance(Shared& s, Agent& a) noexcept {
       return step_destroy(s, a);
     case Stage::conceal:
       return step_conceal(s, a);
+    case Stage::leave:
+      return step_leave(s, a);
     case Stage::idle:
     case Stage::resolve:
     case Stage::wait:

@@ -137,6 +137,8 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
   } else if (kind == OperationKind::keepalive) {
     a.keepalive_pending = true;
   }
+  if (a.domain != nullptr) [[unlikely]]
+    use_own_key(s, *a.domain, op);
   append(a, op);
   defer(s, a);
   return true;

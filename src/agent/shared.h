@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "agent/operation_pool.h"
+#include "agent/own_domain.h"
 #include "agent/own_receives.h"
 #include "agent/qpn_map.h"
 #include "agent/reconnect.h"
@@ -33,6 +34,8 @@ inline constexpr std::uint32_t kNone = ~0u;
 /// Why a state is left; see ConnectionState for what leaves each.
 enum class Stage : std::uint8_t {
   idle,
+  domain,   ///< make a protection domain, if it is to have its own
+  slab,     ///< register the pools there
   expose,   ///< register the credit cell
   create,   ///< make the queue pair
   resolve,  ///< through rdma_cm: until the way to the peer is known
@@ -45,6 +48,7 @@ enum class Stage : std::uint8_t {
   drain,
   destroy,
   conceal,  ///< deregister the credit cell
+  leave,    ///< and what else is in its own domain, and that
   over,
 };
 
@@ -72,6 +76,7 @@ struct Attributes {
   std::uint32_t mtu = 0;                      ///< path MTU wanted, bytes
   std::int32_t psn = -1;                      ///< -1: random
   Access access = Access::remote_read_write;  ///< of the peer, to memory exposed to it
+  bool own_domain = false;                    ///< a protection domain of its own
 };
 
 /// One connection. Hot fields first.
@@ -98,7 +103,7 @@ struct alignas(64) Agent {
   Operation* deferred = nullptr;
   Operation* deferred_last = nullptr;
   std::uint32_t sq_used = 0;  ///< work requests accepted, not completed
-  std::uint32_t sq_room = 0;  ///< for the application's; 0 unless ready
+  std::uint32_t sq_room = 0;  ///< for the application's; 0 unless ready, and with `domain`
   std::uint32_t max_message = 0;
   std::uint32_t inline_bytes = 0;  ///< sent inline up to this many, header included
   // Credits, all counted since the start, modulo 2^32. Ours to spend: granted - returned - sent.
@@ -139,8 +144,9 @@ struct alignas(64) Agent {
   bool endpoint_told = false;       ///< then: on_endpoint has run
   Nanoseconds patience{0};          ///< from the first attempt to `ready`
   Callback<void(Connection, const Endpoint&)> on_endpoint;
-  std::unique_ptr<CmLink> cm;    ///< if through rdma_cm
-  std::unique_ptr<Again> again;  ///< if it is made again when lost
+  std::unique_ptr<CmLink> cm;         ///< if through rdma_cm
+  std::unique_ptr<Again> again;       ///< if it is made again when lost
+  std::unique_ptr<OwnDomain> domain;  ///< of its own
   std::uint32_t next_setup = kNone;
   Block* cell_block = nullptr;
   RemoteRegion cell_region;  ///< what the peer is told of the cell
@@ -226,6 +232,7 @@ struct Shared {
   std::uint64_t incarnation = 0;
   std::uint32_t receive_capacity = 0;  ///< receives that credit may be granted for
   std::unique_ptr<OwnQueues> own;      ///< of connections that do not share; null: all do
+  std::uint32_t own_domains = 0;       ///< connections that have one
   std::uint32_t starved_count = 0;
   AgentList starved;  ///< refused credit while receives were missing
 

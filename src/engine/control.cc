@@ -86,7 +86,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (now >= next_device_look) look_for_device();
   if (shared.deficit != 0) agent::finish_poll(shared);
   const bool verb = take_setup_step();
-  if (!verb && shared.registrations->pending() != 0) shared.registrations->poll_revocations();
+  if (!verb && !shared.registrations->poll_revocations()) (void)shared.device->poll_leaving();
   const std::size_t fired =
       shared.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
   // What callbacks have deferred goes out with this very poll.
