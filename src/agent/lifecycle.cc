@@ -104,9 +104,7 @@ const char* likely_cause(const Shared& s, ibv_wc_status status) noexcept {
       return "the peer's device could not do it: see its events and the longest message it takes";
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_ACCESS_ERR:
-      return "local memory was deregistered while in use, or registered in the protection domain "
-             "of "
-             "another connection";
+      return "local memory was deregistered while in use, or is of another connection's domain";
     default:
       return "see the completion's status; the connection cannot be used any more";
   }

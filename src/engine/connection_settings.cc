@@ -155,8 +155,9 @@ Result<agent::Attributes> resolve(const Config& config, verbs::Device& device,
     merged.queue_pair.access = *settings.access;
   }
   if (settings.own_domain && config.connections.own_domains == 0) {
-    return base::fail(Status::limit, "own_domain = true", "connections.own_domains = 0",
-                      "set it to as many connections as shall have a domain of their own at a time");
+    return base::fail(
+        Status::limit, "own_domain = true", "connections.own_domains = 0",
+        "set it to as many connections as shall have a domain of their own at a time");
   }
   auto place = place_of(device, settings);
   if (!place) return tl::unexpected(place.error());
