@@ -185,9 +185,10 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
 void enter(Shared& s, Agent& a, ConnectionState state) noexcept {
   a.state = state;
   if (a.again != nullptr && state != ConnectionState::resolving) a.again->resting = false;
-  const bool ready = state == ConnectionState::ready;
-  (a.domain != nullptr ? a.domain->sq_room : a.sq_room) =
-      ready ? a.attributes.queue_pair.send_depth - kControlRequests : 0;
+  OwnDomain* const own = a.domain.get();
+  std::uint32_t& room = own != nullptr ? own->sq_room : a.sq_room;
+  room =
+      state == ConnectionState::ready ? a.attributes.queue_pair.send_depth - kControlRequests : 0;
   s.timers.cancel(a.deadline_timer);
   const Config::Connections& c = s.config.connections;
   switch (state) {
