@@ -58,6 +58,9 @@ struct Config {
 
   struct Connections {
     std::uint32_t maximum = 1024;  ///< per engine; 1 … 65536
+    /// Of these, connections with ConnectionSettings::own_domain at a time; 0 … 65536. Where
+    /// connections share receives, `credits` + queues.receive_postlist more are kept for each.
+    std::uint32_t own_domains = 0;
     std::uint32_t handshakes =
         64;  ///< unfinished handshakes at once, inbound and outbound each; 1 … 4096
     /// Longer messages than this are exposed, and pulled by the receiver; 64 … 1 MiB - 64.

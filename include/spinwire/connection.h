@@ -17,6 +17,7 @@
 namespace spinwire {
 
 class Connection;
+class MemoryRegion;
 class Message;
 class Offer;
 
@@ -221,8 +222,13 @@ class SPINWIRE_API Connection {
   /// forked_child.
   Result<void> configure(const ConnectionSettings& settings);
   /// As Engine::expose(), with no more rights than the connection's settings give its peer. Any
-  /// connection of the engine can use the key. Set-up. Errors: those, not_connected.
+  /// connection of the engine can use the key, unless this one has a protection domain of its own:
+  /// then this one alone can, until it ends. Set-up. Errors: those, not_connected (also: its domain
+  /// is not there yet).
   Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
+  /// As Engine::register_memory(), in the same way. Set-up. What a domain of its own has of it ends
+  /// with the connection, the region's bytes stay usable by their owner.
+  Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);
 
   /// Stops accepting operations, lets the outstanding ones complete up to the configured close
   /// time-out, tells the peer, and ends in on_closed. Further calls answer not_connected. Set-up.

@@ -44,6 +44,25 @@ struct ConnectionSettings {
   /// credit by WRITEs to a cell of 8 bytes; without remote_write, Connection::expose() makes no key
   /// that a WRITE could use.
   std::optional<Access> access;
+  /// A protection domain of the connection's own, for its queue pair and all memory that goes
+  /// through it; without, it is in the engine's. No key made elsewhere opens memory to its peer,
+  /// and none of its own to a peer of another connection: the device answers remote_access. Either
+  /// end may have one, unknown to the other.
+  ///
+  ///   - Buffers of the engine's pools are usable as ever: the pools are registered there once
+  ///     more, which counts again towards the limit on locked memory where the device pins it.
+  ///   - What its peer shall reach is opened with Connection::expose(), not Engine::expose();
+  ///   memory
+  ///     of the application's own is registered with Connection::register_memory(). Operations
+  ///     answer invalid_argument to what was registered elsewhere; what was registered here ends
+  ///     other connections (local_error).
+  ///   - The keys end with the connection, also when it is going to be made again.
+  ///   - Its receives are its own, as many as its peer's credit needs; an operation takes some
+  ///     instructions more.
+  ///
+  /// Not more at a time than connections.own_domains, and than the device has: else the connection
+  /// ends with `limit`.
+  bool own_domain = false;
 };
 
 }  // namespace spinwire

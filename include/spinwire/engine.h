@@ -49,6 +49,10 @@ struct EngineStats {
   std::uint32_t receives = 0;         ///< posted now
   std::uint32_t credits_granted = 0;  ///< receives promised to peers now
   std::uint32_t windows_free = 0;     ///< memory windows that no long message uses
+  std::uint32_t own_domains = 0;      ///< protection domains beside the engine's, closing ones too
+  /// Keys made for the application and for connections (one each), beside those of the pools;
+  /// those being revoked count.
+  std::uint32_t registrations = 0;
 };
 
 struct MemoryStats {

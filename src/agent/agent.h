@@ -1,5 +1,5 @@
 // What happens to a connection: operations in, completions out, credit, life cycle. The hot part
-// is in operations.cc and arrivals.cc, the cold in lifecycle.cc.
+// is in operations.cc and arrivals.cc, the cold in lifecycle.cc and bring_up.cc.
 #pragma once
 
 #include <bit>
@@ -42,6 +42,14 @@ void take_while_draining(Shared& s, Agent& a, const Block* block, const ibv_wc& 
 void deliver(Shared& s, Agent& a, Message& message) noexcept;
 /// A receive that ended with an error at the device. Cold.
 void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept;
+/// Where the slot's next message goes: its header into the block's headroom. `lkey` opens the block
+/// to the queue pair.
+inline void aim_receive(Shared& s, std::uint32_t slot, const Block& block,
+                        std::uint32_t lkey) noexcept {
+  const std::uint32_t bytes =
+      s.config.connections.eager_bytes + std::uint32_t{wire::kMessageHeaderBytes};
+  s.receives.aim(slot, block.payload - wire::kMessageHeaderBytes, bytes, lkey);
+}
 /// The end of a poll: fill up and repost receives, flush what was deferred, tell credit.
 void finish_poll(Shared& s) noexcept;
 /// Whether finish_poll() has anything to do.
@@ -82,6 +90,10 @@ inline bool learn_credit(Agent& a) noexcept {
 bool find_credit(Shared& s, Agent& a) noexcept;
 /// Takes what the peer wrote into the credit cell. False: nonsense was in it.
 bool read_credit_cell(Agent& a) noexcept;
+/// What the agent's allotment is counted in.
+inline std::uint32_t& allotted_with(Shared& s, const Agent& a) noexcept {
+  return a.own_queue != kNone ? s.own->allotted : s.allotted;
+}
 /// Keeps up to `wanted` receives for the peer, as many as the budget has.
 void grow_allotment(Shared& s, Agent& a, std::uint32_t wanted) noexcept;
 /// Receives that each connection gets when there are too few for all.
@@ -91,6 +103,10 @@ void yield_credit(Shared& s, Agent& a) noexcept;
 void list_grant(Shared& s, Agent& a) noexcept;
 /// Lets the peer have credit up to its allotment.
 void grant_more(Shared& s, Agent& a) noexcept;
+/// What acceptance has room for now: see Agent::sq_room.
+[[nodiscard]] inline std::uint32_t& room_in_force(Agent& a) noexcept {
+  return a.domain != nullptr ? a.domain->sq_room : a.sq_room;
+}
 /// Work requests that the application may have in the send queue.
 [[nodiscard]] inline std::uint32_t room_of(const Agent& a) noexcept {
   return a.attributes.queue_pair.send_depth - kControlRequests - kTransferRequests;
@@ -106,6 +122,19 @@ inline void set_attributes(Agent& a, const Attributes& attributes) noexcept {
   a.attributes = attributes;
   a.inline_bytes = attributes.queue_pair.inline_bytes;
 }
+/// The agents whose receives are in the same queue, or in one of their own, as this one's.
+inline QpnMap& neighbours(Shared& s, const Agent& a) noexcept {
+  return a.own_queue != kNone ? s.own->by_qpn : s.by_qpn;
+}
+/// The agent of a queue pair; null if it is no more.
+inline Agent* find_by_qpn(Shared& s, std::uint32_t qp_num) noexcept {
+  Agent* const a = s.by_qpn.find(qp_num);
+  return a == nullptr && s.own != nullptr ? s.own->by_qpn.find(qp_num) : a;
+}
+/// Where keys that are the agent's own are registered; null: in the engine's protection domain.
+inline memory::RegistrationTable::Group* registrations_of(const Agent& a) noexcept {
+  return a.domain != nullptr ? &a.domain->registrations : nullptr;
+}
 /// Parts of acquire(), for an agent that begins anew.
 void prepare_timers(Agent& a) noexcept;
 /// Keeps a receive for the peer to begin with; false if none is left.
@@ -115,6 +144,8 @@ void enter(Shared& s, Agent& a, ConnectionState state) noexcept;
 /// Takes the next step of the agent's set-up or tear-down, with at most one control verb.
 /// Answers true if it used one.
 bool advance(Shared& s, Agent& a) noexcept;
+/// The part of advance() for stages from `domain` to `rts`.
+bool bring_up(Shared& s, Agent& a) noexcept;
 /// Puts the agent in line for a control verb.
 void list_setup(Shared& s, Agent& a) noexcept;
 /// The connection ends, with this as its cause if it has none yet.

@@ -14,8 +14,6 @@ namespace {
 inline bool is_success(const ibv_wc& wc) noexcept { return wc.status == IBV_WC_SUCCESS; }
 
 void post_receives(Shared& s) noexcept {
-  if (s.own != nullptr) [[unlikely]]
-    return sort_own_receives(s);
   const std::uint32_t before = s.receives.count();
   // Never more than the queue was made for: a refusal leaves the rest for the next time.
   (void)s.receives.chain().post(s.device->srq());
@@ -34,7 +32,7 @@ inline void repost(Shared& s, std::uint32_t slot) noexcept {
 
 /// Whether fewer receives are posted than this agent's peer might be granted.
 bool lacks_receives(Shared& s, const Agent& a) noexcept {
-  return s.own != nullptr ? lacks_own_receives(s, a) : s.deficit > kSpareReceives;
+  return a.own_queue != kNone ? lacks_own_receives(s, a) : s.deficit > kSpareReceives;
 }
 
 /// Credit has to wait until receives are posted for it.
@@ -82,7 +80,7 @@ void take_return(Shared& s, Agent& a, std::uint32_t credits) noexcept {
   a.granted = a.published;
   const std::uint32_t kept = std::max(peer_credits(a), 1u);
   if (kept < a.allotment) {
-    s.allotted -= a.allotment - kept;
+    allotted_with(s, a) -= a.allotment - kept;
     a.allotment = kept;
   }
   grant(s, a);
@@ -174,21 +172,35 @@ void take_write(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
   deliver(s, a, message);
 }
 
+/// Whether the slot is of a queue that one connection has for itself.
+inline bool is_own(Shared& s, std::uint32_t slot) noexcept {
+  return s.receives.queue(slot) != kNone;
+}
+
+/// Puts a slot where it will be posted from. `own` is whether it is_own(), which the hot path knows
+/// without a look.
+template <bool own>
+inline void give_back(Shared& s, std::uint32_t slot) noexcept {
+  own ? repost_own(s, slot) : repost(s, slot);
+}
+
 /// A block for a slot whose own went to the application; false if the pool is dry.
+template <bool own>
 bool fill_slot(Shared& s, std::uint32_t slot) noexcept {
-  // The header goes into the block's headroom.
   Block* block = s.arena->allocate(memory::PoolId::receive, s.config.connections.eager_bytes);
   s.receives.memory(slot) = block;
   if (block == nullptr) return false;
-  const auto bytes =
-      static_cast<std::uint32_t>(s.config.connections.eager_bytes + wire::kMessageHeaderBytes);
-  s.receives.aim(slot, block->payload - wire::kMessageHeaderBytes, bytes, block->lkey);
-  repost(s, slot);
+  aim_receive(s, slot, *block, own ? own_lkey(s, slot, *block) : block->lkey);
+  give_back<own>(s, slot);
   return true;
 }
+bool fill_slot(Shared& s, std::uint32_t slot) noexcept {
+  return is_own(s, slot) ? fill_slot<true>(s, slot) : fill_slot<false>(s, slot);
+}
 
+template <bool own>
 void replace_kept(Shared& s, std::uint32_t slot) noexcept {
-  if (!fill_slot(s, slot)) s.missing[s.deficit++] = slot;
+  if (!fill_slot<own>(s, slot)) s.missing[s.deficit++] = slot;
 }
 
 /// Grants what had to wait, where receives are there again.
@@ -274,14 +286,16 @@ void list_grant(Shared& s, Agent& a) noexcept {
 }
 
 void grow_allotment(Shared& s, Agent& a, std::uint32_t wanted) noexcept {
+  if (a.own_queue != kNone) {  // nobody else could have them
+    const std::uint32_t more =
+        std::max(std::min(wanted, s.own->share.credits), a.allotment) - a.allotment;
+    s.own->allotted += more;
+    a.allotment += more;
+    return;
+  }
   std::uint32_t most = std::min(wanted, s.config.connections.credits);
   if (s.scarce) most = std::min(most, fair_share(s));
   if (most <= a.allotment) return;
-  if (s.own != nullptr) {  // nobody else could have them
-    s.allotted += most - a.allotment;
-    a.allotment = most;
-    return;
-  }
   // A quarter is kept for connections to come, as many as there can be.
   const std::uint32_t to_come =
       std::min(s.agents.capacity() - s.agents.size(), s.receive_capacity / 4);
@@ -298,7 +312,7 @@ std::uint32_t fair_share(const Shared& s) noexcept {
 }
 
 void yield_credit(Shared& s, Agent& a) noexcept {
-  if (a.allotment <= fair_share(s)) return;
+  if (a.own_queue != kNone || a.allotment <= fair_share(s)) return;
   --a.allotment;
   --s.allotted;
 }
@@ -336,7 +350,7 @@ bool take_other(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept {
 /// may be posted to another queue pair by now.
 [[gnu::cold, gnu::noinline]] void take_stray(Shared& s, const ibv_wc& wc) noexcept {
   ++s.stats.stale_completions;
-  if (s.own != nullptr) return;
+  if (is_own(s, slot_of(wc.wr_id))) return;
   --s.posted_receives;
   repost(s, slot_of(wc.wr_id));
 }
@@ -370,26 +384,39 @@ inline bool take_receive(Shared& s, Agent& a, Block* block, const ibv_wc& wc) no
 
 /// Receives of one queue pair in a row: its agent is looked up, and its credit settled, once.
 /// Answers the first completion that is not of them.
-const ibv_wc* take_run(Shared& s, const ibv_wc* wc, const ibv_wc* end) noexcept {
+template <bool own>
+inline const ibv_wc* take_run_of(Shared& s, Agent& a, const ibv_wc* wc,
+                                 const ibv_wc* end) noexcept {
   const std::uint32_t qp_num = wc->qp_num;
-  Agent* const a = s.by_qpn.find(qp_num);
-  if (a == nullptr) [[unlikely]] {
-    take_stray(s, *wc);
-    return wc + 1;
-  }
   do {
     const std::uint32_t slot = slot_of(wc->wr_id);
     Block* const block = s.receives.memory(slot);
     --s.posted_receives;
-    if (take_receive(s, *a, block, *wc)) [[unlikely]] {
-      replace_kept(s, slot);
+    if (take_receive(s, a, block, *wc)) [[unlikely]] {
+      replace_kept<own>(s, slot);
     } else {
-      repost(s, slot);
+      give_back<own>(s, slot);
     }
   } while (++wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
-  a->last_heard = s.now;
-  if (a->state == ConnectionState::ready) grant(s, *a);
+  a.last_heard = s.now;
+  if (a.state == ConnectionState::ready) grant(s, a);
   return wc;
+}
+
+/// The same of a queue pair that does not share the receive queue, or is no more.
+[[gnu::noinline]] const ibv_wc* take_other_run(Shared& s, const ibv_wc* wc,
+                                               const ibv_wc* end) noexcept {
+  Agent* const a = s.own != nullptr ? s.own->by_qpn.find(wc->qp_num) : nullptr;
+  if (a != nullptr) return take_run_of<true>(s, *a, wc, end);
+  take_stray(s, *wc);
+  return wc + 1;
+}
+
+const ibv_wc* take_run(Shared& s, const ibv_wc* wc, const ibv_wc* end) noexcept {
+  Agent* const a = s.by_qpn.find(wc->qp_num);
+  if (a == nullptr) [[unlikely]]
+    return take_other_run(s, wc, end);
+  return take_run_of<false>(s, *a, wc, end);
 }
 
 }  // namespace
@@ -439,24 +466,44 @@ void finish_poll(Shared& s) noexcept {
   }
 }
 
-Result<void> post_first_receives(Shared& s) {
-  const std::size_t bytes = s.config.connections.eager_bytes + wire::kMessageHeaderBytes;
+namespace {
+
+/// Without a queue to share all slots are connections' own; else those are beside it.
+void make_receives(Shared& s) {
   const std::uint32_t depth = s.config.queues.receive_depth;
-  s.missing = std::make_unique<std::uint32_t[]>(depth);
-  s.receives.make(depth, receive_id);
-  if (s.device->srq() != nullptr) {
-    s.receive_capacity = depth - s.config.queues.receive_postlist - kSpareReceives;
-    s.list_length = s.config.queues.receive_postlist;
-    s.spare_receives = kSpareReceives;
-  } else {
-    make_own_queues(s);
+  if (s.device->srq() == nullptr) {
+    const OwnShare share = own_share(s.config, s.device->info().own_receives);
+    s.receives.make(depth, receive_id);
+    make_own_queues(s, share, 0, std::min(depth / share.slots, s.config.connections.maximum));
+    s.config.connections.credits = share.credits;
+    s.receive_capacity = s.own->queues.capacity() * share.credits;
+    s.list_length = 1;
+    return;
   }
-  for (std::uint32_t i = 0; i < depth; ++i) {
+  const OwnShare share = own_share(s.config, s.device->domain_receives());
+  const std::uint32_t domains = s.config.connections.own_domains;
+  s.receives.make(depth + domains * share.slots, receive_id);
+  for (std::uint32_t i = 0; i < depth; ++i) s.receives.queue(i) = kNone;
+  s.receive_capacity = depth - s.config.queues.receive_postlist - kSpareReceives;
+  s.list_length = s.config.queues.receive_postlist;
+  s.spare_receives = kSpareReceives;
+  if (domains != 0) make_own_queues(s, share, depth, domains);
+}
+
+}  // namespace
+
+Result<void> post_first_receives(Shared& s) {
+  make_receives(s);
+  const std::uint32_t count = s.receives.size();
+  s.missing = std::make_unique<std::uint32_t[]>(count);
+  const std::size_t bytes = s.config.connections.eager_bytes + wire::kMessageHeaderBytes;
+  for (std::uint32_t i = 0; i < count; ++i) {
     if (!fill_slot(s, i)) {
       return base::fail(Status::no_memory,
-                        std::to_string(depth) + " receives of " + std::to_string(bytes) + " bytes",
+                        std::to_string(count) + " receives of " + std::to_string(bytes) + " bytes",
                         "memory.receive_bytes has room for " + std::to_string(i),
-                        "raise memory.receive_bytes or lower queues.receive_depth");
+                        "raise memory.receive_bytes, or lower queues.receive_depth or "
+                        "connections.own_domains");
     }
   }
   post_receives(s);

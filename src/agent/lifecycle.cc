@@ -1,5 +1,5 @@
-// A connection's life, from set-up to tear-down. Cold: at most one control verb a step.
-#include <errno.h>
+// A connection's life, from its record to its end; bring_up.cc has the way to RTS. Cold: at most
+// one control verb a step.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,130 +15,12 @@
 namespace spinwire::agent {
 namespace {
 
-constexpr std::size_t kCellBytes = 64;
-
 std::uint64_t after(const Shared& s, Nanoseconds delay) noexcept {
   return s.clock.now() + s.clock.ticks(delay);
 }
 
 Nanoseconds idle_period(const Config::Connections& c) noexcept {
   return std::min({c.keepalive, c.peer_timeout, c.credit_idle}) / 2;
-}
-
-/// The next set-up verb failed: the connection ends with that error.
-bool set_up_failed(Shared& s, Agent& a, const Error& error) noexcept {
-  fail(s, a, error);
-  return true;
-}
-
-bool step_expose(Shared& s, Agent& a) noexcept {
-  a.cell_block = s.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
-  if (a.cell_block == nullptr) {
-    a.stage = Stage::over;
-    return set_up_failed(s, a,
-                         {Status::limit, "keep a credit cell for the connection",
-                          "the control pool is used up", "lower connections.maximum"});
-  }
-  a.cell = new (a.cell_block->payload) CreditCell{};
-  const BufferSlice cell(a.cell_block, a.cell_block->payload, sizeof(CreditCell));
-  auto exposed = s.registrations->expose(cell, Access::remote_write);
-  if (!exposed) return set_up_failed(s, a, exposed.error());
-  a.cell_region = *exposed;
-  a.stage = Stage::create;
-  return true;
-}
-
-bool step_create(Shared& s, Agent& a) noexcept {
-  auto qp = s.device->create_qp(a.attributes.queue_pair);
-  if (!qp) return set_up_failed(s, a, qp.error());
-  a.qp = *qp;
-  try {
-    s.by_qpn.set(a.qp->qp_num, &a);
-  } catch (const std::bad_alloc&) {
-    return set_up_failed(s, a, base::out_of_memory());
-  }
-  const std::int32_t psn = a.attributes.psn;
-  a.psn = static_cast<std::uint32_t>(psn >= 0 ? static_cast<std::uint64_t>(psn)
-                                              : base::random_seed() & 0xffffff);
-  a.stage = a.cm != nullptr && !a.cm->resolved ? Stage::resolve : Stage::init;
-  return true;
-}
-
-/// Both ends' smaller one.
-verbs::RemoteQueuePair reachable(const Agent& a) noexcept {
-  verbs::RemoteQueuePair remote = a.remote;
-  remote.mtu = std::min({remote.mtu, a.attributes.mtu, a.attributes.queue_pair.place.mtu});
-  return remote;
-}
-
-/// The queue pair's next state, with the attributes of the handshake over TCP or by hand.
-Result<void> bring(const Shared& s, const Agent& a, ibv_qp_state state) {
-  const verbs::QueuePairOptions& options = a.attributes.queue_pair;
-  if (state == IBV_QPS_INIT) return s.device->to_init(a.qp, options);
-  if (state == IBV_QPS_RTR) return s.device->to_rtr(a.qp, options, reachable(a));
-  return s.device->to_rts(a.qp, options, a.psn, a.remote);
-}
-
-/// What was asked for otherwise than by default goes before what rdma_cm found.
-void refine(ibv_ah_attr& attr, const verbs::PathOptions& asked) noexcept {
-  constexpr verbs::PathOptions kDefault;
-  const auto take = [](auto& found, auto wanted, auto standard) {
-    if (wanted != standard) found = wanted;
-  };
-  take(attr.sl, asked.service_level, kDefault.service_level);
-  take(attr.src_path_bits, asked.src_path_bits, kDefault.src_path_bits);
-  take(attr.static_rate, asked.static_rate, kDefault.static_rate);
-  take(attr.grh.hop_limit, asked.hop_limit, kDefault.hop_limit);
-  take(attr.grh.traffic_class, asked.traffic_class, kDefault.traffic_class);
-  take(attr.grh.flow_label, asked.flow_label, kDefault.flow_label);
-}
-
-/// The same with what rdma_cm says, where the settings say nothing else.
-Result<void> bring_through_cm(const Shared& s, const Agent& a, ibv_qp_state state) {
-  const verbs::QueuePairOptions& options = a.attributes.queue_pair;
-  const verbs::RetryOptions& retry = options.retry;
-  ibv_qp_attr attr{};
-  int mask = 0;
-  if (auto known = a.cm->id.attributes(state, attr, mask); !known) return known;
-  if (state == IBV_QPS_INIT) attr.qp_access_flags = static_cast<unsigned>(options.access);
-  if (state == IBV_QPS_RTR) {
-    refine(attr.ah_attr, options.path);
-    attr.path_mtu = std::min(attr.path_mtu, verbs::mtu_code(reachable(a).mtu));
-    attr.min_rnr_timer = retry.min_rnr_timer;
-  } else if (state == IBV_QPS_RTS) {
-    attr.timeout = retry.ack_timeout;
-    attr.retry_cnt = retry.retry_count;
-    attr.rnr_retry = retry.rnr_retry;
-  }
-  return s.device->modify_qp(a.qp, attr, mask);
-}
-
-bool receives_refused(Shared& s, Agent& a, int error) noexcept {
-  return set_up_failed(s, a,
-                       {Status::system, "post receives to a queue pair",
-                        "ibv_post_recv: errno " + std::to_string(error),
-                        "set queues.shared_receives = \"auto\", or report this as a defect"});
-}
-
-bool step_up(Shared& s, Agent& a) noexcept {
-  struct Step {
-    ibv_qp_state state;
-    Stage next;
-  };
-  const Step step = a.stage == Stage::init
-                        ? Step{IBV_QPS_INIT, a.remote.qp_num != 0 ? Stage::rtr : Stage::wait}
-                    : a.stage == Stage::rtr ? Step{IBV_QPS_RTR, Stage::rts}
-                                            : Step{IBV_QPS_RTS, Stage::up};
-  const Result<void> done = base::no_throw("bring a queue pair up", [&] {
-    return a.cm != nullptr ? bring_through_cm(s, a, step.state) : bring(s, a, step.state);
-  });
-  if (!done) return set_up_failed(s, a, done.error());
-  if (step.state == IBV_QPS_INIT && s.own != nullptr) {
-    // Before the peer can send.
-    if (const int error = post_own_receives(s, a); error != 0) return receives_refused(s, a, error);
-  }
-  a.stage = step.next;
-  return true;
 }
 
 /// Tells rdma_cm that the connection is over, and a peer that still waits for our answer why.
@@ -164,7 +46,7 @@ bool is_drained(Shared& s, const Agent& a) noexcept {
 bool step_destroy(Shared& s, Agent& a) noexcept {
   if (!end_offers(s, a)) return true;  // windows go before their queue pair
   leave_cm(a);
-  s.by_qpn.clear(a.qp->qp_num);
+  neighbours(s, a).clear(a.qp->qp_num);
   s.device->destroy_qp(a.qp);
   a.qp = nullptr;
   flush_everything(s, a);
@@ -181,13 +63,13 @@ bool step_conceal(Shared& s, Agent& a) noexcept {
   if (exposed) (void)s.registrations->revoke(std::exchange(a.cell_region, {}).rkey);
   if (a.cell_block != nullptr) detail::release(std::exchange(a.cell_block, nullptr));
   a.cell = nullptr;
-  a.stage = Stage::over;
+  a.stage = a.domain != nullptr ? Stage::leave : Stage::over;
   return exposed;
 }
 
 void abandon(Agent& a) noexcept {
   if (a.stage == Stage::drain || a.stage == Stage::destroy || a.stage == Stage::conceal ||
-      a.stage == Stage::over || a.stage == Stage::error)
+      a.stage == Stage::leave || a.stage == Stage::over || a.stage == Stage::error)
     return;
   a.stage = a.qp != nullptr ? Stage::error : Stage::conceal;
 }
@@ -233,14 +115,15 @@ const char* likely_cause(const Shared& s, ibv_wc_status status) noexcept {
     case IBV_WC_RNR_RETRY_EXC_ERR:
       return "the peer has no receive posted: see whether its engine is polled";
     case IBV_WC_REM_ACCESS_ERR:
-      return "the peer's memory was revoked, or is smaller or of other rights than was used";
+      return "the peer's memory was revoked, is smaller or of other rights than was used, or in "
+             "another protection domain than the peer's end (own_domain)";
     case IBV_WC_REM_INV_REQ_ERR:
     case IBV_WC_REM_OP_ERR:
       return "the peer's device could not do it: see its events and the longest message it takes";
     case IBV_WC_LOC_PROT_ERR:
     case IBV_WC_LOC_ACCESS_ERR:
-      return "local memory was deregistered while in use, or lacks a right that the operation "
-             "needs";
+      return "local memory was deregistered while in use, is of another connection's domain, or "
+             "lacks a right that the operation needs";
     case IBV_WC_LOC_LEN_ERR:
       return "the local device takes no message of that length: see its max_msg_sz";
     case IBV_WC_LOC_QP_OP_ERR:
@@ -315,8 +198,9 @@ void prepare_timers(Agent& a) noexcept {
 }
 
 bool promise_receive(Shared& s, Agent& a) noexcept {
-  if (s.own != nullptr ? !take_own_queue(s, a) : s.allotted >= s.receive_capacity) return false;
-  ++s.allotted;
+  const bool shares = s.device->srq() != nullptr;
+  if (shares ? s.allotted >= s.receive_capacity : !take_own_queue(s, a)) return false;
+  ++allotted_with(s, a);
   a.allotment = 1;
   a.granted = a.published = 1;
   a.last_heard = a.last_sent = s.clock.now();
@@ -342,7 +226,7 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
   a.patience = patience.count() != 0 ? patience
                : outbound            ? s.config.connections.connect_timeout
                                      : s.config.connections.handshake_timeout;
-  a.stage = Stage::expose;
+  a.stage = Stage::domain;
   enter(s, a, state);
   list_setup(s, a);
   return &a;
@@ -351,7 +235,7 @@ Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds pati
 void enter(Shared& s, Agent& a, ConnectionState state) noexcept {
   a.state = state;
   if (a.again != nullptr && state != ConnectionState::resolving) a.again->resting = false;
-  a.sq_room = state == ConnectionState::ready ? room_of(a) : 0;
+  room_in_force(a) = state == ConnectionState::ready ? room_of(a) : 0;
   s.timers.cancel(a.deadline_timer);
   const Config::Connections& c = s.config.connections;
   switch (state) {
@@ -389,14 +273,14 @@ void list_setup(Shared& s, Agent& a) noexcept {
 
 bool advance(Shared& s, Agent& a) noexcept {
   switch (a.stage) {
+    case Stage::domain:
+    case Stage::slab:
     case Stage::expose:
-      return step_expose(s, a);
     case Stage::create:
-      return step_create(s, a);
     case Stage::init:
     case Stage::rtr:
     case Stage::rts:
-      return step_up(s, a);
+      return bring_up(s, a);
     case Stage::error:
       a.stage = Stage::drain;
       (void)s.device->to_error(a.qp);
@@ -409,6 +293,8 @@ bool advance(Shared& s, Agent& a) noexcept {
       return step_destroy(s, a);
     case Stage::conceal:
       return step_conceal(s, a);
+    case Stage::leave:
+      return step_leave(s, a);
     case Stage::idle:
     case Stage::resolve:
     case Stage::wait:
@@ -453,7 +339,7 @@ void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& 
 }
 
 void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
-  if (s.own != nullptr) stop_own_receives(s, a);
+  if (a.own_queue != kNone) stop_own_receives(s, a);
   if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
   try {
     fail(s, a, receive_error(a, wc));
@@ -575,66 +461,9 @@ void overtake_handshake(Shared& s, Agent& a) noexcept {
   if (a.stage == Stage::up && (a.by_hand || !a.outbound)) become_ready(s, a);
 }
 
-namespace {
-
-GidType gid_type(const Agent& a) noexcept {
-  const GidType type = a.attributes.queue_pair.place.gid_type;
-  return type == GidType::unknown ? GidType::infiniband : type;
-}
-
-}  // namespace
-
-Endpoint endpoint(const Shared& s, const Agent& a) noexcept {
-  const verbs::Place& place = a.attributes.queue_pair.place;
-  Endpoint info{};
-  std::copy_n(place.gid.raw, info.gid.size(), info.gid.begin());
-  info.gid_type = gid_type(a);
-  // Of the addresses that the port has on InfiniBand, packets come from the one asked for.
-  info.lid = static_cast<std::uint16_t>(place.lid | a.attributes.queue_pair.path.src_path_bits);
-  info.qp_num = a.qp->qp_num;
-  info.psn = a.psn;
-  info.mtu = static_cast<std::uint16_t>(std::min(a.attributes.mtu, place.mtu));
-  info.max_message = s.config.connections.message_bytes;
-  info.eager_bytes = s.config.connections.eager_bytes;
-  info.credits = a.granted;
-  info.incarnation = s.incarnation;
-  info.control_address = reinterpret_cast<std::uint64_t>(a.cell);
-  info.control_rkey = a.cell_region.rkey;
-  info.max_rd_atomic = a.attributes.queue_pair.rd_atomic;
-  return info;
-}
-
-Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
-  if (peer.gid_type != gid_type(a)) {
-    return base::fail(Status::unsupported,
-                      fmt::format("connect a GID of type {} to the peer's", to_string(gid_type(a))),
-                      fmt::format("the peer's GID is of type {}", to_string(peer.gid_type)),
-                      "open the same kind of device at both ends; on RoCE set device.gid_index or "
-                      "device.address, so that both take the same version");
-  }
-  if (peer.credits == 0) {
-    return base::fail(Status::protocol, "take the peer's endpoint", "it grants no credit",
-                      "the peer is broken");
-  }
-  std::copy(peer.gid.begin(), peer.gid.end(), a.remote.gid.raw);
-  a.remote.lid = peer.lid;
-  a.remote.qp_num = peer.qp_num;
-  a.remote.psn = peer.psn;
-  a.remote.mtu = peer.mtu;
-  a.remote.rd_atomic = peer.max_rd_atomic;
-  a.max_message = std::min(peer.eager_bytes, s.config.connections.eager_bytes);
-  a.longest_message = std::min(peer.max_message, s.config.connections.message_bytes);
-  a.granted_to_us = a.send_limit = peer.credits;
-  a.told_granted = static_cast<std::uint16_t>(peer.credits);
-  a.peer_incarnation = peer.incarnation;
-  a.peer_cell = peer.control_address;
-  a.peer_cell_key = peer.control_rkey;
-  return {};
-}
-
 void finish(Shared& s, Agent& a) noexcept {
   enter(s, a, ConnectionState::closed);
-  s.allotted -= a.allotment;
+  allotted_with(s, a) -= a.allotment;
   a.allotment = 0;
   if (a.own_queue != kNone) reclaim_own_receives(s, a);
   s.dirty.remove(a);

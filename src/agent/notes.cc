@@ -16,7 +16,7 @@ bool may_post(const Agent& a) noexcept {
 
 /// The application's operations wait while notes lack credit.
 void hold_back(Agent& a, bool wait) noexcept {
-  if (a.state == ConnectionState::ready) a.sq_room = wait ? 0 : room_of(a);
+  if (a.state == ConnectionState::ready) room_in_force(a) = wait ? 0 : room_of(a);
 }
 
 void build_note(Shared& s, Agent& a, Operation& op, const Note& note, bool wants_credit) noexcept {

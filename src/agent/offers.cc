@@ -107,10 +107,10 @@ Status bind(Shared& s, Agent& a, Transfer& t, const Request& r) noexcept {
 /// Opens the bytes to the peer.
 Status expose(Shared& s, Agent& a, Transfer& t, const Request& r) noexcept {
   t.window = kNoWindow;
-  if (fits_window(s, r.block)) return bind(s, a, t, r);
+  if (a.domain == nullptr && fits_window(s, r.block)) return bind(s, a, t, r);
   try {
-    auto region =
-        s.registrations->expose(BufferSlice(r.block, r.data, r.size), Access::remote_read);
+    auto region = s.registrations->expose(BufferSlice(r.block, r.data, r.size), Access::remote_read,
+                                          registrations_of(a));
     if (!region)
       return region.error().status == Status::limit ? Status::would_block : region.error().status;
     t.rkey = region->rkey;
@@ -140,7 +140,7 @@ void make_offer(Shared& s, Agent& a, Operation& op, const Transfer& t, const Req
 
 Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) noexcept {
   if (r.size > a.longest_message) return Status::message_too_long;
-  if (a.sq_used + 2 > a.sq_room) return Status::would_block;
+  if (a.sq_used + 2 > room_in_force(a)) return Status::would_block;
   if (a.sent == a.send_limit && !find_credit(s, a)) return Status::would_block;
   Transfers& all = *s.transfers;
   const std::uint32_t index = all.offered.acquire();

@@ -104,8 +104,10 @@ void build_control(const Shared& s, const Agent& a, Operation& op,
   const auto bytes = static_cast<std::uint32_t>(wire::kMessageHeaderBytes + body.size());
   op.beside = false;
   op.length = 0;
+  op.wr.num_sge = 1;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(at), bytes, s.staging_block->lkey};
   op.wr.send_flags = bytes <= a.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
+  if (a.domain != nullptr) use_own_key(s, *a.domain, op);
 }
 
 void end_control(Shared& s, Agent& a, Operation& op, Status status) noexcept {
@@ -177,6 +179,8 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
   } else if (kind == OperationKind::keepalive) {
     a.keepalive_pending = true;
   }
+  if (a.domain != nullptr) [[unlikely]]
+    use_own_key(s, *a.domain, op);
   append(a, op);
   defer(s, a);
   return true;

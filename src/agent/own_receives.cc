@@ -17,7 +17,8 @@ struct Range {
   std::uint32_t end;
 };
 Range slots_of(const OwnQueues& own, std::uint32_t queue) noexcept {
-  return {queue * own.share.slots, (queue + 1) * own.share.slots};
+  const std::uint32_t begin = own.first + queue * own.share.slots;
+  return {begin, begin + own.share.slots};
 }
 
 /// Whether the agent's queue pair takes receives: from INIT until it is to end.
@@ -44,12 +45,22 @@ std::uint32_t missing(Shared& s, std::uint32_t queue) noexcept {
   return count;
 }
 
+void aim(Shared& s, std::uint32_t index, std::uint32_t lkey) noexcept {
+  s.own->queues.at(index).lkey = lkey;
+  const Range slots = slots_of(*s.own, index);
+  for (std::uint32_t i = slots.begin; i != slots.end; ++i) {
+    if (const Block* block = s.receives.memory(i); block != nullptr)
+      aim_receive(s, i, *block, lkey);
+  }
+}
+
 /// Lines up what the queue has; false if that is too little for a connection to begin with, since
 /// the application keeps the rest.
 bool line_up(Shared& s, std::uint32_t index) noexcept {
   constexpr std::uint32_t kLeast = 2;  // one that is granted, and one for a goodbye
   OwnQueue& queue = s.own->queues.at(index);
   (void)queue.back.take();
+  aim(s, index, s.staging_block->lkey);
   const Range slots = slots_of(*s.own, index);
   for (std::uint32_t i = slots.begin; i != slots.end; ++i) {
     if (s.receives.memory(i) != nullptr) queue.back.add(s.receives.request(i));
@@ -71,31 +82,34 @@ OwnShare own_share(const Config& config, std::uint32_t slots) noexcept {
   return {slots, list, std::min(config.connections.credits, slots - std::min(list, slots))};
 }
 
-void make_own_queues(Shared& s) {
-  const OwnShare share = own_share(s.config, s.device->info().own_receives);
-  const std::uint32_t count =
-      std::min(s.receives.size() / share.slots, s.config.connections.maximum);
+std::uint32_t domain_slots(const Config& config) noexcept {
+  return config.connections.credits + config.queues.receive_postlist;
+}
+
+void make_own_queues(Shared& s, const OwnShare& share, std::uint32_t first, std::uint32_t count) {
   s.own = std::make_unique<OwnQueues>(share, count);
-  for (std::uint32_t i = 0; i < s.receives.size(); ++i) s.receives.queue(i) = i / share.slots;
-  s.config.connections.credits = share.credits;
-  s.receive_capacity = count * share.credits;
-  s.list_length = 1;  // each slot that comes back is handed on at once
+  s.own->first = first;
+  for (std::uint32_t i = first; i < s.receives.size(); ++i)
+    s.receives.queue(i) = (i - first) / share.slots;
   s.spare_receives = 0;
 }
 
-void sort_own_receives(Shared& s) noexcept {
-  for (ibv_recv_wr* wr = s.receives.chain().take(); wr != nullptr;) {
-    ibv_recv_wr* const next = wr->next;
-    const std::uint32_t index = s.receives.queue(slot_of(wr->wr_id));
-    // What waits for a connection has no order; a rest too small for a queue is nobody's.
-    if (s.own->queues.in_use(index)) {
-      OwnQueue& queue = s.own->queues.at(index);
-      queue.back.add(*wr);
-      if (queue.back.count() >= s.own->share.postlist && takes_receives(queue))
-        (void)post(s, queue);
-    }
-    wr = next;
-  }
+void repost_own(Shared& s, std::uint32_t slot) noexcept {
+  const std::uint32_t index = s.receives.queue(slot);
+  // What waits for a connection has no order; a rest too small for a queue is nobody's.
+  if (!s.own->queues.in_use(index)) return;
+  OwnQueue& queue = s.own->queues.at(index);
+  queue.back.add(s.receives.request(slot));
+  if (queue.back.count() >= s.own->share.postlist && takes_receives(queue)) (void)post(s, queue);
+}
+
+std::uint32_t own_lkey(const Shared& s, std::uint32_t slot, const Block& block) noexcept {
+  const std::uint32_t index = s.receives.queue(slot);
+  return s.own->queues.in_use(index) ? s.own->queues.at(index).lkey : block.lkey;
+}
+
+void aim_own_receives(Shared& s, const Agent& a, std::uint32_t lkey) noexcept {
+  aim(s, a.own_queue, lkey);
 }
 
 bool take_own_queue(Shared& s, Agent& a) noexcept {

@@ -1,12 +1,15 @@
-// Receives where the device has no queue that connections share, or is not to use it: each
-// connection has a queue of its own, with as many of the engine's slots as each other. Its peer is
-// never granted more than what is posted there, so nothing is ever taken from one for another.
+// Receives of connections that share no queue: all where the device has none to share, or is not to
+// use it, else those with a protection domain of their own. Each such connection has a queue of its
+// own, with as many of the engine's slots as each other. Its peer is never granted more than what
+// is posted there, so nothing is ever taken from one for another.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
+#include "agent/qpn_map.h"
 #include "base/index_pool.h"
+#include "spinwire/buffer.h"
 #include "spinwire/config.h"
 #include "verbs/work_requests.h"
 
@@ -29,6 +32,7 @@ std::uint32_t own_slots(const Config& config) noexcept;
 struct OwnQueue {
   Agent* agent = nullptr;
   verbs::ReceiveChain back;  ///< those that came back, to be posted again
+  std::uint32_t lkey = 0;    ///< of the slots' memory, where the queue pair is
   bool failed = false;       ///< a receive did: the queue pair is in ERR
   std::uint32_t next = 0;    ///< while one is looked for
 };
@@ -36,16 +40,27 @@ struct OwnQueue {
 struct OwnQueues {
   OwnQueues(const OwnShare& each, std::uint32_t count) : share(each), queues(count) {}
   OwnShare share;
+  QpnMap by_qpn;               ///< the agents that have a queue
+  std::uint32_t first = 0;     ///< slot of the first queue; those before it are shared
+  std::uint32_t allotted = 0;  ///< sum of the allotments out of these queues
   base::IndexPool<OwnQueue> queues;
 };
 
-/// Makes the queues, whose slots are filled; none is posted before there is a connection. May throw
-/// std::bad_alloc.
-void make_own_queues(Shared& s);
-/// Hands each slot that came back to its queue, and posts what is worth it.
-void sort_own_receives(Shared& s) noexcept;
+/// Receives that a connection of its own protection domain has beside a shared queue: as many as
+/// its peer's credit can use.
+std::uint32_t domain_slots(const Config& config) noexcept;
+
+/// Makes `count` queues out of the slots from `first` on, which are filled later; none is posted
+/// before there is a connection. May throw std::bad_alloc.
+void make_own_queues(Shared& s, const OwnShare& share, std::uint32_t first, std::uint32_t count);
+/// Hands a slot that came back to its queue, and posts what is worth it.
+void repost_own(Shared& s, std::uint32_t slot) noexcept;
+/// The key by which a queue's receives name a slot's memory, whose block is `block`.
+std::uint32_t own_lkey(const Shared& s, std::uint32_t slot, const detail::Block& block) noexcept;
 /// A queue for a connection that begins; false if none is left.
 bool take_own_queue(Shared& s, Agent& a) noexcept;
+/// The agent's receives name their memory by another key. Before they are posted.
+void aim_own_receives(Shared& s, const Agent& a, std::uint32_t lkey) noexcept;
 /// Posts everything to the agent's queue pair, which is at INIT. 0 or an errno value.
 int post_own_receives(Shared& s, Agent& a) noexcept;
 /// Whether slots of the agent's lack memory, so that less is posted than it might be granted.

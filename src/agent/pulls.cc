@@ -107,6 +107,7 @@ bool post_read(Shared& s, Agent& a, Arrival& v) noexcept {
   op->sges[0] = {reinterpret_cast<std::uint64_t>(v.data + v.asked), bytes, v.block->lkey};
   op->wr.wr.rdma.remote_addr = v.remote + v.asked;
   op->wr.wr.rdma.rkey = v.rkey;
+  if (a.domain != nullptr) use_own_key(s, *a.domain, *op);
   v.asked += bytes;
   append(a, *op);
   defer(s, a);
@@ -136,7 +137,8 @@ void ask(Shared& s, Agent& a, Arrival& v) noexcept {
   a.handlers.on_offer(handle(s, a), offer);
   if (offer.refused()) return refuse(s, a, v, wire::Verdict::refused);
   const BufferSlice& to = offer.destination();
-  if (!to) return;
+  // What the connection's own protection domain has no key to cannot be read into.
+  if (!to || (a.domain != nullptr && !reaches(s, *a.domain, *to.block()))) return;
   v.block = to.block();
   detail::retain(v.block);
   v.data = to.data();

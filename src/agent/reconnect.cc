@@ -86,7 +86,7 @@ void rest(Shared& s, Agent& a) noexcept {
 bool revive(Shared& s, Agent& a) noexcept {
   a.again->resting = false;
   if (!promise_receive(s, a)) return false;
-  a.stage = Stage::expose;
+  a.stage = Stage::domain;
   enter(s, a, ConnectionState::resolving);
   list_setup(s, a);
   return true;

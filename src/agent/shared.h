@@ -9,7 +9,9 @@
 #include <memory>
 
 #include "agent/operation_pool.h"
+#include "agent/own_domain.h"
 #include "agent/own_receives.h"
+#include "agent/qpn_map.h"
 #include "agent/reconnect.h"
 #include "agent/transfers.h"
 #include "base/index_pool.h"
@@ -33,6 +35,8 @@ inline constexpr std::uint32_t kNone = ~0u;
 /// Why a state is left; see ConnectionState for what leaves each.
 enum class Stage : std::uint8_t {
   idle,
+  domain,   ///< make a protection domain, if it is to have its own
+  slab,     ///< register the pools there
   expose,   ///< register the credit cell
   create,   ///< make the queue pair
   resolve,  ///< through rdma_cm: until the way to the peer is known
@@ -45,6 +49,7 @@ enum class Stage : std::uint8_t {
   drain,
   destroy,
   conceal,  ///< deregister the credit cell
+  leave,    ///< and what else is in its own domain, and that
   over,
 };
 
@@ -72,6 +77,7 @@ struct Attributes {
   std::uint32_t mtu = 0;                      ///< path MTU wanted, bytes
   std::int32_t psn = -1;                      ///< -1: random
   Access access = Access::remote_read_write;  ///< of the peer, to memory exposed to it
+  bool own_domain = false;                    ///< a protection domain of its own
 };
 
 /// Bits of Agent::detour.
@@ -102,7 +108,7 @@ struct alignas(64) Agent {
   Operation* deferred = nullptr;
   Operation* deferred_last = nullptr;
   std::uint32_t sq_used = 0;       ///< work requests accepted, not completed
-  std::uint32_t sq_room = 0;       ///< for the application's; 0 unless ready
+  std::uint32_t sq_room = 0;       ///< for the application's; 0 unless ready, and with `domain`
   std::uint32_t max_message = 0;   ///< sent as one SEND
   std::uint32_t inline_bytes = 0;  ///< sent inline up to this many, header included
   // Credits, all counted since the start, modulo 2^32. Ours to spend: granted - returned - sent.
@@ -140,13 +146,14 @@ struct alignas(64) Agent {
   bool setup_listed = false;
   bool was_ready = false;
   std::uint32_t handshake = kNone;  ///< exchange in use
-  std::uint32_t own_queue = kNone;  ///< of receives, unless all share one
+  std::uint32_t own_queue = kNone;  ///< of receives, unless it shares one
   bool by_hand = false;             ///< no exchange: the application brings the peer's endpoint
   bool endpoint_told = false;       ///< then: on_endpoint has run
   Nanoseconds patience{0};          ///< from the first attempt to `ready`
   Callback<void(Connection, const Endpoint&)> on_endpoint;
-  std::unique_ptr<CmLink> cm;    ///< if through rdma_cm
-  std::unique_ptr<Again> again;  ///< if it is made again when lost
+  std::unique_ptr<CmLink> cm;         ///< if through rdma_cm
+  std::unique_ptr<Again> again;       ///< if it is made again when lost
+  std::unique_ptr<OwnDomain> domain;  ///< of its own
   std::uint32_t next_setup = kNone;
   Block* cell_block = nullptr;
   RemoteRegion cell_region;  ///< what the peer is told of the cell
@@ -156,34 +163,6 @@ struct alignas(64) Agent {
   std::uint64_t peer_incarnation = 0;
   verbs::RemoteQueuePair remote;
   std::array<char, 72> peer{};
-};
-
-/// Which agent a completion of the shared receive queue belongs to, by queue-pair number: two
-/// loads, no hashing. Pages are made at connect time.
-class QpnMap {
- public:
-  [[nodiscard]] Agent* find(std::uint32_t qpn) const noexcept {
-    const Page* page = pages_[(qpn >> kPageBits) & (kPages - 1)].get();
-    return page != nullptr ? (*page)[qpn & (kPageSize - 1)] : nullptr;
-  }
-  /// May throw std::bad_alloc. Set-up.
-  void set(std::uint32_t qpn, Agent* agent) {
-    auto& page = pages_[(qpn >> kPageBits) & (kPages - 1)];
-    if (page == nullptr) page = std::make_unique<Page>();
-    (*page)[qpn & (kPageSize - 1)] = agent;
-  }
-  void clear(std::uint32_t qpn) noexcept {
-    auto& page = pages_[(qpn >> kPageBits) & (kPages - 1)];
-    if (page != nullptr) (*page)[qpn & (kPageSize - 1)] = nullptr;
-  }
-
- private:
-  static constexpr unsigned kPageBits = 10;
-  static constexpr std::uint32_t kPageSize = 1u << kPageBits;
-  static constexpr std::uint32_t kPages = 1u << (24 - kPageBits);
-  using Page = std::array<Agent*, kPageSize>;
-  std::unique_ptr<std::unique_ptr<Page>[]> pages_ =
-      std::make_unique<std::unique_ptr<Page>[]>(kPages);
 };
 
 /// A list of agents that want something at the end of the poll; each is in it at most once.
@@ -240,7 +219,7 @@ struct Shared {
   std::unique_ptr<memory::RegistrationTable> registrations;
   base::IndexPool<Agent> agents;
   OperationPool operations;
-  QpnMap by_qpn;
+  QpnMap by_qpn;                        ///< those that share the receive queue
   verbs::ReceiveSlots<Block> receives;  ///< by the slot that a receive's wr_id names
   Work work;
   std::uint32_t lined_up = 0;  ///< agents with something to pull
@@ -251,7 +230,7 @@ struct Shared {
   std::uint32_t spare_receives = 0;          ///< may be missing before credit has to wait
   std::unique_ptr<std::uint32_t[]> missing;  ///< slots without a block: the application
   std::uint32_t deficit = 0;                 ///< keeps theirs and the pool is dry
-  std::uint32_t allotted = 0;                ///< sum of the allotments
+  std::uint32_t allotted = 0;                ///< sum of the allotments out of the shared queue
   bool scarce = false;           ///< somebody was refused an allotment: who has most yields
   std::byte* staging = nullptr;  ///< kStagingBytes for each operation
   Block* staging_block = nullptr;
@@ -264,7 +243,8 @@ struct Shared {
   std::uint64_t incarnation = 0;
   std::uint32_t receive_capacity = 0;    ///< receives that credit may be granted for
   std::unique_ptr<Transfers> transfers;  ///< long messages
-  std::unique_ptr<OwnQueues> own;        ///< of each connection; null: they share one
+  std::unique_ptr<OwnQueues> own;        ///< of connections that do not share; null: all do
+  std::uint32_t own_domains = 0;         ///< connections that have one
   std::uint32_t starved_count = 0;
   AgentList starved;  ///< refused credit while receives were missing
 

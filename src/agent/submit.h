@@ -154,19 +154,9 @@ inline Status post(Shared& s, Agent& a, bool later) noexcept {
   return Status::ok;
 }
 
-/// Accepts one of the application's operations, or answers why not and takes nothing.
-template <OperationKind kind>
-[[gnu::noinline]] Status submit_any(Shared& s, Agent& a, const Request& r) noexcept {
-  if (a.state != ConnectionState::ready) [[unlikely]]
-    return Status::not_connected;
-  if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
-    if (r.block != nullptr && r.size > a.max_message) [[unlikely]]
-      return submit_long(s, a, r, kind == OperationKind::send_imm);
-  }
-  if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
-    return status;
-  if (a.sq_used >= a.sq_room) [[unlikely]]
-    return Status::would_block;
+/// Accepts an operation that there is room for. `own` is whether the agent has a domain of its own.
+template <OperationKind kind, bool own>
+[[gnu::always_inline]] inline Status accept(Shared& s, Agent& a, const Request& r) noexcept {
   if (uses_credit(kind) && a.sent == a.send_limit && !find_credit(s, a)) [[unlikely]]
     return Status::would_block;
   Operation* const op = s.operations.acquire();
@@ -190,8 +180,33 @@ template <OperationKind kind>
   }
   if constexpr (kind == OperationKind::send_imm || kind == OperationKind::write_imm)
     op->wr.imm_data = htobe32(r.immediate);
+  if constexpr (own) use_own_key(s, *a.domain, *op);
   append(a, *op);
   return post(s, a, r.defer);
+}
+
+/// There is no room where acceptance looks: with a domain of its own, the agent's is elsewhere.
+template <OperationKind kind>
+[[gnu::noinline]] Status submit_elsewhere(Shared& s, Agent& a, const Request& r) noexcept {
+  if (a.domain == nullptr || a.sq_used >= a.domain->sq_room) return Status::would_block;
+  if (!reaches(s, *a.domain, *r.block)) return Status::invalid_argument;
+  return accept<kind, true>(s, a, r);
+}
+
+/// Accepts one of the application's operations, or answers why not and takes nothing.
+template <OperationKind kind>
+[[gnu::noinline]] Status submit_any(Shared& s, Agent& a, const Request& r) noexcept {
+  if (a.state != ConnectionState::ready) [[unlikely]]
+    return Status::not_connected;
+  if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
+    if (r.block != nullptr && r.size > a.max_message) [[unlikely]]
+      return submit_long(s, a, r, kind == OperationKind::send_imm);
+  }
+  if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
+    return status;
+  if (a.sq_used >= a.sq_room) [[unlikely]]
+    return submit_elsewhere<kind>(s, a, r);
+  return accept<kind, false>(s, a, r);
 }
 
 /// The same for a message. The common one, which needs no look at anything out of the ordinary, is

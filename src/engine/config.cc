@@ -235,6 +235,18 @@ Result<void> check_ranges(const Config& config) {
   return {};
 }
 
+/// Receives beside those of the queue that connections share.
+std::uint64_t domain_receives(const Config& config) {
+  if (config.queues.shared_receives == SharedReceives::off) return 0;
+  return std::uint64_t{config.connections.own_domains} * agent::domain_slots(config);
+}
+/// For complaints that count them.
+std::string domains_text(const Config& config) {
+  if (domain_receives(config) == 0) return "";
+  return fmt::format(", {} with {} receives each", setting(config, "connections", "own_domains"),
+                     agent::domain_slots(config));
+}
+
 Result<void> check_queues(const Config& config) {
   const auto& queues = config.queues;
   const std::uint32_t mtu = config.connections.mtu;
@@ -260,15 +272,16 @@ Result<void> check_queues(const Config& config) {
   // Every work request has at most one completion, so that this many are never too few.
   const bool long_messages = config.connections.message_bytes > config.connections.eager_bytes;
   const std::uint64_t shared = long_messages ? agent::kTransferRecords : 0;
+  const std::uint64_t receives = queues.receive_depth + domain_receives(config);
   const std::uint64_t entries =
-      std::uint64_t{queues.operations} + queues.receive_depth +
+      queues.operations + receives +
       std::uint64_t{agent::kControlRequests} * config.connections.maximum + shared;
   if (queues.completion_depth < entries) {
     return disagree(
         config, "queues", "completion_depth",
-        fmt::format("{}, {}, {} with {} control requests each{} can complete {} at once",
+        fmt::format("{}, {}{}, {} with {} control requests each{} can complete {} at once",
                     setting(config, "queues", "operations"),
-                    setting(config, "queues", "receive_depth"),
+                    setting(config, "queues", "receive_depth"), domains_text(config),
                     setting(config, "connections", "maximum"), agent::kControlRequests,
                     shared != 0 ? fmt::format(", and {} of long messages", shared) : "", entries),
         fmt::format("give at least {}, or lower one of the others", entries));
@@ -285,13 +298,14 @@ Result<void> check_path(const Config& config) {
 Result<void> check_receive_pool(const Config& config) {
   const std::uint64_t payload =
       std::max<std::uint64_t>(256, std::bit_ceil(config.connections.eager_bytes));
-  const std::uint64_t blocks = config.queues.receive_depth * (payload + 64);
+  const std::uint64_t blocks =
+      (config.queues.receive_depth + domain_receives(config)) * (payload + 64);
   const std::uint64_t needed = blocks + blocks / 4;
   if (needed <= config.memory.receive_bytes) return {};
   return disagree(
       config, "memory", "receive_bytes",
-      fmt::format("{} with {} needs {} bytes, a quarter spare; the pool has {}",
-                  setting(config, "queues", "receive_depth"),
+      fmt::format("{}{} with {} needs {} bytes, a quarter spare; the pool has {}",
+                  setting(config, "queues", "receive_depth"), domains_text(config),
                   setting(config, "connections", "eager_bytes"), needed,
                   config.memory.receive_bytes),
       fmt::format("raise memory.receive_bytes to at least {}, or lower one of the others",

@@ -135,6 +135,8 @@ constexpr std::array kKeys{
 
     SPINWIRE_NUMBER(connections, Connections, maximum, integer, 1, 65536, "",
                     "connections of the engine"),
+    SPINWIRE_NUMBER(connections, Connections, own_domains, integer, 0, 65536, "",
+                    "of these, connections with a protection domain of their own"),
     SPINWIRE_NUMBER(connections, Connections, handshakes, integer, 1, 4096, "",
                     "unfinished handshakes at once, inbound and outbound each"),
     SPINWIRE_NUMBER(connections, Connections, eager_bytes, bytes, 64, kMiB - 64, "",

@@ -154,9 +154,15 @@ Result<agent::Attributes> resolve(const Config& config, verbs::Device& device,
     }
     merged.queue_pair.access = *settings.access;
   }
+  if (settings.own_domain && config.connections.own_domains == 0) {
+    return base::fail(
+        Status::limit, "own_domain = true", "connections.own_domains = 0",
+        "set it to as many connections as shall have a domain of their own at a time");
+  }
   auto place = place_of(device, settings);
   if (!place) return tl::unexpected(place.error());
   agent::Attributes result = attributes_of(merged, *place);
+  result.own_domain = settings.own_domain;
   if (auto good = device.check(result.queue_pair); !good) return tl::unexpected(good.error());
   return result;
 }
@@ -178,6 +184,10 @@ Result<void> EngineCore::configure(agent::Agent& a, const ConnectionSettings& se
   if (a.qp != nullptr || a.stage > agent::Stage::create) {
     return base::fail(Status::invalid_argument, kAsked, "its queue pair is being made already",
                       "configure it in on_accept, or give settings to connect() or prepare()");
+  }
+  if (settings.own_domain != a.attributes.own_domain && a.stage > agent::Stage::domain) {
+    return base::fail(Status::invalid_argument, kAsked, "its protection domain is settled already",
+                      "give own_domain in on_accept, to connect() or to prepare()");
   }
   const auto attributes = resolve(settings, a.cm != nullptr ? Via::rdma_cm : Via::tcp);
   if (!attributes) return tl::unexpected(attributes.error());
@@ -204,14 +214,43 @@ Result<void> Connection::configure(const ConnectionSettings& settings) {
   return base::no_throw(kAsked, [&] { return core_->configure(**a, settings); });
 }
 
+namespace {
+
+/// The agent whose memory is to be opened to its peer with `access`.
+Result<agent::Agent*> locate_for(detail::EngineCore* core, std::uint32_t index,
+                                 std::uint32_t generation, Access access, const char* asked) {
+  auto a = detail::locate(core, index, generation, asked);
+  if (!a) return a;
+  const agent::Attributes& attributes = (*a)->attributes;
+  if (auto good = engine::check_access(attributes.access, access, "the connection"); !good)
+    return tl::unexpected(good.error());
+  if (attributes.own_domain && (*a)->domain == nullptr) {
+    return base::fail(Status::not_connected, asked, "its own protection domain is not there yet",
+                      "wait for on_ready, or on_endpoint");
+  }
+  return a;
+}
+
+}  // namespace
+
 Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access) {
   constexpr const char* kAsked = "expose memory to a peer";
-  auto a = detail::locate(core_, index_, generation_, kAsked);
-  if (!a) return tl::unexpected(a.error());
   return base::no_throw(kAsked, [&]() -> Result<RemoteRegion> {
-    if (auto good = engine::check_access((*a)->attributes.access, access, "the connection"); !good)
-      return tl::unexpected(good.error());
-    return core_->shared.registrations->expose(slice, access);
+    const auto a = locate_for(core_, index_, generation_, access, kAsked);
+    if (!a) return tl::unexpected(a.error());
+    return core_->shared.registrations->expose(slice, access, agent::registrations_of(**a));
+  });
+}
+
+Result<MemoryRegion> Connection::register_memory(std::span<std::byte> bytes, Access access) {
+  constexpr const char* kAsked = "register memory for a connection";
+  return base::no_throw(kAsked, [&]() -> Result<MemoryRegion> {
+    const auto a = locate_for(core_, index_, generation_, access, kAsked);
+    if (!a) return tl::unexpected(a.error());
+    auto registered =
+        core_->shared.registrations->register_memory(bytes, access, agent::registrations_of(**a));
+    if (!registered) return tl::unexpected(registered.error());
+    return MemoryRegion(std::move(registered->whole), registered->remote);
   });
 }
 

@@ -14,7 +14,7 @@ namespace spinwire::engine {
                                                    const verbs::Device& device);
 /// The same with what `settings` give. `through_cm`: rdma_cm finds the place. Errors:
 /// invalid_argument naming the member, what was asked and its range; limit, no_device, system as
-/// Device::find_place() and check().
+/// Device::find_place() and check(); limit also for own_domain where none is allowed.
 [[nodiscard]] Result<agent::Attributes> resolve(const Config& config, verbs::Device& device,
                                                 const ConnectionSettings& settings,
                                                 bool through_cm);

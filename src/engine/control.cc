@@ -86,8 +86,8 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (now >= next_device_look) look_for_device();
   if (shared.deficit != 0) agent::finish_poll(shared);
   const bool verb = take_setup_step();
-  if (!verb && shared.registrations->pending() != 0) shared.registrations->poll_revocations();
-  if (!verb && shared.transfers->windows.pending()) (void)shared.transfers->windows.poll();
+  if (!verb && !shared.registrations->poll_revocations() && !shared.device->poll_leaving())
+    (void)shared.transfers->windows.poll();
   agent::look_at_dry(shared);
   const std::size_t fired =
       shared.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });

@@ -122,14 +122,14 @@ void EngineCore::take_event(const ibv_async_event& found) noexcept {
     // A queue pair fails with a completion that tells why, if it had work: that goes first.
     qp_num = found.element.qp->qp_num;
     drain();
-    if (const Agent* a = shared.by_qpn.find(qp_num); a != nullptr)
+    if (const Agent* a = agent::find_by_qpn(shared, qp_num); a != nullptr)
       event.connection = agent::handle(shared, *a);
   }
   if (const DeviceEventCallback tell = on_device_event; tell) tell(event);
   if (event.kind == Kind::device_failed) next_device_look = ~std::uint64_t{0};  // told
   if (ends_all(event.kind)) return fail_all(event.text.data());
   if (!ends_connection(event.kind)) return;
-  if (Agent* a = shared.by_qpn.find(qp_num); a != nullptr) {
+  if (Agent* a = agent::find_by_qpn(shared, qp_num); a != nullptr) {
     agent::fail(shared, *a,
                 {Status::remote_error, "serve the peer's requests",
                  std::string("device event: ") + event.text.data(),

@@ -24,6 +24,7 @@ verbs::DeviceOptions device_options(const Config& config, const Clock& clock) {
   options.receive_depth = config.queues.receive_depth;
   options.shared_receives = config.queues.shared_receives == SharedReceives::automatic;
   options.own_receives = agent::own_slots(config);
+  options.domain_receives = agent::domain_slots(config);
   options.send_depth = config.queues.send_depth;
   options.inline_bytes = config.queues.inline_bytes;
   const Config::QueuePair& qp = config.queue_pair;

@@ -94,9 +94,10 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
 
 void EngineCore::end_connection(Agent& a) noexcept {
   // A peer that was stopped in the midst of an access must not stop us.
-  const std::uint32_t most = 64 + a.transfers.offers;
+  constexpr std::uint32_t kMostSteps = 64;
   a.stage = a.qp != nullptr ? agent::Stage::destroy : agent::Stage::conceal;
-  for (std::uint32_t i = 0; i < most && a.stage != agent::Stage::over; ++i)
+  const std::uint32_t steps = kMostSteps + shared.registrations->size() + a.transfers.offers;
+  for (std::uint32_t i = 0; i < steps && a.stage != agent::Stage::over; ++i)
     (void)agent::advance(shared, a);
   agent::finish(shared, a);
 }
@@ -282,9 +283,11 @@ EngineStats Engine::stats() const noexcept {
     stats.messages_received += s.agents.at(i).messages_received;
   }
   stats.connections = s.agents.size();
+  stats.own_domains = static_cast<std::uint32_t>(s.device->domains());
+  stats.registrations = s.registrations->size();
   stats.receives = s.posted_receives;
   stats.windows_free = s.transfers->windows.free();
-  stats.credits_granted = s.allotted;
+  stats.credits_granted = s.allotted + (s.own != nullptr ? s.own->allotted : 0);
   return stats;
 }
 

@@ -15,7 +15,7 @@ tl::unexpected<Error> ending_error(const char* asked) {
 }
 
 Error no_more_connections(const agent::Shared& s, std::string asked) {
-  if (s.own != nullptr && !s.agents.full()) {
+  if (s.device->srq() == nullptr && !s.agents.full()) {
     const std::uint32_t count = s.agents.size() + 1;
     return {Status::limit, std::move(asked),
             fmt::format("asked {} receives for {} connections, have {}", s.own->share.slots * count,

@@ -74,14 +74,14 @@ RegistrationTable::RegistrationTable(const verbs::Provider& provider, ibv_pd* pd
       buckets_(std::bit_ceil(std::size_t{limit} + 1), kNone) {}
 
 Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte> bytes,
-                                                            Access access) {
+                                                            Access access, Group* group) {
   return base::no_throw("register memory", [&]() -> Result<RegisteredMemory> {
     if (!is_access(access)) {
       return base::fail(Status::invalid_argument, "register memory", "unknown access rights",
                         "combine the named values of Access");
     }
     auto own = std::make_unique<OwnMemory>();
-    const Result<std::uint32_t> index = add(bytes, own_access_flags(access), "register");
+    const Result<std::uint32_t> index = add(bytes, own_access_flags(access), "register", group);
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
     entry.own = own.get();
@@ -103,13 +103,15 @@ Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte>
   });
 }
 
-Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access access) {
+Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access access,
+                                               Group* group) {
   return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
     if (!is_access(access) || access == Access::local) {
       return base::fail(Status::invalid_argument, "expose memory", "no remote access rights",
                         "give Access::remote_read, remote_write or both");
     }
-    const Result<std::uint32_t> index = add(slice.bytes(), exposed_access_flags(access), "expose");
+    const Result<std::uint32_t> index =
+        add(slice.bytes(), exposed_access_flags(access), "expose", group);
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
     // The device may give a key again as soon as it is free; the old use of it is over.
@@ -128,7 +130,7 @@ Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access 
 
 /// Registers with the device and answers the entry.
 Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int flags,
-                                             std::string_view what) {
+                                             std::string_view what, Group* group) {
   std::string asked = fmt::format("{} {} of memory", what, base::bytes_text(bytes.size()));
   if (bytes.empty() || bytes.data() == nullptr) {
     return base::fail(Status::invalid_argument, std::move(asked), "there are no bytes",
@@ -146,7 +148,8 @@ Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int fla
                       "revoke or drop some first, or register larger ranges");
   }
   errno = 0;
-  ibv_mr* mr = provider_.reg_mr(pd_, bytes.data(), bytes.size(), flags);
+  ibv_pd* const pd = group != nullptr ? group->pd : pd_;
+  ibv_mr* mr = provider_.reg_mr(pd, bytes.data(), bytes.size(), flags);
   if (mr == nullptr) {
     const int error = errno;
     entries_.release(index);
@@ -155,6 +158,8 @@ Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int fla
   entries_.at(index) = Entry{};
   entries_.at(index).mr = mr;
   entries_.at(index).rkey = mr->rkey;
+  entries_.at(index).group = group;
+  if (group != nullptr) push(group->live, index);
   return index;
 }
 
@@ -180,6 +185,25 @@ Status RegistrationTable::revoke(std::uint32_t rkey) noexcept {
   return Status::ok;
 }
 
+bool RegistrationTable::end_next(Group& group) noexcept {
+  const std::uint32_t index = group.live.head;
+  if (index == kNone) return false;
+  Entry& entry = entries_.at(index);
+  if (entry.own != nullptr) {
+    entry.own->block.lkey = 0;
+    std::exchange(entry.own, nullptr)->table = nullptr;
+  }
+  if (deregister(index) == 0) end(index);
+  return true;
+}
+
+const RegistrationTable::Group* RegistrationTable::group_of(
+    const detail::Block& block) const noexcept {
+  if (block.recycle != &RegistrationTable::recycle) return nullptr;
+  const auto* own = static_cast<const OwnMemory*>(block.owner);
+  return own->table == this ? entries_.at(own->entry).group : nullptr;
+}
+
 bool RegistrationTable::poll_revocations() noexcept {
   const std::uint32_t index = pending_.head;
   if (index == kNone) return false;
@@ -188,15 +212,17 @@ bool RegistrationTable::poll_revocations() noexcept {
     push(pending_, index);
     return false;
   }
+  end(index);
+  return true;
+}
+
+/// The device has given it up; for an exposure's key somebody may still ask.
+void RegistrationTable::end(std::uint32_t index) noexcept {
   Entry& entry = entries_.at(index);
-  if (!entry.exposure) {
-    entries_.release(index);
-    return true;
-  }
+  if (!entry.exposure) return entries_.release(index);
   entry.state = State::ended;
   push(ended_, index);
   detail::release(std::exchange(entry.held, nullptr));
-  return true;
 }
 
 void RegistrationTable::close() noexcept {
@@ -251,6 +277,7 @@ void RegistrationTable::drop(std::uint32_t index) noexcept {
 int RegistrationTable::deregister(std::uint32_t index) noexcept {
   Entry& entry = entries_.at(index);
   const int error = provider_.dereg_mr(entry.mr);
+  leave_group(index);
   if (error == 0) {
     entry.mr = nullptr;
     if (entry.state == State::pending) remove(pending_, index);
@@ -262,6 +289,12 @@ int RegistrationTable::deregister(std::uint32_t index) noexcept {
     }
   }
   return error;
+}
+
+/// Its key is dead, whether or not the device has given it up.
+void RegistrationTable::leave_group(std::uint32_t index) noexcept {
+  if (Group* const group = std::exchange(entries_.at(index).group, nullptr); group != nullptr)
+    remove(group->live, index);
 }
 
 /// Frees the slot of an exposure that the device has given up.

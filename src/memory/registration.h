@@ -42,22 +42,41 @@ struct RegisteredMemory {
 /// once, but the registration stays pending, and holds on to the memory, until poll_revocations()
 /// or revoke() finds the access ended.
 class RegistrationTable {
+  static constexpr std::uint32_t kNone = 0xffff'ffff;
+
+  /// Oldest first.
+  struct List {
+    std::uint32_t head = kNone;
+    std::uint32_t tail = kNone;
+    std::uint32_t size = 0;
+  };
+
  public:
+  /// What is registered in a protection domain other than the engine's. To be emptied by end_next()
+  /// before it goes.
+  struct Group {
+    ibv_pd* pd = nullptr;
+    List live;
+  };
+
   /// May throw std::bad_alloc. `limit` registrations at once, pending ones included.
   RegistrationTable(const verbs::Provider& provider, ibv_pd* pd, std::uint32_t limit);
   RegistrationTable(const RegistrationTable&) = delete;
   RegistrationTable& operator=(const RegistrationTable&) = delete;
   ~RegistrationTable() { close(); }
 
+  // Both in the engine's protection domain, or in that of a group.
+
   /// Registers `bytes`, which must stay mapped until `whole` and all slices of it are gone. Errors:
   /// invalid_argument (no bytes; not mapped; not writable), no_memory, limit, no_device (closed),
   /// system.
-  Result<RegisteredMemory> register_memory(std::span<std::byte> bytes, Access access);
+  Result<RegisteredMemory> register_memory(std::span<std::byte> bytes, Access access,
+                                           Group* group = nullptr);
 
   /// Opens exactly the bytes of `slice` to peers under a key of its own and holds a reference to
   /// their block until the key is revoked. Errors: as above; invalid_argument also for
   /// Access::local and for an empty slice.
-  Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
+  Result<RemoteRegion> expose(const BufferSlice& slice, Access access, Group* group = nullptr);
 
   /// Ends an exposure.
   ///   ok                no peer can reach the memory any more; the reference is given up
@@ -66,6 +85,13 @@ class RegistrationTable {
   ///   invalid_argument  no such exposure
   /// The call that first answers ok ends the key's life here; later ones answer invalid_argument.
   Status revoke(std::uint32_t rkey) noexcept;
+
+  /// Ends the oldest registration of a group, with one control verb; false if there is none left.
+  /// Registered memory that is still held becomes plain memory. What cannot be deregistered at once
+  /// is pending; an exposure's key can be revoked still.
+  bool end_next(Group& group) noexcept;
+  /// The group that a block's memory is registered in; null if in none.
+  [[nodiscard]] const Group* group_of(const detail::Block& block) const noexcept;
 
   /// Retries the deregistration that has been pending longest, if any: at most one control verb.
   /// Answers whether it ended. For the control step.
@@ -82,8 +108,6 @@ class RegistrationTable {
   [[nodiscard]] std::uint32_t limit() const noexcept { return entries_.capacity(); }
 
  private:
-  static constexpr std::uint32_t kNone = 0xffff'ffff;
-
   enum class State : std::uint8_t {
     live,     ///< until revoked or dropped
     pending,  ///< key dead, an access under way; until the device gives it up
@@ -105,21 +129,18 @@ class RegistrationTable {
     std::uint32_t rkey = 0;
     State state = State::live;
     bool exposure = false;
+    Group* group = nullptr;       ///< that it is live in
     std::uint32_t chain = kNone;  ///< next exposure with the same hash
     std::uint32_t next = kNone;   ///< in the list of its state
     std::uint32_t prev = kNone;
   };
 
-  /// Oldest first.
-  struct List {
-    std::uint32_t head = kNone;
-    std::uint32_t tail = kNone;
-    std::uint32_t size = 0;
-  };
-
   static void recycle(detail::Block* block) noexcept;
   void drop(std::uint32_t index) noexcept;
-  Result<std::uint32_t> add(std::span<std::byte> bytes, int flags, std::string_view what);
+  Result<std::uint32_t> add(std::span<std::byte> bytes, int flags, std::string_view what,
+                            Group* group);
+  void end(std::uint32_t index) noexcept;
+  void leave_group(std::uint32_t index) noexcept;
   std::uint32_t take_entry() noexcept;
   int deregister(std::uint32_t index) noexcept;
   void forget(std::uint32_t index) noexcept;

@@ -117,8 +117,9 @@ Result<void> Device::set_up() {
   info_.atomics = attr.atomic_cap != IBV_ATOMIC_NONE;
   info_.memory_windows = (attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
   info_.shared_receives = options_.shared_receives && shares_receives(attr);
-  options_.own_receives =
-      std::min(options_.own_receives, static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
+  options_.own_receives = std::min(options_.own_receives, max_send_depth_);
+  options_.domain_receives = std::min(options_.domain_receives, max_send_depth_);
+  max_domains_ = attr.max_pd;
   info_.candidates = std::move(s.candidates);
   return make_queues();
 }
@@ -183,17 +184,21 @@ void Device::probe_memory_windows() noexcept {
   if (window != nullptr) (void)provider().dealloc_mw(window);
 }
 
-ibv_qp* Device::try_qp(std::uint32_t send_depth, std::uint32_t inline_bytes) noexcept {
+ibv_qp* Device::try_qp(std::uint32_t send_depth, std::uint32_t inline_bytes,
+                       ibv_pd* domain) noexcept {
+  // A shared queue's receives are in the engine's domain, where devices may or may not find them
+  // for a queue pair of another.
+  ibv_srq* const shared = domain == nullptr ? srq_ : nullptr;
   ibv_qp_init_attr init{};
   init.send_cq = init.recv_cq = cq_;
-  init.srq = srq_;
+  init.srq = shared;
   init.qp_type = IBV_QPT_RC;
   init.cap.max_send_wr = send_depth;
   init.cap.max_send_sge = kSendElements;
-  init.cap.max_recv_wr = info_.own_receives;
-  init.cap.max_recv_sge = srq_ == nullptr ? 1 : 0;
+  init.cap.max_recv_wr = domain != nullptr ? domain_receives() : info_.own_receives;
+  init.cap.max_recv_sge = shared == nullptr ? 1 : 0;
   init.cap.max_inline_data = inline_bytes;
-  return provider().create_qp(queue_pd(), &init);
+  return provider().create_qp(domain != nullptr ? domain : queue_pd(), &init);
 }
 
 /// What a queue pair can have together, no attribute tells: one is made to see. Inline data is a
@@ -229,6 +234,8 @@ Device::~Device() {
     destroy_left();
     sched_yield();
   }
+  for (int i = 0; poll_leaving() && i < kAttempts; ++i) {
+  }
   if (srq_ != nullptr) provider().destroy_srq(srq_);
   for (int i = 0; slab_ != nullptr && i < kAttempts; ++i) {
     if (provider().dereg_mr(slab_) != EBUSY) break;
@@ -247,10 +254,10 @@ ibv_mr* Device::register_slab(std::span<std::byte> slab) noexcept {
   return slab_;
 }
 
-Result<ibv_qp*> Device::create_qp(const QueuePairOptions& options) {
+Result<ibv_qp*> Device::create_qp(const QueuePairOptions& options, ibv_pd* domain) {
   destroy_left();
   leaving_.reserve(queue_pairs_ + 1);
-  ibv_qp* qp = try_qp(options.send_depth, options.inline_bytes);
+  ibv_qp* qp = try_qp(options.send_depth, options.inline_bytes, domain);
   if (qp == nullptr) {
     return short_of_memory("make a queue pair", "ibv_create_qp", errno,
                            std::uint64_t{options.send_depth} * kEntryBytes);

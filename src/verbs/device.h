@@ -46,11 +46,12 @@ struct DeviceOptions {
   DeviceWish wish;
   std::uint32_t completion_depth = 0;
   std::uint32_t receive_depth = 0;
-  bool shared_receives = true;     ///< wanted; without, each queue pair has its own:
-  std::uint32_t own_receives = 0;  ///< this many; fewer will do
-  std::uint32_t send_depth = 0;    ///< of each queue pair
-  std::uint32_t inline_bytes = 0;  ///< wanted; fewer will do
-  std::uint32_t rd_atomic = 128;   ///< wanted; fewer will do
+  bool shared_receives = true;        ///< wanted; without, each queue pair has its own:
+  std::uint32_t own_receives = 0;     ///< this many; fewer will do
+  std::uint32_t domain_receives = 0;  ///< with one: of a queue pair in a domain of its own
+  std::uint32_t send_depth = 0;       ///< of each queue pair
+  std::uint32_t inline_bytes = 0;     ///< wanted; fewer will do
+  std::uint32_t rd_atomic = 128;      ///< wanted; fewer will do
   std::uint16_t pkey_index = 0;
   Clock clock = Clock::real();
 };
@@ -83,6 +84,12 @@ struct QueuePairOptions {
   RetryOptions retry;
 };
 
+/// A protection domain beside the engine's: one connection's own.
+struct Domain {
+  ibv_pd* pd = nullptr;
+  ibv_mr* slab = nullptr;  ///< registered there, too
+};
+
 class Device {
  public:
   /// Errors: no_device naming those that there are and why none was taken; limit naming asked and
@@ -106,6 +113,23 @@ class Device {
   [[nodiscard]] ibv_mr* slab() const noexcept { return slab_; }
   ibv_mr* register_slab(std::span<std::byte> slab) noexcept;
 
+  // Domains, in domain.cc. One control verb each.
+  /// Errors: limit naming how many there are, system.
+  Result<void> make_domain(Domain& domain);
+  /// As register_slab(), for the queue pair of that domain.
+  ibv_mr* register_slab(Domain& domain, std::span<std::byte> slab) noexcept;
+  /// Takes the next step to its end, after which `pd` is null. False: something there is in use
+  /// still; the domain may be left to the device, which tries again in poll_leaving().
+  bool end_domain(Domain& domain) noexcept;
+  void leave_domain(const Domain& domain) noexcept;
+  /// Takes the next step to the end of a domain that was left; false if there is none.
+  bool poll_leaving() noexcept;
+  [[nodiscard]] std::size_t domains() const noexcept { return domains_; }  ///< not ended
+  /// Receives of a queue pair in a domain of its own.
+  [[nodiscard]] std::uint32_t domain_receives() const noexcept {
+    return srq_ != nullptr ? options_.domain_receives : info_.own_receives;
+  }
+
   /// Where the engine is.
   [[nodiscard]] const Place& place() const noexcept { return place_; }
   /// Another place on this device; a `gid_index` of -1 takes the port's best. Errors: no_device
@@ -117,7 +141,8 @@ class Device {
   Result<void> check(const QueuePairOptions& asked);
 
   // One control verb each.
-  Result<ibv_qp*> create_qp(const QueuePairOptions& options);
+  /// In the engine's protection domain, or in `domain`; there its receives are its own.
+  Result<ibv_qp*> create_qp(const QueuePairOptions& options, ibv_pd* domain = nullptr);
   Result<void> to_init(ibv_qp* qp, const QueuePairOptions& options);
   Result<void> to_rtr(ibv_qp* qp, const QueuePairOptions& options, const RemoteQueuePair& remote);
   Result<void> to_rts(ibv_qp* qp, const QueuePairOptions& options, std::uint32_t psn,
@@ -139,7 +164,8 @@ class Device {
   void probe_memory_windows() noexcept;
   void make_thread_domain() noexcept;
   [[nodiscard]] ibv_pd* queue_pd() const noexcept { return domain_ != nullptr ? domain_ : pd_; }
-  ibv_qp* try_qp(std::uint32_t send_depth, std::uint32_t inline_bytes) noexcept;
+  ibv_qp* try_qp(std::uint32_t send_depth, std::uint32_t inline_bytes,
+                 ibv_pd* domain = nullptr) noexcept;
 
   void destroy_left() noexcept;
 
@@ -151,8 +177,11 @@ class Device {
   ibv_cq* cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
   ibv_mr* slab_ = nullptr;
-  std::vector<ibv_qp*> leaving_;  ///< to be destroyed; has room for all there are
-  std::size_t queue_pairs_ = 0;   ///< there are
+  std::vector<ibv_qp*> leaving_;         ///< to be destroyed; has room for all there are
+  std::size_t queue_pairs_ = 0;          ///< there are
+  std::vector<Domain> leaving_domains_;  ///< to be ended; has room for all there are
+  std::size_t domains_ = 0;              ///< there are
+  int max_domains_ = 0;
   Place place_;
   std::uint32_t ports_ = 0;
   std::uint32_t max_send_depth_ = 0;

@@ -90,6 +90,9 @@ class ReceiveSlots {
   [[nodiscard]] Memory*& memory(std::uint32_t slot) noexcept { return slots_[slot].memory; }
   /// Which queue the slot is kept for, where there are several.
   [[nodiscard]] std::uint32_t& queue(std::uint32_t slot) noexcept { return slots_[slot].queue; }
+  [[nodiscard]] std::uint32_t queue(std::uint32_t slot) const noexcept {
+    return slots_[slot].queue;
+  }
   [[nodiscard]] ibv_recv_wr& request(std::uint32_t slot) noexcept { return slots_[slot].wr; }
   /// Appends the slot to the chain.
   void add(std::uint32_t slot) noexcept { chain_.add(slots_[slot].wr); }

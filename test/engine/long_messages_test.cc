@@ -80,15 +80,49 @@ struct Long : Pair {
   bool keep = false;
 };
 
-class EngineLongMessages : public testing::TestWithParam<bool> {
- protected:
-  [[nodiscard]] Config config() const { return GetParam() ? long_config() : without_windows(); }
+/// By what the sender's memory is opened.
+enum class By { window, registration, own_domain };
+
+Config config_by(By by) {
+  Config c = by == By::window ? long_config() : without_windows();
+  if (by == By::own_domain) {
+    c.connections.own_domains = 2;
+    c.memory.receive_bytes = 4u << 20;
+  }
+  return c;
+}
+
+/// With protection domains of their own at both ends, if asked for.
+struct LongBy : Long {
+  explicit LongBy(By by) : Long(config_by(by)) {
+    if (by != By::own_domain) return;
+    EXPECT_EQ(ends.client.close(), Status::ok);
+    spinwire::ConnectionSettings own;
+    own.own_domain = true;
+    server.on_accept = [own](Connection c) { EXPECT_TRUE(c.configure(own)); };
+    server.ready.clear();
+    ConnectOptions options;
+    options.handlers = client.handlers();
+    options.settings = own;
+    auto made = client.engine.connect(server.listener.address(), options);
+    EXPECT_TRUE(made) << made.error().message();
+    EXPECT_TRUE(until([&] { return made->ready() && !server.ready.empty(); }));
+    client.closed.clear();
+    ends = {*made, server.ready.back()};
+  }
 };
-INSTANTIATE_TEST_SUITE_P(By, EngineLongMessages, testing::Bool(),
-                         [](const auto& by) { return by.param ? "Window" : "Registration"; });
+
+class EngineLongMessages : public testing::TestWithParam<By> {};
+INSTANTIATE_TEST_SUITE_P(By, EngineLongMessages,
+                         testing::Values(By::window, By::registration, By::own_domain),
+                         [](const auto& by) {
+                           return by.param == By::window         ? "Window"
+                                  : by.param == By::registration ? "Registration"
+                                                                 : "OwnDomain";
+                         });
 
 TEST_P(EngineLongMessages, ArriveWholeOnceInOrder) {
-  Long t(config());
+  LongBy t(GetParam());
   t.warm_up();
   const auto sent_before = t.ends.client.stats().messages_sent;
   EXPECT_EQ(t.ends.client.max_message(), 4 * kMiB);
@@ -114,9 +148,9 @@ TEST_P(EngineLongMessages, ArriveWholeOnceInOrder) {
 }
 
 TEST_P(EngineLongMessages, TakeTurnsWithEverythingElseThatIsOrdered) {
-  Long t(config());
+  LongBy t(GetParam());
   Buffer target = t.server.buffer(64, Pool::lease);
-  const auto region = t.server.engine.expose(target.slice(), Access::remote_write);
+  const auto region = t.ends.server.expose(target.slice(), Access::remote_write);
   ASSERT_TRUE(region);
   Buffer small = t.client.filled(40, Long::seed(40));
   Buffer large = t.client.filled(200000, Long::seed(200000));
@@ -154,7 +188,7 @@ TEST_P(EngineLongMessages, TakeTurnsWithEverythingElseThatIsOrdered) {
 }
 
 TEST_P(EngineLongMessages, GoBothWaysAtOnce) {
-  Long t(config());
+  LongBy t(GetParam());
   t.listen_to(t.client);
   std::uint32_t back = 0;
   for (std::uint32_t sent = 0; sent < 60 || back < 60;) {
@@ -173,7 +207,7 @@ TEST_P(EngineLongMessages, GoBothWaysAtOnce) {
 TEST_P(EngineLongMessages, EndWithTheirConnection) {
   // Closed by either end, or cut, in each stage of a transfer.
   for (int steps = 0; steps < 12; ++steps) {
-    Long t(config());
+    LongBy t(GetParam());
     t.warm_up();
     for (int i = 0; i < 4; ++i) ASSERT_EQ(t.send(600000), Status::ok);
     for (int i = 0; i < steps; ++i) (void)(t.server.poll() + t.client.poll());
@@ -197,7 +231,7 @@ TEST_P(EngineLongMessages, EndWithTheirConnection) {
 }
 
 TEST_P(EngineLongMessages, EndWithTheirEngine) {
-  Long t(config());
+  LongBy t(GetParam());
   t.warm_up();
   for (int i = 0; i < 4; ++i) ASSERT_EQ(t.send(600000), Status::ok);
   for (int i = 0; i < 3; ++i) (void)(t.server.poll() + t.client.poll());

@@ -7,7 +7,7 @@
 //   24 a completion queue too small for a burst         here
 //   25 more than there can be, of each capacity         here, and by connection
 //                            EngineConnectionSettings.OutOfRangeNamesAskedAndAvailable
-//   27 memory and connections of a protection domain    here
+//   27 memory and connections of a protection domain    here, and EngineOwnDomain.*
 //
 // Everything runs on the device that SPINWIRE_TEST_DEVICE names.
 #include <gtest/gtest.h>
@@ -237,6 +237,49 @@ TEST(Scenario27, AConnectionOfAnotherProtectionDomainMovesDataAndReachesNoOther)
   EXPECT_TRUE(to_first.client.ready());
   EXPECT_EQ(first.engine.revoke(*first_key), Status::ok);
   EXPECT_EQ(second.engine.revoke(*second_key), Status::ok);
+}
+
+/// A connection can have one of its own, and another of the same engine then does not reach into
+/// it.
+TEST(Scenario27, AConnectionWithItsOwnProtectionDomainMovesData) {
+  Config config = small_config();
+  config.connections.own_domains = 1;
+  config.connections.credits = 16;
+  Node server(config), client;
+  server.listen();
+  Ends sharing = connect(client, server);
+  server.on_accept = [](Connection c) {
+    spinwire::ConnectionSettings settings;
+    settings.own_domain = true;
+    const auto configured = c.configure(settings);
+    ASSERT_TRUE(configured) << configured.error().message();
+  };
+  Ends owning = connect(client, server);
+  ASSERT_EQ(server.engine.stats().own_domains, 1u);
+  Buffer theirs = server.filled(64, 1);
+  const auto key = owning.server.expose(theirs.slice(), Access::remote_read_write);
+  ASSERT_TRUE(key);
+  const Buffer ours = client.filled(64, 2);
+  const Buffer got = client.buffer(64);
+  const auto done_of = [&](auto call) {
+    EXPECT_EQ(client.tally.run(call), Status::ok);
+    EXPECT_TRUE(until({&client, &server}, [&] { return client.tally.idle(); }));
+  };
+  server.on_message = [&](Connection c, Message& m) {
+    EXPECT_TRUE(Node::holds(m.bytes(), 2));
+    EXPECT_EQ(c.send(m.take()), Status::ok);
+  };
+  client.on_message = [&](Connection, Message& m) { EXPECT_TRUE(Node::holds(m.bytes(), 2)); };
+  done_of([&](auto done) { return owning.client.read(got.slice(), *key, done); });
+  EXPECT_TRUE(Node::holds(got.bytes(), 1));
+  done_of([&](auto done) { return owning.client.write(ours.slice(), *key, done); });
+  EXPECT_TRUE(Node::holds(theirs.bytes(), 2));
+  done_of([&](auto done) { return owning.client.send(ours, done); });
+  ASSERT_TRUE(until({&client, &server}, [&] { return client.messages == 1; }));
+  EXPECT_EQ(client.tally.ended(Status::ok), 3u);
+  done_of([&](auto done) { return sharing.client.write(ours.slice(), *key, done); });
+  EXPECT_EQ(client.tally.ended(Status::remote_access), 1u);
+  EXPECT_TRUE(owning.client.ready());
 }
 
 }  // namespace

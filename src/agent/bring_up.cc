@@ -1,0 +1,204 @@
+// Bringing a queue pair up, from what it needs to RTS, and the endpoints that the two ends tell
+// each other for it. Cold: one control verb a step.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+#include <string>
+
+#include "agent/agent.h"
+#include "base/error.h"
+#include "base/random.h"
+
+namespace spinwire::agent {
+namespace {
+
+constexpr std::size_t kCellBytes = 64;
+
+/// The next set-up verb failed: the connection ends with that error.
+bool set_up_failed(Shared& s, Agent& a, const Error& error) noexcept {
+  fail(s, a, error);
+  return true;
+}
+
+bool step_expose(Shared& s, Agent& a) noexcept {
+  a.cell_block = s.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
+  if (a.cell_block == nullptr) {
+    return set_up_failed(s, a,
+                         {Status::limit, "keep a credit cell for the connection",
+                          "the control pool is used up", "lower connections.maximum"});
+  }
+  a.cell = new (a.cell_block->payload) CreditCell{};
+  const BufferSlice cell(a.cell_block, a.cell_block->payload, sizeof(CreditCell));
+  auto exposed = s.registrations->expose(cell, Access::remote_write, registrations_of(a));
+  if (!exposed) return set_up_failed(s, a, exposed.error());
+  a.cell_region = *exposed;
+  a.stage = Stage::create;
+  return true;
+}
+
+bool step_create(Shared& s, Agent& a) noexcept {
+  ibv_pd* const domain = a.domain != nullptr ? a.domain->domain.pd : nullptr;
+  auto qp = s.device->create_qp(a.attributes.queue_pair, domain);
+  if (!qp) return set_up_failed(s, a, qp.error());
+  a.qp = *qp;
+  try {
+    neighbours(s, a).set(a.qp->qp_num, &a);
+  } catch (const std::bad_alloc&) {
+    return set_up_failed(s, a, base::out_of_memory());
+  }
+  const std::int32_t psn = a.attributes.psn;
+  a.psn = static_cast<std::uint32_t>(psn >= 0 ? static_cast<std::uint64_t>(psn)
+                                              : base::random_seed() & 0xffffff);
+  a.stage = a.cm != nullptr && !a.cm->resolved ? Stage::resolve : Stage::init;
+  return true;
+}
+
+/// Both ends' smaller one.
+verbs::RemoteQueuePair reachable(const Agent& a) noexcept {
+  verbs::RemoteQueuePair remote = a.remote;
+  remote.mtu = std::min({remote.mtu, a.attributes.mtu, a.attributes.queue_pair.place.mtu});
+  return remote;
+}
+
+/// The queue pair's next state, with the attributes of the handshake over TCP or by hand.
+Result<void> bring(const Shared& s, const Agent& a, ibv_qp_state state) {
+  const verbs::QueuePairOptions& options = a.attributes.queue_pair;
+  if (state == IBV_QPS_INIT) return s.device->to_init(a.qp, options);
+  if (state == IBV_QPS_RTR) return s.device->to_rtr(a.qp, options, reachable(a));
+  return s.device->to_rts(a.qp, options, a.psn, a.remote);
+}
+
+/// What was asked for otherwise than by default goes before what rdma_cm found.
+void refine(ibv_ah_attr& attr, const verbs::PathOptions& asked) noexcept {
+  constexpr verbs::PathOptions kDefault;
+  const auto take = [](auto& found, auto wanted, auto standard) {
+    if (wanted != standard) found = wanted;
+  };
+  take(attr.sl, asked.service_level, kDefault.service_level);
+  take(attr.src_path_bits, asked.src_path_bits, kDefault.src_path_bits);
+  take(attr.static_rate, asked.static_rate, kDefault.static_rate);
+  take(attr.grh.hop_limit, asked.hop_limit, kDefault.hop_limit);
+  take(attr.grh.traffic_class, asked.traffic_class, kDefault.traffic_class);
+  take(attr.grh.flow_label, asked.flow_label, kDefault.flow_label);
+}
+
+/// The same with what rdma_cm says, where the settings say nothing else.
+Result<void> bring_through_cm(const Shared& s, const Agent& a, ibv_qp_state state) {
+  const verbs::QueuePairOptions& options = a.attributes.queue_pair;
+  const verbs::RetryOptions& retry = options.retry;
+  ibv_qp_attr attr{};
+  int mask = 0;
+  if (auto known = a.cm->id.attributes(state, attr, mask); !known) return known;
+  if (state == IBV_QPS_INIT) attr.qp_access_flags = static_cast<unsigned>(options.access);
+  if (state == IBV_QPS_RTR) {
+    refine(attr.ah_attr, options.path);
+    attr.path_mtu = std::min(attr.path_mtu, verbs::mtu_code(reachable(a).mtu));
+    attr.min_rnr_timer = retry.min_rnr_timer;
+  } else if (state == IBV_QPS_RTS) {
+    attr.timeout = retry.ack_timeout;
+    attr.retry_cnt = retry.retry_count;
+    attr.rnr_retry = retry.rnr_retry;
+  }
+  return s.device->modify_qp(a.qp, attr, mask);
+}
+
+bool receives_refused(Shared& s, Agent& a, int error) noexcept {
+  return set_up_failed(s, a,
+                       {Status::system, "post receives to a queue pair",
+                        "ibv_post_recv: errno " + std::to_string(error),
+                        "set queues.shared_receives = \"auto\", or report this as a defect"});
+}
+
+bool step_up(Shared& s, Agent& a) noexcept {
+  struct Step {
+    ibv_qp_state state;
+    Stage next;
+  };
+  const Step step = a.stage == Stage::init
+                        ? Step{IBV_QPS_INIT, a.remote.qp_num != 0 ? Stage::rtr : Stage::wait}
+                    : a.stage == Stage::rtr ? Step{IBV_QPS_RTR, Stage::rts}
+                                            : Step{IBV_QPS_RTS, Stage::up};
+  const Result<void> done = base::no_throw("bring a queue pair up", [&] {
+    return a.cm != nullptr ? bring_through_cm(s, a, step.state) : bring(s, a, step.state);
+  });
+  if (!done) return set_up_failed(s, a, done.error());
+  if (step.state == IBV_QPS_INIT && a.own_queue != kNone) {
+    // Before the peer can send.
+    if (const int error = post_own_receives(s, a); error != 0) return receives_refused(s, a, error);
+  }
+  a.stage = step.next;
+  return true;
+}
+
+GidType gid_type(const Agent& a) noexcept {
+  const GidType type = a.attributes.queue_pair.place.gid_type;
+  return type == GidType::unknown ? GidType::infiniband : type;
+}
+
+}  // namespace
+
+bool bring_up(Shared& s, Agent& a) noexcept {
+  switch (a.stage) {
+    case Stage::domain:
+      return a.attributes.own_domain ? step_domain(s, a) : step_expose(s, a);
+    case Stage::slab:
+      return step_slab(s, a);
+    case Stage::expose:
+      return step_expose(s, a);
+    case Stage::create:
+      return step_create(s, a);
+    default:
+      return step_up(s, a);
+  }
+}
+
+Endpoint endpoint(const Shared& s, const Agent& a) noexcept {
+  const verbs::Place& place = a.attributes.queue_pair.place;
+  Endpoint info{};
+  std::copy_n(place.gid.raw, info.gid.size(), info.gid.begin());
+  info.gid_type = gid_type(a);
+  // Of the addresses that the port has on InfiniBand, packets come from the one asked for.
+  info.lid = static_cast<std::uint16_t>(place.lid | a.attributes.queue_pair.path.src_path_bits);
+  info.qp_num = a.qp->qp_num;
+  info.psn = a.psn;
+  info.mtu = static_cast<std::uint16_t>(std::min(a.attributes.mtu, place.mtu));
+  info.max_message = s.config.connections.message_bytes;
+  info.eager_bytes = s.config.connections.eager_bytes;
+  info.credits = a.granted;
+  info.incarnation = s.incarnation;
+  info.control_address = reinterpret_cast<std::uint64_t>(a.cell);
+  info.control_rkey = a.cell_region.rkey;
+  info.max_rd_atomic = a.attributes.queue_pair.rd_atomic;
+  return info;
+}
+
+Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
+  if (peer.gid_type != gid_type(a)) {
+    return base::fail(Status::unsupported,
+                      fmt::format("connect a GID of type {} to the peer's", to_string(gid_type(a))),
+                      fmt::format("the peer's GID is of type {}", to_string(peer.gid_type)),
+                      "open the same kind of device at both ends; on RoCE set device.gid_index or "
+                      "device.address, so that both take the same version");
+  }
+  if (peer.credits == 0) {
+    return base::fail(Status::protocol, "take the peer's endpoint", "it grants no credit",
+                      "the peer is broken");
+  }
+  std::copy(peer.gid.begin(), peer.gid.end(), a.remote.gid.raw);
+  a.remote.lid = peer.lid;
+  a.remote.qp_num = peer.qp_num;
+  a.remote.psn = peer.psn;
+  a.remote.mtu = peer.mtu;
+  a.remote.rd_atomic = peer.max_rd_atomic;
+  a.max_message = std::min(peer.eager_bytes, s.config.connections.eager_bytes);
+  a.longest_message = std::min(peer.max_message, s.config.connections.message_bytes);
+  a.granted_to_us = a.send_limit = peer.credits;
+  a.told_granted = static_cast<std::uint16_t>(peer.credits);
+  a.peer_incarnation = peer.incarnation;
+  a.peer_cell = peer.control_address;
+  a.peer_cell_key = peer.control_rkey;
+  return {};
+}
+
+}  // namespace spinwire::agent

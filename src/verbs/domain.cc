@@ -1,0 +1,65 @@
+// Protection domains of connections' own. Set-up, all of it.
+#include <errno.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "verbs/device.h"
+
+namespace spinwire::verbs {
+
+Result<void> Device::make_domain(Domain& domain) {
+  leaving_domains_.reserve(domains_ + 1);
+  domain.pd = provider().alloc_pd(context());
+  if (domain.pd != nullptr) {
+    ++domains_;
+    return {};
+  }
+  const int error = errno;
+  const bool full = error == ENOMEM || error == ENOSPC || error == EMFILE || error == EAGAIN;
+  return base::fail(
+      full ? Status::limit : Status::system,
+      "make a protection domain for a connection (own_domain)",
+      fmt::format("ibv_alloc_pd: {}; connections of this engine have {}, device {} has {} for all "
+                  "programs",
+                  base::errno_text(error), domains_, info_.name, max_domains_),
+      "close others first, or let the connection share the engine's domain");
+}
+
+ibv_mr* Device::register_slab(Domain& domain, std::span<std::byte> slab) noexcept {
+  domain.slab = provider().reg_mr(domain.pd, slab.data(), slab.size(), IBV_ACCESS_LOCAL_WRITE);
+  return domain.slab;
+}
+
+bool Device::end_domain(Domain& domain) noexcept {
+  if (domain.slab != nullptr) {
+    if (provider().dereg_mr(domain.slab) != 0) return false;
+    domain.slab = nullptr;
+    return true;
+  }
+  if (provider().dealloc_pd(domain.pd) != 0) return false;
+  domain.pd = nullptr;
+  --domains_;
+  return true;
+}
+
+void Device::leave_domain(const Domain& domain) noexcept {
+  leaving_domains_.push_back(
+      domain);  // NOLINT(bugprone-exception-escape): reserved when it was made
+}
+
+bool Device::poll_leaving() noexcept {
+  if (leaving_domains_.empty()) return false;
+  // The queue pair may have been left, too.
+  destroy_left();
+  Domain& first = leaving_domains_.front();
+  if (!end_domain(first) || first.pd != nullptr) {
+    std::rotate(leaving_domains_.begin(), leaving_domains_.begin() + 1, leaving_domains_.end());
+  } else {
+    leaving_domains_.erase(leaving_domains_.begin());
+  }
+  return true;
+}
+
+}  // namespace spinwire::verbs
