@@ -300,8 +300,8 @@ TEST(EngineConnectionSettings, OfAListenerAndOfOneThatIsAccepted) {
   Buffer data = server.filled(8, 2);
   for (const Connection c : {first.server, second.server})
     ASSERT_TRUE(gather_credit(server, client, c));
-  EXPECT_EQ(accepted_at_once(server, first.server), 5u);
-  EXPECT_EQ(accepted_at_once(server, second.server), 6u);
+  EXPECT_EQ(accepted_at_once(server, first.server), 9u);
+  EXPECT_EQ(accepted_at_once(server, second.server), 10u);
   // The second's rights are the engine's again: configure() replaces, it does not add.
   const auto read = Access::remote_read;
   const auto refused = Connection(first.server).expose(data.slice(), read);

@@ -372,7 +372,7 @@ TEST_F(SlowTools, EchoBoth) {
 }
 
 TEST_F(SlowTools, EchoRefusesWhatIsTooLong) {
-  const Outcome o = run("echo", {"both", "--size", "5000"});
+  const Outcome o = run("echo", {"both", "--size", "67108865"});
   EXPECT_EQ(o.code, 1);
   EXPECT_NE(o.err.find("message_too_long"), std::string::npos) << o.err;
 }
