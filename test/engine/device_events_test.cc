@@ -13,6 +13,7 @@
 
 namespace device_events_test {
 
+using engine_test::device_name;
 using engine_test::kSoftverbsOnly;
 using engine_test::Node;
 using engine_test::on_softverbs;
