@@ -42,7 +42,8 @@ enum class Post : std::uint8_t {
 /// How an accepted operation ended.
 struct Completion {
   Status status = Status::ok;
-  std::size_t bytes = 0;  ///< payload bytes moved; 0 unless ok
+  std::size_t bytes = 0;    ///< payload bytes moved; 0 unless ok
+  std::uint64_t value = 0;  ///< what an atomic found, in host order; 0 for others, and unless ok
 };
 /// Runs inside poll(), exactly once per accepted operation; it may start further operations.
 using CompletionCallback = Callback<void(const Completion&)>;
@@ -120,6 +121,7 @@ struct ConnectionStats {
   std::uint64_t reads = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t bytes_read = 0;
+  std::uint64_t atomics = 0;
   std::uint32_t outstanding = 0;      ///< accepted operations without a completion so far
   std::uint32_t send_credits = 0;     ///< messages that may be sent now
   std::uint32_t granted_credits = 0;  ///< messages that the peer may send now
@@ -151,18 +153,34 @@ class SPINWIRE_API Connection {
                    Post post = Post::automatic);
 
   /// Writes `local` to the first bytes of `remote`. The peer's CPU takes no part. Errors besides
-  /// those of send(): out_of_bounds (longer than `remote`), remote_access (`remote` does not allow
-  /// it).
+  /// those of send(): out_of_bounds (longer than `remote`, or no bytes), remote_access (`remote`
+  /// does not allow it).
   Status write(const BufferSlice& local, const RemoteRegion& remote,
                const CompletionCallback& done = {}, Post post = Post::automatic);
   /// The same, and the peer's on_message is told the immediate and the length, in order with
-  /// messages; costs a credit like one.
+  /// messages; costs a credit like one. May have no bytes: a notice alone.
   Status write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
                         std::uint32_t immediate, const CompletionCallback& done = {},
                         Post post = Post::automatic);
   /// Reads the first bytes of `remote` into `local`, whose bytes are undefined until `done`.
   Status read(const BufferSlice& local, const RemoteRegion& remote,
               const CompletionCallback& done = {}, Post post = Post::automatic);
+
+  /// Compares the 8 bytes at `remote` with `expected` and, if they are equal, puts `desired` in
+  /// their place, as one step. Completion::value tells what was there before: `expected` if and
+  /// only if they were replaced. All numbers are in host order, and the bytes are a number in the
+  /// host order of their owner. Atomic against other atomics of the device that the memory is
+  /// reached through, as the verbs have it (IBV_ATOMIC_HCA): not against READs and WRITEs, and
+  /// against the owner's processor only where the device says so (softverbs does, on slabs). Errors
+  /// besides those of write(): unsupported (our device has no atomics), out_of_bounds also for a
+  /// region of more than 8 bytes, invalid_argument (its address is no multiple of 8), remote_access
+  /// (`remote` does not allow Access::remote_atomic). As many run at once as queue_pair.rd_atomic
+  /// allows at both ends; the device lets others wait.
+  Status compare_swap(const RemoteRegion& remote, std::uint64_t expected, std::uint64_t desired,
+                      const CompletionCallback& done = {}, Post post = Post::automatic);
+  /// Adds `add` to the 8 bytes at `remote`, modulo 2^64, as one step; all else as compare_swap().
+  Status fetch_add(const RemoteRegion& remote, std::uint64_t add,
+                   const CompletionCallback& done = {}, Post post = Post::automatic);
 
   /// Posts what was deferred on this connection with one doorbell.
   Status flush();

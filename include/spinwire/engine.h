@@ -195,7 +195,8 @@ class SPINWIRE_API Engine {
   Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);
   /// Opens exactly the bytes of `slice` to peers under a key of its own, until revoke(). Holds a
   /// reference to the block. Set-up (a registration). Errors: invalid_argument (also for rights
-  /// that queue_pair.access leaves out), no_memory, limit.
+  /// that queue_pair.access leaves out), unsupported (remote_atomic, and the device has no atomics),
+  /// no_memory, limit.
   Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
   /// Ends an exposure: when it answers ok no peer can reach the memory any more. would_block: a
   /// peer is in the midst of an access; the key is dead, call again to learn when it ended. Set-up.

@@ -10,9 +10,14 @@ namespace spinwire::agent {
 /// What a completion's status means to the application.
 Status status_of(ibv_wc_status status) noexcept;
 
+/// The same for what is no plain operation of the application's.
+void end_unusual(Shared& s, Agent& a, Operation& op, Status status) noexcept;
+
 /// Ends an operation that is out of its agent's order: its record is free before its callback
 /// runs, so that the callback may start another.
 inline void end(Shared& s, Agent& a, Operation& op, Status status) noexcept {
+  if (!is_plain(op.kind)) [[unlikely]]
+    return end_unusual(s, a, op, status);
   --a.sq_used;
   const bool ok = status == Status::ok;
   const std::uint32_t bytes = ok ? op.length : 0;
@@ -21,10 +26,6 @@ inline void end(Shared& s, Agent& a, Operation& op, Status status) noexcept {
   tally.bytes += bytes;
   Block* const block = op.block;
   if (op.beside) block->header_in_use = 0;
-  if (!is_users(op.kind)) [[unlikely]] {
-    a.credit_write_pending = a.credit_write_pending && op.kind != OperationKind::credit_write;
-    a.keepalive_pending = a.keepalive_pending && op.kind != OperationKind::keepalive;
-  }
   if (op.calls_back) {
     const Completion completion{status, bytes};
     const CompletionCallback done = op.done;
@@ -33,8 +34,7 @@ inline void end(Shared& s, Agent& a, Operation& op, Status status) noexcept {
   } else {
     s.operations.release(op);
   }
-  if (block != nullptr) [[likely]]
-    detail::release(block);
+  detail::release(block);
 }
 
 /// Ends the oldest operation that the device has.

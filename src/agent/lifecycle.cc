@@ -193,6 +193,9 @@ const char* kind_text(OperationKind kind) noexcept {
       return "a WRITE";
     case OperationKind::read:
       return "a READ";
+    case OperationKind::compare_swap:
+    case OperationKind::fetch_add:
+      return "an atomic";
     case OperationKind::credit_write:
       return "the WRITE of a credit";
     case OperationKind::keepalive:

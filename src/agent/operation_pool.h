@@ -18,15 +18,18 @@ enum class OperationKind : std::uint8_t {
   send_imm,
   write,
   write_imm,
-  read,
+  read,  ///< what ends in the usual way comes before, see is_plain()
+  compare_swap,
+  fetch_add,
   // The agent's own; the application's come before.
   credit_return,
   goodbye,
   credit_write,
   keepalive,
 };
-constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::read; }
-inline constexpr std::size_t kOperationKinds = 9;
+constexpr bool is_plain(OperationKind kind) { return kind <= OperationKind::read; }
+constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::fetch_add; }
+inline constexpr std::size_t kOperationKinds = 11;
 
 struct Agent;
 

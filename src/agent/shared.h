@@ -68,9 +68,9 @@ struct CmLink {
 /// What was settled about a connection before it was begun.
 struct Attributes {
   verbs::QueuePairOptions queue_pair;
-  std::uint32_t mtu = 0;                      ///< path MTU wanted, bytes
-  std::int32_t psn = -1;                      ///< -1: random
-  Access access = Access::remote_read_write;  ///< of the peer, to memory exposed to it
+  std::uint32_t mtu = 0;               ///< path MTU wanted, bytes
+  std::int32_t psn = -1;               ///< -1: random
+  Access access = Access::remote_all;  ///< of the peer, to memory exposed to it
 };
 
 /// One connection. Hot fields first.
@@ -214,7 +214,7 @@ inline constexpr std::uint32_t kControlRequests = 4;
 inline constexpr std::uint32_t kSpareReceives = 8;
 
 /// Room that each operation has for a message header that cannot lie beside its payload, and for a
-/// short payload after it.
+/// short payload after it; or for what an atomic finds.
 inline constexpr std::size_t kStagingBytes = 64;
 
 struct Shared {

@@ -30,12 +30,16 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
       return IBV_WR_RDMA_WRITE_WITH_IMM;
     case OperationKind::read:
       return IBV_WR_RDMA_READ;
+    case OperationKind::compare_swap:
+      return IBV_WR_ATOMIC_CMP_AND_SWP;
+    case OperationKind::fetch_add:
+      return IBV_WR_ATOMIC_FETCH_AND_ADD;
     default:
       return IBV_WR_SEND;
   }
 }
 
-inline constexpr std::uint64_t kLongestTransfer = std::uint64_t{1} << 30;  // of one work request
+inline constexpr std::uint64_t kLongestTransfer = std::uint64_t{1} << 30;  ///< of one work request
 
 /// Without a look between them, completions of a long list would come all at once.
 inline constexpr std::uint32_t kSignalEvery = 32;
@@ -85,7 +89,10 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
   if constexpr (has_header(kind)) {
     return size <= a.max_message ? Status::ok : Status::message_too_long;
   } else {
-    if (!*r.remote || size > r.remote->length || size > kLongestTransfer) [[unlikely]]
+    // Without bytes only the notice of a write means anything; less one, no bytes are too many.
+    constexpr std::size_t kLeast = kind == OperationKind::write_imm ? 0 : 1;
+    if (!*r.remote || size > r.remote->length || size - kLeast > kLongestTransfer - kLeast)
+        [[unlikely]]
       return Status::out_of_bounds;
     constexpr Access kNeed =
         kind == OperationKind::read ? Access::remote_read : Access::remote_write;
@@ -118,7 +125,7 @@ inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noe
   op.beside = false;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(r.data), static_cast<std::uint32_t>(r.size),
                 r.block->lkey};
-  if (r.size == 0) op.wr.num_sge = 0;
+  if (kind == OperationKind::write_imm && r.size == 0) op.wr.num_sge = 0;
   op.wr.wr.rdma.remote_addr = r.remote->address;
   op.wr.wr.rdma.rkey = r.remote->rkey;
   const bool brief = kind != OperationKind::read && r.size <= a.inline_bytes;
@@ -180,6 +187,19 @@ template <OperationKind kind>
   append(a, *op);
   return post(s, a, r.defer);
 }
+
+/// What an atomic does to the bytes at `remote`: replaces them by `operand` if they are `expected`,
+/// or adds `operand` to them.
+struct AtomicRequest {
+  const RemoteRegion& remote;
+  std::uint64_t expected;
+  std::uint64_t operand;
+  const CompletionCallback& done;
+  bool defer;
+};
+/// The same for an atomic; what it finds comes into the operation's staging room.
+template <OperationKind kind>
+Status submit_atomic(Shared& s, Agent& a, const AtomicRequest& r) noexcept;
 
 /// The same for a message. The common one, which needs no look at anything out of the ordinary, is
 /// accepted without a call.

@@ -118,6 +118,24 @@ Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
       {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
+Status Connection::compare_swap(const RemoteRegion& remote, std::uint64_t expected,
+                                std::uint64_t desired, const CompletionCallback& done, Post post) {
+  Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr) [[unlikely]]
+    return diagnose(core_);
+  return agent::submit_atomic<OperationKind::compare_swap>(
+      core_->shared, *a, {remote, expected, desired, done, deferred(*core_, post)});
+}
+
+Status Connection::fetch_add(const RemoteRegion& remote, std::uint64_t add,
+                             const CompletionCallback& done, Post post) {
+  Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr) [[unlikely]]
+    return diagnose(core_);
+  return agent::submit_atomic<OperationKind::fetch_add>(
+      core_->shared, *a, {remote, 0, add, done, deferred(*core_, post)});
+}
+
 Status Connection::flush() {
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
@@ -193,6 +211,7 @@ ConnectionStats Connection::stats() const noexcept {
   stats.bytes_written = bytes(OperationKind::write) + bytes(OperationKind::write_imm);
   stats.reads = count(OperationKind::read);
   stats.bytes_read = bytes(OperationKind::read);
+  stats.atomics = count(OperationKind::compare_swap) + count(OperationKind::fetch_add);
   stats.outstanding = a->sq_used;
   stats.send_credits = agent::send_credits(*a);
   stats.granted_credits = agent::peer_credits(*a);

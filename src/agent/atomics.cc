@@ -1,0 +1,88 @@
+// Atomics, and the end of all that is no plain operation of the application's.
+#include <cstring>
+
+#include "agent/completion.h"
+#include "agent/submit.h"
+
+namespace spinwire::agent {
+namespace {
+
+constexpr std::size_t kAtomicBytes = 8;
+
+std::byte* staging_of(const Shared& s, const Operation& op) noexcept {
+  return s.staging + std::size_t{s.operations.index_of(op)} * kStagingBytes;
+}
+
+Status check_atomic(const Shared& s, const RemoteRegion& remote) noexcept {
+  if (!s.device->info().atomics) return Status::unsupported;
+  if (!remote || remote.length != kAtomicBytes) return Status::out_of_bounds;
+  if (remote.address % kAtomicBytes != 0) return Status::invalid_argument;
+  return allows(remote.access, Access::remote_atomic) ? Status::ok : Status::remote_access;
+}
+
+/// What it found. The verbs give it in host order: drivers of devices that answer in another one
+/// report no atomics.
+std::uint64_t found_by(const Shared& s, const Operation& op) noexcept {
+  std::uint64_t value = 0;
+  std::memcpy(&value, staging_of(s, op), sizeof value);
+  return value;
+}
+
+bool is_atomic(OperationKind kind) noexcept {
+  return kind == OperationKind::compare_swap || kind == OperationKind::fetch_add;
+}
+
+}  // namespace
+
+template <OperationKind kind>
+Status submit_atomic(Shared& s, Agent& a, const AtomicRequest& r) noexcept {
+  if (a.state != ConnectionState::ready) return Status::not_connected;
+  if (const Status status = check_atomic(s, r.remote); status != Status::ok) return status;
+  if (a.sq_used >= a.sq_room) return Status::would_block;
+  Operation* const op = s.operations.acquire();
+  if (op == nullptr) return Status::would_block;
+  op->block = nullptr;
+  op->length = kAtomicBytes;
+  op->kind = kind;
+  op->beside = false;
+  op->calls_back = static_cast<bool>(r.done);
+  if (op->calls_back) op->done = r.done;
+  op->sges[0] = {reinterpret_cast<std::uint64_t>(staging_of(s, *op)), kAtomicBytes,
+                 s.staging_block->lkey};
+  op->wr.num_sge = 1;
+  op->wr.opcode = opcode_of(kind);
+  op->wr.send_flags = 0;
+  const bool compares = kind == OperationKind::compare_swap;
+  op->wr.wr.atomic = {r.remote.address, compares ? r.expected : r.operand, compares ? r.operand : 0,
+                      r.remote.rkey};
+  append(a, *op);
+  return post(s, a, r.defer);
+}
+template Status submit_atomic<OperationKind::compare_swap>(Shared&, Agent&,
+                                                           const AtomicRequest&) noexcept;
+template Status submit_atomic<OperationKind::fetch_add>(Shared&, Agent&,
+                                                        const AtomicRequest&) noexcept;
+
+void end_unusual(Shared& s, Agent& a, Operation& op, Status status) noexcept {
+  --a.sq_used;
+  Completion completion;
+  completion.status = status;
+  if (status == Status::ok) {
+    Tally& tally = a.tallies[static_cast<std::size_t>(op.kind)];
+    ++tally.done;
+    tally.bytes += completion.bytes = op.length;
+    if (is_atomic(op.kind)) completion.value = found_by(s, op);
+  }
+  a.credit_write_pending = a.credit_write_pending && op.kind != OperationKind::credit_write;
+  a.keepalive_pending = a.keepalive_pending && op.kind != OperationKind::keepalive;
+  Block* const block = op.block;
+  if (op.beside) block->header_in_use = 0;
+  const bool calls_back = op.calls_back;
+  CompletionCallback done;
+  if (calls_back) done = op.done;
+  s.operations.release(op);
+  if (calls_back) done(completion);
+  if (block != nullptr) detail::release(block);
+}
+
+}  // namespace spinwire::agent
