@@ -183,13 +183,13 @@ void tell_credit(Shared& s) noexcept {
   std::uint32_t kept = 0;
   for (std::uint32_t i = 0; i < s.grants.count(); ++i) {
     Agent& a = s.grants[i];
-    if (a.published != a.granted && a.state == ConnectionState::ready) {
+    if ((a.published != a.granted || a.tell_again) && a.state == ConnectionState::ready) {
       if (a.credit_write_pending || !submit_control(s, a, OperationKind::credit_write)) {
         s.grants.keep(kept++, a);  // when the one under way has ended
         continue;
       }
     }
-    a.grant_listed = a.grant_urgent = false;
+    a.grant_listed = a.grant_urgent = a.tell_again = false;
   }
   s.grants.cut(kept);
 }
@@ -369,6 +369,8 @@ void finish_poll(Shared& s) noexcept {
   flush_all(s);
   if (s.grants.count() != 0) {
     tell_credit(s);
+    // Last, so that what is cancelled meanwhile is listed for the next poll.
+    if (s.untold_first != nullptr) tell_cancelled(s);
     flush_all(s);
   }
 }

@@ -47,6 +47,7 @@ Status submit_atomic(Shared& s, Agent& a, const AtomicRequest& r) noexcept {
   op->beside = false;
   op->calls_back = static_cast<bool>(r.done);
   if (op->calls_back) op->done = r.done;
+  count_begin(a, kind);
   op->sges[0] = {reinterpret_cast<std::uint64_t>(staging_of(s, *op)), kAtomicBytes,
                  s.staging_block->lkey};
   op->wr.num_sge = 1;
@@ -64,13 +65,13 @@ template Status submit_atomic<OperationKind::fetch_add>(Shared&, Agent&,
                                                         const AtomicRequest&) noexcept;
 
 void end_unusual(Shared& s, Agent& a, Operation& op, Status status) noexcept {
+  if (op.kind == OperationKind::cancelled) return end_cancelled(s, a, op, status);
   --a.sq_used;
   Completion completion;
   completion.status = status;
+  count_end(a, op, status == Status::ok);
   if (status == Status::ok) {
-    Tally& tally = a.tallies[static_cast<std::size_t>(op.kind)];
-    ++tally.done;
-    tally.bytes += completion.bytes = op.length;
+    completion.bytes = op.length;
     if (is_atomic(op.kind)) completion.value = found_by(s, op);
   }
   a.credit_write_pending = a.credit_write_pending && op.kind != OperationKind::credit_write;

@@ -202,6 +202,7 @@ const char* kind_text(OperationKind kind) noexcept {
       return "a keepalive";
     case OperationKind::credit_return:
     case OperationKind::goodbye:
+    case OperationKind::cancelled:
       break;
   }
   return "a control message";

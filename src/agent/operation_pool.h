@@ -26,6 +26,7 @@ enum class OperationKind : std::uint8_t {
   goodbye,
   credit_write,
   keepalive,
+  cancelled,  ///< one that was the application's, see Operation::was
 };
 constexpr bool is_plain(OperationKind kind) { return kind <= OperationKind::read; }
 constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::fetch_add; }
@@ -46,7 +47,13 @@ struct alignas(64) Operation {
   OperationKind kind;
   bool beside;      ///< the header lies in the block's headroom
   bool calls_back;  ///< `done` is there
+  // While `kind` is `cancelled`.
+  OperationKind was;
+  bool with_device;
+  bool succeeded;  ///< there
+  bool untold;     ///< in the list of those whose callback is due
   alignas(64) CompletionCallback done;
+  Operation* next_untold;
 
   [[nodiscard]] Operation* next() const noexcept { return of(wr.next); }
   /// `wr` is the first member.
@@ -55,7 +62,7 @@ struct alignas(64) Operation {
   }
 };
 static_assert(std::is_standard_layout_v<Operation> && offsetof(Operation, wr) == 0);
-static_assert(offsetof(Operation, done) == 192);
+static_assert(offsetof(Operation, done) == 192 && sizeof(Operation) == 256);
 
 /// Fixed at construction; the record freed last is used first, while it is in the cache. The
 /// agents' own operations have records of their own, so that the application's cannot starve them.
@@ -98,6 +105,17 @@ class OperationPool {
     return static_cast<std::uint32_t>(op.wr.wr_id) >> 1;
   }
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
+
+  // For audits.
+  [[nodiscard]] bool owns(const Operation* op) const noexcept {
+    const auto at =
+        reinterpret_cast<std::uintptr_t>(op) - reinterpret_cast<std::uintptr_t>(records_.get());
+    return at < capacity_ * sizeof(Operation) && at % sizeof(Operation) == 0;
+  }
+  /// The free records of the application, or of the agents, hang behind this one.
+  [[nodiscard]] const Operation* first_free(bool users) const noexcept {
+    return users ? users_ : agents_;
+  }
 
  private:
   static void put(Operation*& list, Operation& op) noexcept {

@@ -52,10 +52,12 @@ struct CreditCell {
   std::atomic<std::uint64_t> granted;
 };
 
-/// Operations of one kind that succeeded.
+/// Operations of one kind; those begun that are neither done nor failed are outstanding.
 struct Tally {
+  std::uint64_t begun = 0;
   std::uint64_t done = 0;
-  std::uint64_t bytes = 0;  ///< that they moved
+  std::uint64_t failed = 0;
+  std::uint64_t bytes = 0;  ///< that those done moved
 };
 
 /// What rdma_cm knows of a connection that it brings up.
@@ -87,6 +89,7 @@ struct alignas(64) Agent {
   bool goodbye_received = false;
   bool closing = false;            ///< by either application: errors are no fault any more
   bool handlers_replaced = false;  ///< by `next_handlers`, before the next of them runs
+  bool tell_again = false;         ///< what told the latest credit was cancelled
   std::uint32_t index = 0;
   std::uint32_t generation = 0;  ///< 0: a free record
   // Operations in order: those with the device, then those that wait to be posted. The last one's
@@ -253,6 +256,8 @@ struct Shared {
   std::uint64_t incarnation = 0;
   std::uint32_t receive_capacity = 0;  ///< receives that credit may be granted for
   std::unique_ptr<OwnQueues> own;      ///< of each connection; null: they share one
+  Operation* untold_first = nullptr;   ///< cancelled ones whose callback is due, oldest first;
+  Operation* untold_last = nullptr;    ///< the agents that have any are in `grants`
   std::uint32_t starved_count = 0;
   AgentList starved;  ///< refused credit while receives were missing
 

@@ -134,8 +134,9 @@ inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noe
 
 /// What every accepted operation has.
 template <OperationKind kind>
-inline void begin(Operation& op, Block* block, std::size_t size,
+inline void begin(Agent& a, Operation& op, Block* block, std::size_t size,
                   const CompletionCallback& done) noexcept {
+  count_begin(a, kind);
   detail::retain(block);
   op.block = block;
   op.length = static_cast<std::uint32_t>(size);
@@ -166,7 +167,7 @@ template <OperationKind kind>
   Operation* const op = s.operations.acquire();
   if (op == nullptr) [[unlikely]]
     return Status::would_block;
-  begin<kind>(*op, r.block, r.size, r.done);
+  begin<kind>(a, *op, r.block, r.size, r.done);
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
     if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
@@ -213,7 +214,7 @@ Status submit_atomic(Shared& s, Agent& a, const AtomicRequest& r) noexcept;
     return submit_any<OperationKind::send>(s, a, {block, data, size, nullptr, 0, done, later});
   }
   Operation& op = *s.operations.acquire();
-  begin<OperationKind::send>(op, block, size, done);
+  begin<OperationKind::send>(a, op, block, size, done);
   ++a.sent;
   a.last_sent = s.now;
   const auto length = static_cast<std::uint32_t>(size);

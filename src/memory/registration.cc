@@ -276,8 +276,11 @@ void RegistrationTable::forget(std::uint32_t index) noexcept {
   entries_.release(index);
 }
 
+std::size_t RegistrationTable::bucket_of(std::uint32_t rkey) const noexcept {
+  return base::Random::mix(rkey) & (buckets_.size() - 1);
+}
 std::uint32_t& RegistrationTable::bucket(std::uint32_t rkey) noexcept {
-  return buckets_[base::Random::mix(rkey) & (buckets_.size() - 1)];
+  return buckets_[bucket_of(rkey)];
 }
 
 /// Where the exposure's index stands in its chain; null if there is none of that key.

@@ -10,6 +10,7 @@
 //   12 slices of remote memory                           here
 //   13 slices that are none                              here
 //   14 memory that may only be read                      here
+//   18 operations given up in flight                     here, and EngineCancel
 //
 // Everything runs on the device that SPINWIRE_TEST_DEVICE names.
 #include <gtest/gtest.h>
@@ -335,6 +336,48 @@ TEST(Scenario13, SlicesThatAreNoneAreErrorsAndNothingIsPosted) {
   EXPECT_EQ(b.memory.data()[0], std::byte{0});
   local.reset();
   b.finish();
+}
+
+/// The pool gives the memory of a READ or WRITE that was given up to nobody before it has ended.
+TEST(Scenario18, ABufferIsUsableAgainOnlyAfterTheCompletion) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a send waits until the peer polls";
+  Bench b;
+  std::memset(b.memory.data(), 0x77, 64);
+  Connection c = b.ends.client;
+  Buffer got = b.client.filled(64, 1);
+  Buffer ours = b.client.filled(64, 2);
+  const Buffer message = b.client.filled(8, 3);
+  const std::byte* const abandoned[] = {got.data(), ours.data()};
+  // Behind a message that the server does not take for now.
+  ASSERT_EQ(b.client.tally.run([&](auto done) { return c.send(message, done); }), Status::ok);
+  ASSERT_EQ(b.client.tally.run([&](auto done) { return c.read(got.slice(), b.region, done); }),
+            Status::ok);
+  ASSERT_EQ(c.cancel(c.last_operation()), Status::ok);
+  ASSERT_EQ(b.client.tally.run([&](auto done) { return c.write(ours.slice(), b.region, done); }),
+            Status::ok);
+  ASSERT_EQ(c.cancel(c.last_operation()), Status::ok);
+  for (int i = 0; i < 100; ++i) (void)b.client.poll();
+  ASSERT_EQ(b.client.tally.ended(Status::cancelled), 2u);
+  got.reset();
+  ours.reset();
+  const auto reused = [&] {
+    std::size_t count = 0;
+    std::vector<Buffer> all;
+    while (Buffer one = b.client.engine.allocate(64)) all.push_back(std::move(one));
+    for (const Buffer& one : all)
+      count += one.data() == abandoned[0] || one.data() == abandoned[1] ? 1 : 0;
+    EXPECT_GT(all.size(), 1000u);
+    return count;
+  };
+  EXPECT_EQ(reused(), 0u);
+  EXPECT_EQ(c.stats().outstanding, 3u);
+  // The write comes after the read, which finds what was there before.
+  ASSERT_TRUE(b.until([&] { return c.stats().outstanding == 0; }));
+  EXPECT_EQ(reused(), 2u);
+  EXPECT_TRUE(Node::holds(b.memory.bytes(), 2));
+  EXPECT_EQ(b.client.tally.completed, 3u);
+  EXPECT_EQ(b.arrived.size(), 1u);
+  EXPECT_TRUE(c.ready());
 }
 
 TEST(Scenario14, MemoryThatMayOnlyBeReadCannotBeWritten) {
