@@ -155,6 +155,8 @@ enum class Access : std::uint8_t {
   remote_read = 1,
   remote_write = 2,
   remote_read_write = 3,
+  remote_atomic = 4,  ///< where the device has atomics
+  remote_all = 7,
 };
 constexpr Access operator|(Access a, Access b) noexcept {
   return static_cast<Access>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));

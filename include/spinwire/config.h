@@ -92,8 +92,9 @@ struct Config {
     std::uint32_t src_path_bits = 0;   ///< added to the port's LID (InfiniBand, LMC); 0 … 127
     std::uint32_t static_rate = 0;     ///< IB encoding of a rate; 0: the port's own; 0, 2 … 24
     std::int32_t psn = -1;             ///< first packet's number, 24 bits; -1: random, as it should
-    /// The most that peers may do with memory: bounds every key that the engine makes for them
-    Access access = Access::remote_read_write;
+    /// The most that peers may do with memory: bounds every key that the engine makes for them.
+    /// The right to atomics is void where the device has none
+    Access access = Access::remote_all;
   } queue_pair;
 
   struct Engine {

@@ -9,6 +9,7 @@
 
 #include "spinwire/buffer.h"
 #include "spinwire/callback.h"
+#include "spinwire/clock.h"
 #include "spinwire/connection_settings.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
@@ -44,10 +45,19 @@ enum class Post : std::uint8_t {
 /// How an accepted operation ended.
 struct Completion {
   Status status = Status::ok;
-  std::size_t bytes = 0;  ///< payload bytes moved; 0 unless ok
+  std::size_t bytes = 0;    ///< payload bytes moved; 0 unless ok
+  std::uint64_t value = 0;  ///< what an atomic found, in host order; 0 for others, and unless ok
 };
 /// Runs inside poll(), exactly once per accepted operation; it may start further operations.
 using CompletionCallback = Callback<void(const Completion&)>;
+
+/// Names an accepted operation until it has ended; plain data. No name comes again within 2^32
+/// operations.
+struct OperationId {
+  std::uint64_t value = ~std::uint64_t{0};
+  explicit operator bool() const noexcept { return value != ~std::uint64_t{0}; }
+  friend bool operator==(const OperationId&, const OperationId&) noexcept = default;
+};
 
 /// An inbound message, valid during its callback.
 class Message {
@@ -156,9 +166,37 @@ struct ConnectionStats {
   std::uint64_t reads = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t bytes_read = 0;
+  std::uint64_t atomics = 0;
   std::uint32_t outstanding = 0;      ///< accepted operations without a completion so far
-  std::uint32_t send_credits = 0;     ///< messages that may be sent now
+  std::uint32_t send_credits = 0;     ///< messages that the peer takes now
   std::uint32_t granted_credits = 0;  ///< messages that the peer may send now
+};
+
+/// What keeps the next send() from being accepted. Room in the completion queue is none of it: the
+/// engine opens only with enough for everything.
+enum class Blocker : std::uint8_t {
+  nothing,
+  not_ready,   ///< the connection is in another state than `ready`
+  send_queue,  ///< full: queues.send_depth; the peer or its device is slow
+  operations,  ///< all of the engine's are under way: queues.operations
+  credit,      ///< the peer takes no more messages until its application polls
+};
+SPINWIRE_API std::string_view to_string(Blocker blocker) noexcept;
+
+/// How a connection stands.
+struct ConnectionSnapshot {
+  ConnectionState state = ConnectionState::closed;
+  Blocker blocked_by = Blocker::not_ready;
+  /// Since the peer's last sign of life that a poll() saw, to the last poll(). Long, with
+  /// operations outstanding or credit used up: the peer is what they wait for.
+  Nanoseconds silence{0};
+  // Outstanding, by kind; cancelled ones included while the device has them.
+  std::uint32_t messages = 0;
+  std::uint32_t writes = 0;
+  std::uint32_t reads = 0;
+  std::uint32_t atomics = 0;
+  std::uint32_t control = 0;  ///< the connection's own: credit, keepalives, goodbye
+  ConnectionStats stats;
 };
 
 namespace detail {
@@ -191,12 +229,12 @@ class SPINWIRE_API Connection {
                    Post post = Post::automatic);
 
   /// Writes `local` to the first bytes of `remote`. The peer's CPU takes no part. Errors besides
-  /// those of send(): out_of_bounds (longer than `remote`), remote_access (`remote` does not allow
-  /// it).
+  /// those of send(): out_of_bounds (longer than `remote`, or no bytes), remote_access (`remote`
+  /// does not allow it).
   Status write(const BufferSlice& local, const RemoteRegion& remote,
                const CompletionCallback& done = {}, Post post = Post::automatic);
   /// The same, and the peer's on_message is told the immediate and the length, in order with
-  /// messages; costs a credit like one.
+  /// messages; costs a credit like one. May have no bytes: a notice alone.
   Status write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
                         std::uint32_t immediate, const CompletionCallback& done = {},
                         Post post = Post::automatic);
@@ -204,8 +242,40 @@ class SPINWIRE_API Connection {
   Status read(const BufferSlice& local, const RemoteRegion& remote,
               const CompletionCallback& done = {}, Post post = Post::automatic);
 
+  /// Compares the 8 bytes at `remote` with `expected` and, if they are equal, puts `desired` in
+  /// their place, as one step. Completion::value tells what was there before: `expected` if and
+  /// only if they were replaced. All numbers are in host order, and the bytes are a number in the
+  /// host order of their owner. Atomic against other atomics of the device that the memory is
+  /// reached through, as the verbs have it (IBV_ATOMIC_HCA): not against READs and WRITEs, and
+  /// against the owner's processor only where the device says so (softverbs does, on slabs). Errors
+  /// besides those of write(): unsupported (our device has no atomics), out_of_bounds also for a
+  /// region of more than 8 bytes, invalid_argument (its address is no multiple of 8), remote_access
+  /// (`remote` does not allow Access::remote_atomic). As many run at once as queue_pair.rd_atomic
+  /// allows at both ends; the device lets others wait.
+  Status compare_swap(const RemoteRegion& remote, std::uint64_t expected, std::uint64_t desired,
+                      const CompletionCallback& done = {}, Post post = Post::automatic);
+  /// Adds `add` to the 8 bytes at `remote`, modulo 2^64, as one step; all else as compare_swap().
+  Status fetch_add(const RemoteRegion& remote, std::uint64_t add,
+                   const CompletionCallback& done = {}, Post post = Post::automatic);
+
   /// Posts what was deferred on this connection with one doorbell.
   Status flush();
+
+  /// The operation that this connection accepted last, of those that have neither ended nor been
+  /// cancelled: right after a call that answered ok, that one. Empty if there is none, and for a
+  /// stale handle or another thread. Costs the operations themselves nothing. Hot.
+  [[nodiscard]] OperationId last_operation() const noexcept;
+  /// Gives an operation up. Its callback runs with Status::cancelled in the next poll(), or in the
+  /// present one if a callback calls this, never inside this call, and does not wait for those of
+  /// older operations. One that was
+  /// deferred is never posted: a message's credit is there again at once, its room in the send
+  /// queue and its memory with the callback. One that the device has cannot be taken back: it runs
+  /// all the same, may change memory here and at the peer, counts in stats() and, if it fails, ends
+  /// the connection; it keeps its room and the reference to its memory until the device is done
+  /// with it, so that nobody else gets that memory before. Takes time in proportion to the
+  /// connection's outstanding operations. Errors: invalid_argument (none of this connection's, or
+  /// ended, or cancelled already), not_connected, wrong_thread, forked_child.
+  Status cancel(OperationId operation);
 
   /// Of a connection made by Engine::prepare(): the peer's end has come. The connection is ready
   /// as soon as our queue pair is, which may be before the peer has joined; what is sent until then
@@ -245,6 +315,9 @@ class SPINWIRE_API Connection {
   [[nodiscard]] std::size_t max_message() const noexcept;
   /// Zeroes for a stale handle. Set-up.
   [[nodiscard]] ConnectionStats stats() const noexcept;
+  /// What blocks the connection now and what is outstanding, in constant time; `closed` for a stale
+  /// handle and for another thread. Hot.
+  [[nodiscard]] ConnectionSnapshot snapshot() const noexcept;
   /// Asks the device for the state of the queue pair; state() is what we know without. Set-up (a
   /// control verb). Errors: not_connected (there is none yet, or no more), wrong_thread,
   /// forked_child, system.

@@ -40,9 +40,9 @@ struct ConnectionSettings {
   std::optional<std::uint32_t> gid_index;   ///< in the port's table; 0 … 255
   std::optional<std::uint32_t> pkey_index;  ///< in the port's table; 0 … 65535
   /// What the peer may do with memory through this connection. Without remote_read the queue pair
-  /// refuses READs, whatever key they name. The right to write it must have, since the peer tells
-  /// credit by WRITEs to a cell of 8 bytes; without remote_write, Connection::expose() makes no key
-  /// that a WRITE could use.
+  /// refuses READs, whatever key they name; so for remote_atomic and atomics. The right to write it
+  /// must have, since the peer tells credit by WRITEs to a cell of 8 bytes; without remote_write,
+  /// Connection::expose() makes no key that a WRITE could use.
   std::optional<Access> access;
   /// A protection domain of the connection's own, for its queue pair and all memory that goes
   /// through it; without, it is in the engine's. No key made elsewhere opens memory to its peer,

@@ -204,7 +204,8 @@ class SPINWIRE_API Engine {
   Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);
   /// Opens exactly the bytes of `slice` to peers under a key of its own, until revoke(). Holds a
   /// reference to the block. Set-up (a registration). Errors: invalid_argument (also for rights
-  /// that queue_pair.access leaves out), no_memory, limit.
+  /// that queue_pair.access leaves out), unsupported (remote_atomic, and the device has no
+  /// atomics), no_memory, limit.
   Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
   /// Ends an exposure: when it answers ok no peer can reach the memory any more. would_block: a
   /// peer is in the midst of an access; the key is dead, call again to learn when it ended. Set-up.
@@ -215,6 +216,16 @@ class SPINWIRE_API Engine {
   /// What concerns a connection is told before the connection ends of it. Set-up. Errors:
   /// wrong_thread, forked_child.
   Status set_device_event_handler(const DeviceEventCallback& handler) noexcept;
+
+  /// Checks the engine's books: that what each connection has accepted is completed or outstanding
+  /// and all records of operations are accounted for, that credits lie within what is posted and
+  /// each receive is posted, waiting or missing, that registrations agree with the memory they hold
+  /// and each block of the pools is owned once. The error names the first thing that is wrong,
+  /// which is a defect of the library or memory that something has overwritten. Set-up: allocates,
+  /// and takes time in proportion to all that there is; for tests and for finding faults. Errors:
+  /// system (what was found), reentrant (from inside a callback, while books are being kept),
+  /// no_memory, wrong_thread, forked_child.
+  [[nodiscard]] Result<void> audit() const;
 
   [[nodiscard]] const Config& config() const noexcept;
   [[nodiscard]] const Clock& clock() const noexcept;

@@ -41,8 +41,10 @@ enum class Status : std::uint8_t {
   in_use,      ///< An address, key or object is used by something else.
   limit,       ///< A configured or device limit is reached.
   system,      ///< The operating system refused a call; the error names it.
+  // An accepted operation ended because the application wanted it to.
+  cancelled,  ///< By Connection::cancel().
 };
-inline constexpr int kStatusCount = static_cast<int>(Status::system) + 1;
+inline constexpr int kStatusCount = static_cast<int>(Status::cancelled) + 1;
 
 /// The status's name, as written above. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(Status status) noexcept;

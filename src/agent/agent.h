@@ -24,10 +24,25 @@ void build_apart(const Shared& s, const Agent& a, Operation& op, std::uint64_t h
 Status flush(Shared& s, Agent& a) noexcept;
 /// Whether no operation is outstanding.
 inline bool idle(const Agent& a) noexcept { return a.sq_used == 0; }
+/// Whether a connection that is to end has nothing left to wait for. A goodbye may wait to be
+/// posted, as long as the queue pair takes it.
+inline bool is_drained(const Agent& a) noexcept {
+  return a.state != ConnectionState::ready && a.posted == nullptr &&
+         (a.deferred == nullptr || a.stage != Stage::up);
+}
 /// Ends deferred operations that will not be posted any more, behind those that the device has.
 void flush_unposted(Shared& s, Agent& a) noexcept;
 /// Ends every operation, as flushed; the device has forgotten them.
 void flush_everything(Shared& s, Agent& a) noexcept;
+
+/// Gives up the operation of a work-request id; false if the agent has none such.
+bool cancel(Shared& s, Agent& a, std::uint64_t wr_id) noexcept;
+/// Runs the callbacks of those given up so far.
+void tell_cancelled(Shared& s) noexcept;
+/// A cancelled operation that the device had has ended there.
+void end_cancelled(Shared& s, Agent& a, Operation& op, Status status) noexcept;
+/// The application's operation accepted last, if it has not ended; null if there is none.
+const Operation* last_operation(const Agent& a) noexcept;
 
 /// Posts everything deferred, agent by agent.
 void flush_all(Shared& s) noexcept;
@@ -76,6 +91,12 @@ inline bool learn_credit(Agent& a) noexcept {
 [[nodiscard]] inline const Tally& tally(const Agent& a, OperationKind kind) noexcept {
   return a.tallies[static_cast<std::size_t>(kind)];
 }
+[[nodiscard]] inline std::uint64_t outstanding(const Tally& t) noexcept {
+  return t.begun - t.done - t.failed;
+}
+inline void count_begin(Agent& a, OperationKind kind) noexcept {
+  ++a.tallies[static_cast<std::size_t>(kind)].begun;
+}
 [[nodiscard]] inline std::uint64_t messages_sent(const Agent& a) noexcept {
   return tally(a, OperationKind::send).done + tally(a, OperationKind::send_imm).done;
 }
@@ -86,6 +107,8 @@ inline bool learn_credit(Agent& a) noexcept {
 [[nodiscard]] inline std::uint32_t outstanding(const Agent& a) noexcept {
   return a.sq_used + a.transfers.offers;
 }
+/// The same with what the peer has told of and nobody has looked at yet.
+std::uint32_t credits_in_sight(const Agent& a) noexcept;
 /// Looks for credit where the peer tells of it; false if there is none.
 bool find_credit(Shared& s, Agent& a) noexcept;
 /// Takes what the peer wrote into the credit cell. False: nonsense was in it.
@@ -179,6 +202,9 @@ inline void replace_handlers(Agent& a) noexcept {
 }
 /// Tells the application and gives the record back.
 void finish(Shared& s, Agent& a) noexcept;
+
+/// Checks that what the agents count is what there is, from outside of a poll; see Engine::audit().
+Result<void> audit(Shared& s);
 
 inline Connection handle(const Shared& s, const Agent& a) noexcept {
   return {s.core, a.index, a.generation};

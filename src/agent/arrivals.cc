@@ -240,7 +240,7 @@ void tell_credit(Shared& s) noexcept {
   for (std::uint32_t i = 0; i < s.grants.count(); ++i) {
     Agent& a = s.grants[i];
     const bool told = a.transfers.notes.empty() || post_notes(s, a);
-    if (a.published != a.granted && takes_part(a)) {
+    if ((a.published != a.granted || a.tell_again) && takes_part(a)) {
       if (a.credit_write_pending || !submit_control(s, a, OperationKind::credit_write)) {
         s.grants.keep(kept++, a);  // when the one under way has ended
         continue;
@@ -250,7 +250,7 @@ void tell_credit(Shared& s) noexcept {
       s.grants.keep(kept++, a);  // when there is credit
       continue;
     }
-    a.grant_listed = a.grant_urgent = false;
+    a.grant_listed = a.grant_urgent = a.tell_again = false;
   }
   s.grants.cut(kept);
 }
@@ -462,6 +462,8 @@ void finish_poll(Shared& s) noexcept {
   flush_all(s);
   if (s.grants.count() != 0) {
     tell_credit(s);
+    // Last, so that what is cancelled meanwhile is listed for the next poll.
+    if (s.untold_first != nullptr) tell_cancelled(s);
     flush_all(s);
   }
 }

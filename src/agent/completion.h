@@ -10,20 +10,25 @@ namespace spinwire::agent {
 /// What a completion's status means to the application.
 Status status_of(ibv_wc_status status) noexcept;
 
-/// The same for one of the agent's own.
-void end_control(Shared& s, Agent& a, Operation& op, Status status) noexcept;
+inline void count_end(Agent& a, const Operation& op, bool ok) noexcept {
+  Tally& tally = a.tallies[static_cast<std::size_t>(op.kind)];
+  tally.done += ok ? 1 : 0;
+  tally.failed += ok ? 0 : 1;
+  tally.bytes += ok ? op.length : 0;
+}
+
+/// The same for what is no plain operation of the application's.
+void end_unusual(Shared& s, Agent& a, Operation& op, Status status) noexcept;
 
 /// Ends an operation that is out of its agent's order: its record is free before its callback
 /// runs, so that the callback may start another.
 inline void end(Shared& s, Agent& a, Operation& op, Status status) noexcept {
+  if (!is_plain(op.kind)) [[unlikely]]
+    return end_unusual(s, a, op, status);
   --a.sq_used;
-  if (!is_users(op.kind)) [[unlikely]]
-    return end_control(s, a, op, status);
   const bool ok = status == Status::ok;
   const std::uint32_t bytes = ok ? op.length : 0;
-  Tally& tally = a.tallies[static_cast<std::size_t>(op.kind)];
-  tally.done += ok ? 1 : 0;
-  tally.bytes += bytes;
+  count_end(a, op, ok);
   Block* const block = op.block;
   if (op.beside) block->header_in_use = 0;
   if (op.calls_back) {
@@ -34,8 +39,7 @@ inline void end(Shared& s, Agent& a, Operation& op, Status status) noexcept {
   } else {
     s.operations.release(op);
   }
-  if (block != nullptr) [[likely]]
-    detail::release(block);
+  detail::release(block);
 }
 
 /// Ends the oldest operation that the device has.
@@ -60,14 +64,11 @@ inline std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept {
     a.last_heard = s.now;
     end_posted(s, a, Status::ok);
   } else {
-    on_operation_failed(s, a, op->kind, wc);
+    on_operation_failed(s, a, op->kind == OperationKind::cancelled ? op->was : op->kind, wc);
     end_posted(s, a, status_of(wc.status));
   }
-  // A goodbye may wait to be posted, as long as the queue pair takes it.
-  if (a.state != ConnectionState::ready && a.posted == nullptr &&
-      (a.deferred == nullptr || a.stage != Stage::up)) [[unlikely]] {
+  if (is_drained(a)) [[unlikely]]
     on_drained(s, a);
-  }
   return ended;
 }
 

@@ -84,6 +84,9 @@ const char* kind_text(OperationKind kind) noexcept {
       return "a WRITE";
     case OperationKind::read:
       return "a READ";
+    case OperationKind::compare_swap:
+    case OperationKind::fetch_add:
+      return "an atomic";
     case OperationKind::credit_write:
       return "the WRITE of a credit";
     case OperationKind::keepalive:
@@ -99,6 +102,7 @@ const char* kind_text(OperationKind kind) noexcept {
     case OperationKind::note:
     case OperationKind::credit_return:
     case OperationKind::goodbye:
+    case OperationKind::cancelled:
       break;
   }
   return "a control message";

@@ -56,6 +56,7 @@ bool post_note(Shared& s, Agent& a, const Note& note) noexcept {
     a.last_sent = s.now;
   }
   build_note(s, a, *op, note, wants_credit);
+  count_begin(a, op->kind);
   append(a, *op);
   defer(s, a);
   ++a.transfers.notes_out;

@@ -47,10 +47,13 @@ void unlink(Agent& a, Transfer& t) noexcept {
 void end_offer(Shared& s, Agent& a, Transfer& t, Status status) noexcept {
   unlink(a, t);
   const bool ok = status == Status::ok;
-  const Completion completion{status, ok ? t.length : 0};
+  Completion completion;
+  completion.status = status;
+  completion.bytes = ok ? t.length : 0;
   Tally& tally = a.tallies[static_cast<std::size_t>(OperationKind::send)];
   tally.done += ok ? 1 : 0;
-  tally.bytes += completion.bytes;
+  tally.failed += ok ? 0 : 1;
+  tally.bytes += ok ? t.length : 0;
   detail::Block* const block = std::exchange(t.block, nullptr);
   const CompletionCallback done = std::exchange(t.done, {});
   s.transfers->offered.release(t.index);
@@ -92,7 +95,7 @@ Status bind(Shared& s, Agent& a, Transfer& t, const Request& r) noexcept {
     return Status::would_block;
   }
   t.rkey = windows.next_key(t.window);
-  begin<OperationKind::bind>(*op, r.block, 0, {});
+  begin<OperationKind::bind>(a, *op, r.block, 0, {});
   op->beside = false;
   op->wr.num_sge = 0;
   op->wr.send_flags = 0;
@@ -165,6 +168,8 @@ Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) no
   if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
   a.last_sent = s.now;
   op->kind = has_immediate ? OperationKind::offer_imm : OperationKind::offer;
+  count_begin(a, op->kind);
+  count_begin(a, OperationKind::send);  // the message itself
   op->wr.opcode = opcode_of(op->kind);
   if (has_immediate) op->wr.imm_data = htobe32(r.immediate);
   make_offer(s, a, *op, t, r, wants_credit);

@@ -18,7 +18,10 @@ enum class OperationKind : std::uint8_t {
   send_imm,
   write,
   write_imm,
-  read,
+  read,  ///< what ends in the usual way comes before, see is_plain()
+  compare_swap,
+  fetch_add,
+  // Parts of the application's.
   bind,       ///< of a window, ahead of an offer
   offer,      ///< of a long message
   offer_imm,  ///< the same
@@ -27,12 +30,16 @@ enum class OperationKind : std::uint8_t {
   goodbye,
   credit_write,
   keepalive,
-  pull,    ///< a READ of a long message
-  note,    ///< a control message
-  unbind,  ///< of a window
+  pull,       ///< a READ of a long message
+  note,       ///< a control message
+  unbind,     ///< of a window
+  cancelled,  ///< one that was the application's, see Operation::was
 };
-constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::offer_imm; }
-inline constexpr std::size_t kOperationKinds = 15;
+constexpr bool is_plain(OperationKind kind) { return kind <= OperationKind::read; }
+constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::fetch_add; }
+/// Whether its record is one of those for the application.
+constexpr bool takes_users_record(OperationKind kind) { return kind <= OperationKind::offer_imm; }
+inline constexpr std::size_t kOperationKinds = 17;
 
 struct Agent;
 
@@ -49,7 +56,13 @@ struct alignas(64) Operation {
   OperationKind kind;
   bool beside;      ///< the header lies in the block's headroom
   bool calls_back;  ///< `done` is there
+  // While `kind` is `cancelled`.
+  OperationKind was;
+  bool with_device;
+  bool succeeded;  ///< there
+  bool untold;     ///< in the list of those whose callback is due
   alignas(64) CompletionCallback done;
+  Operation* next_untold;
 
   [[nodiscard]] Operation* next() const noexcept { return of(wr.next); }
   /// `wr` is the first member.
@@ -58,7 +71,7 @@ struct alignas(64) Operation {
   }
 };
 static_assert(std::is_standard_layout_v<Operation> && offsetof(Operation, wr) == 0);
-static_assert(offsetof(Operation, done) == 192);
+static_assert(offsetof(Operation, done) == 192 && sizeof(Operation) == 256);
 
 /// Fixed at construction; the record freed last is used first, while it is in the cache. The
 /// agents' own operations have records of their own, so that the application's cannot starve them.
@@ -85,7 +98,7 @@ class OperationPool {
   /// Ends this use of the record, and with it the work-request id.
   void release(Operation& op) noexcept {
     op.wr.wr_id += std::uint64_t{1} << 32;
-    put(is_users(op.kind) ? users_ : agents_, op);
+    put(takes_users_record(op.kind) ? users_ : agents_, op);
   }
 
   /// The operation of a work-request id; null when that use of the record is over.
@@ -101,6 +114,17 @@ class OperationPool {
     return static_cast<std::uint32_t>(op.wr.wr_id) >> 1;
   }
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
+
+  // For audits.
+  [[nodiscard]] bool owns(const Operation* op) const noexcept {
+    const auto at =
+        reinterpret_cast<std::uintptr_t>(op) - reinterpret_cast<std::uintptr_t>(records_.get());
+    return at < capacity_ * sizeof(Operation) && at % sizeof(Operation) == 0;
+  }
+  /// The free records of the application, or of the agents, hang behind this one.
+  [[nodiscard]] const Operation* first_free(bool users) const noexcept {
+    return users ? users_ : agents_;
+  }
 
  private:
   static void put(Operation*& list, Operation& op) noexcept {

@@ -74,6 +74,19 @@ bool find_credit(Shared& s, Agent& a) noexcept {
   return send_credits(a) != 0;
 }
 
+std::uint32_t credits_in_sight(const Agent& a) noexcept {
+  std::uint32_t granted = a.granted_to_us;
+  const auto told =
+      static_cast<std::uint16_t>(a.told_granted - static_cast<std::uint16_t>(granted));
+  if (told < 0x8000) granted += told;
+  if (a.cell != nullptr) {
+    const auto written =
+        static_cast<std::uint32_t>(a.cell->granted.load(std::memory_order_acquire));
+    if (written - granted <= 0x8000) granted = written;
+  }
+  return granted - a.returned_by_us - a.sent;
+}
+
 void build_apart(const Shared& s, const Agent& a, Operation& op, std::uint64_t header,
                  const std::byte* data, std::uint32_t lkey) noexcept {
   std::byte* at = s.staging + std::size_t{s.operations.index_of(op)} * kStagingBytes;
@@ -110,34 +123,6 @@ void build_control(const Shared& s, const Agent& a, Operation& op,
   if (a.domain != nullptr) use_own_key(s, *a.domain, op);
 }
 
-void end_control(Shared& s, Agent& a, Operation& op, Status status) noexcept {
-  const OperationKind kind = op.kind;
-  const std::uint32_t length = op.length;
-  Block* const block = op.block;
-  s.operations.release(op);
-  if (block != nullptr) detail::release(block);
-  switch (kind) {
-    case OperationKind::credit_write:
-      a.credit_write_pending = false;
-      break;
-    case OperationKind::keepalive:
-      a.keepalive_pending = false;
-      break;
-    case OperationKind::pull:
-      on_pulled(s, a, length, status);
-      break;
-    case OperationKind::note:
-      on_note_done(s, a);
-      break;
-    case OperationKind::unbind:
-      on_note_done(s, a);
-      on_unbound(s, a, length, status);
-      break;
-    default:
-      break;
-  }
-}
-
 bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credits) noexcept {
   Operation* const acquired = s.operations.acquire_for_agent();
   if (acquired == nullptr) [[unlikely]]
@@ -149,6 +134,7 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
   op.beside = false;
   op.calls_back = false;
   op.wr.opcode = opcode_of(kind);
+  count_begin(a, kind);
   op.wr.num_sge = kind == OperationKind::keepalive ? 0 : 1;
   op.wr.send_flags = 0;
   op.wr.wr.rdma.remote_addr = a.peer_cell;
@@ -235,6 +221,7 @@ void flush_unposted(Shared& s, Agent& a) noexcept {
 void flush_everything(Shared& s, Agent& a) noexcept {
   if (a.deferred != nullptr) join_deferred(a);  // a flush() from a callback finds nothing to post
   while (a.posted != nullptr) end_posted(s, a, Status::flushed);
+  tell_cancelled(s);
 }
 
 }  // namespace spinwire::agent

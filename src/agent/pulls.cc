@@ -101,7 +101,7 @@ bool post_read(Shared& s, Agent& a, Arrival& v) noexcept {
   Operation* const op = s.operations.acquire_for_agent();
   if (op == nullptr) return false;
   const std::uint32_t bytes = std::min(v.length - v.asked, kPullBytes);
-  begin<OperationKind::pull>(*op, v.block, bytes, {});
+  begin<OperationKind::pull>(a, *op, v.block, bytes, {});
   op->beside = false;
   op->wr.send_flags = 0;
   op->sges[0] = {reinterpret_cast<std::uint64_t>(v.data + v.asked), bytes, v.block->lkey};

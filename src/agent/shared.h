@@ -58,10 +58,12 @@ struct CreditCell {
   std::atomic<std::uint64_t> granted;
 };
 
-/// Operations of one kind that succeeded.
+/// Operations of one kind; those begun that are neither done nor failed are outstanding.
 struct Tally {
+  std::uint64_t begun = 0;
   std::uint64_t done = 0;
-  std::uint64_t bytes = 0;  ///< that they moved
+  std::uint64_t failed = 0;
+  std::uint64_t bytes = 0;  ///< that those done moved
 };
 
 /// What rdma_cm knows of a connection that it brings up.
@@ -74,10 +76,10 @@ struct CmLink {
 /// What was settled about a connection before it was begun.
 struct Attributes {
   verbs::QueuePairOptions queue_pair;
-  std::uint32_t mtu = 0;                      ///< path MTU wanted, bytes
-  std::int32_t psn = -1;                      ///< -1: random
-  Access access = Access::remote_read_write;  ///< of the peer, to memory exposed to it
-  bool own_domain = false;                    ///< a protection domain of its own
+  std::uint32_t mtu = 0;               ///< path MTU wanted, bytes
+  std::int32_t psn = -1;               ///< -1: random
+  Access access = Access::remote_all;  ///< of the peer, to memory exposed to it
+  bool own_domain = false;             ///< a protection domain of its own
 };
 
 /// Bits of Agent::detour.
@@ -97,6 +99,7 @@ struct alignas(64) Agent {
   bool goodbye_sent = false;
   bool goodbye_received = false;
   bool closing = false;     ///< by either application: errors are no fault any more
+  bool tell_again = false;  ///< what told the latest credit was cancelled
   std::uint8_t detour = 0;  ///< why messages cannot go straight to the handler
   std::uint32_t index = 0;
   std::uint32_t generation = 0;  ///< 0: a free record
@@ -203,7 +206,7 @@ inline constexpr std::uint32_t kTransferRecords = 64;
 inline constexpr std::uint32_t kSpareReceives = 8;
 
 /// Room that each operation has for a message header that cannot lie beside its payload, and for a
-/// short payload after it.
+/// short payload after it; or for what an atomic finds.
 inline constexpr std::size_t kStagingBytes = 64;
 
 struct Shared {
@@ -245,6 +248,8 @@ struct Shared {
   std::unique_ptr<Transfers> transfers;  ///< long messages
   std::unique_ptr<OwnQueues> own;        ///< of connections that do not share; null: all do
   std::uint32_t own_domains = 0;         ///< connections that have one
+  Operation* untold_first = nullptr;     ///< cancelled ones whose callback is due, oldest first;
+  Operation* untold_last = nullptr;      ///< the agents that have any are in `grants`
   std::uint32_t starved_count = 0;
   AgentList starved;  ///< refused credit while receives were missing
 

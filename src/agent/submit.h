@@ -39,12 +39,16 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
       return IBV_WR_BIND_MW;
     case OperationKind::unbind:
       return IBV_WR_LOCAL_INV;
+    case OperationKind::compare_swap:
+      return IBV_WR_ATOMIC_CMP_AND_SWP;
+    case OperationKind::fetch_add:
+      return IBV_WR_ATOMIC_FETCH_AND_ADD;
     default:
       return IBV_WR_SEND;
   }
 }
 
-inline constexpr std::uint64_t kLongestTransfer = std::uint64_t{1} << 30;  // of one work request
+inline constexpr std::uint64_t kLongestTransfer = std::uint64_t{1} << 30;  ///< of one work request
 
 /// Without a look between them, completions of a long list would come all at once.
 inline constexpr std::uint32_t kSignalEvery = 32;
@@ -94,7 +98,10 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
   if constexpr (has_header(kind)) {
     return size <= a.max_message ? Status::ok : Status::message_too_long;
   } else {
-    if (!*r.remote || size > r.remote->length || size > kLongestTransfer) [[unlikely]]
+    // Without bytes only the notice of a write means anything; less one, no bytes are too many.
+    constexpr std::size_t kLeast = kind == OperationKind::write_imm ? 0 : 1;
+    if (!*r.remote || size > r.remote->length || size - kLeast > kLongestTransfer - kLeast)
+        [[unlikely]]
       return Status::out_of_bounds;
     constexpr Access kNeed =
         kind == OperationKind::read ? Access::remote_read : Access::remote_write;
@@ -127,7 +134,7 @@ inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noe
   op.beside = false;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(r.data), static_cast<std::uint32_t>(r.size),
                 r.block->lkey};
-  if (r.size == 0) op.wr.num_sge = 0;
+  if (kind == OperationKind::write_imm && r.size == 0) op.wr.num_sge = 0;
   op.wr.wr.rdma.remote_addr = r.remote->address;
   op.wr.wr.rdma.rkey = r.remote->rkey;
   const bool brief = kind != OperationKind::read && r.size <= a.inline_bytes;
@@ -136,8 +143,9 @@ inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noe
 
 /// What every accepted operation has.
 template <OperationKind kind>
-inline void begin(Operation& op, Block* block, std::size_t size,
+inline void begin(Agent& a, Operation& op, Block* block, std::size_t size,
                   const CompletionCallback& done) noexcept {
+  count_begin(a, kind);
   detail::retain(block);
   op.block = block;
   op.length = static_cast<std::uint32_t>(size);
@@ -162,7 +170,7 @@ template <OperationKind kind, bool own>
   Operation* const op = s.operations.acquire();
   if (op == nullptr) [[unlikely]]
     return Status::would_block;
-  begin<kind>(*op, r.block, r.size, r.done);
+  begin<kind>(a, *op, r.block, r.size, r.done);
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
     if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
@@ -208,6 +216,18 @@ template <OperationKind kind>
     return submit_elsewhere<kind>(s, a, r);
   return accept<kind, false>(s, a, r);
 }
+/// What an atomic does to the bytes at `remote`: replaces them by `operand` if they are `expected`,
+/// or adds `operand` to them.
+struct AtomicRequest {
+  const RemoteRegion& remote;
+  std::uint64_t expected;
+  std::uint64_t operand;
+  const CompletionCallback& done;
+  bool defer;
+};
+/// The same for an atomic; what it finds comes into the operation's staging room.
+template <OperationKind kind>
+Status submit_atomic(Shared& s, Agent& a, const AtomicRequest& r) noexcept;
 
 /// The same for a message. The common one, which needs no look at anything out of the ordinary, is
 /// accepted without a call.
@@ -221,7 +241,7 @@ template <OperationKind kind>
     return submit_any<OperationKind::send>(s, a, {block, data, size, nullptr, 0, done, later});
   }
   Operation& op = *s.operations.acquire();
-  begin<OperationKind::send>(op, block, size, done);
+  begin<OperationKind::send>(a, op, block, size, done);
   ++a.sent;
   a.last_sent = s.now;
   const auto length = static_cast<std::uint32_t>(size);

@@ -55,6 +55,8 @@ std::string_view to_string(Status status) noexcept {
       return "limit";
     case Status::system:
       return "system";
+    case Status::cancelled:
+      return "cancelled";
   }
   return "unknown status";
 }

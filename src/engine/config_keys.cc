@@ -18,8 +18,9 @@ constexpr std::array<string_view, 3> kPolicies{"require", "prefer", "off"};
 constexpr std::array<string_view, 2> kSharedReceives{"auto", "off"};
 constexpr std::array<string_view, 2> kControlModes{"automatic", "manual"};
 // In the order of Access.
-constexpr std::array<string_view, 4> kAccess{"local", "remote_read", "remote_write",
-                                             "remote_read_write"};
+constexpr std::array<string_view, 8> kAccess{
+    "local",         "remote_read",        "remote_write",        "remote_read_write",
+    "remote_atomic", "remote_read_atomic", "remote_write_atomic", "remote_all"};
 
 constexpr std::int64_t kKiB = 1 << 10;
 constexpr std::int64_t kMiB = 1 << 20;

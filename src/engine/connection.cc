@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 
 #include "agent/submit.h"
 #include "base/error.h"
@@ -42,6 +43,13 @@ std::string_view to_string(QueuePairState state) noexcept {
   constexpr std::array<std::string_view, 8> kNames = {"reset", "init", "rtr", "rts",
                                                       "sqd",   "sqe",  "err", "unknown"};
   return kNames[std::min(static_cast<std::size_t>(state), kNames.size() - 1)];
+}
+
+std::string_view to_string(Blocker blocker) noexcept {
+  constexpr std::array<std::string_view, 5> kNames = {"nothing", "not_ready", "send_queue",
+                                                      "operations", "credit"};
+  const auto i = static_cast<std::size_t>(blocker);
+  return i < kNames.size() ? kNames[i] : "unknown";
 }
 
 Status Connection::send(const BufferSlice& data, const CompletionCallback& done, Post post) {
@@ -118,11 +126,42 @@ Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
       {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
+Status Connection::compare_swap(const RemoteRegion& remote, std::uint64_t expected,
+                                std::uint64_t desired, const CompletionCallback& done, Post post) {
+  Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr) [[unlikely]]
+    return diagnose(core_);
+  return agent::submit_atomic<OperationKind::compare_swap>(
+      core_->shared, *a, {remote, expected, desired, done, deferred(*core_, post)});
+}
+
+Status Connection::fetch_add(const RemoteRegion& remote, std::uint64_t add,
+                             const CompletionCallback& done, Post post) {
+  Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr) [[unlikely]]
+    return diagnose(core_);
+  return agent::submit_atomic<OperationKind::fetch_add>(
+      core_->shared, *a, {remote, 0, add, done, deferred(*core_, post)});
+}
+
 Status Connection::flush() {
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
   return agent::flush(core_->shared, *a);
+}
+
+OperationId Connection::last_operation() const noexcept {
+  const Agent* const a = locate(core_, index_, generation_);
+  const agent::Operation* const last = a != nullptr ? agent::last_operation(*a) : nullptr;
+  return last != nullptr ? OperationId{last->wr.wr_id} : OperationId{};
+}
+
+Status Connection::cancel(OperationId operation) {
+  Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr) [[unlikely]]
+    return diagnose(core_);
+  return agent::cancel(core_->shared, *a, operation.value) ? Status::ok : Status::invalid_argument;
 }
 
 Status Connection::close() {
@@ -178,10 +217,9 @@ std::size_t Connection::max_message() const noexcept {
   return a != nullptr && a->state == ConnectionState::ready ? a->longest_message : 0;
 }
 
-ConnectionStats Connection::stats() const noexcept {
-  if (core_ == nullptr) return {};
-  const Agent* a = core_->find(index_, generation_);
-  if (a == nullptr) return {};
+namespace {
+
+ConnectionStats stats_of(const Agent* a) noexcept {
   const auto count = [a](OperationKind kind) { return agent::tally(*a, kind).done; };
   const auto bytes = [a](OperationKind kind) { return agent::tally(*a, kind).bytes; };
   ConnectionStats stats;
@@ -193,10 +231,49 @@ ConnectionStats Connection::stats() const noexcept {
   stats.bytes_written = bytes(OperationKind::write) + bytes(OperationKind::write_imm);
   stats.reads = count(OperationKind::read);
   stats.bytes_read = bytes(OperationKind::read);
+  stats.atomics = count(OperationKind::compare_swap) + count(OperationKind::fetch_add);
   stats.outstanding = agent::outstanding(*a);
-  stats.send_credits = agent::send_credits(*a);
+  stats.send_credits = agent::credits_in_sight(*a);
   stats.granted_credits = agent::peer_credits(*a);
   return stats;
+}
+
+Blocker blocker_of(const agent::Shared& s, const Agent& a) noexcept {
+  if (a.state != ConnectionState::ready) return Blocker::not_ready;
+  if (a.sq_used >= a.sq_room) return Blocker::send_queue;
+  if (agent::credits_in_sight(a) == 0) return Blocker::credit;
+  return s.operations.empty() ? Blocker::operations : Blocker::nothing;
+}
+
+}  // namespace
+
+ConnectionStats Connection::stats() const noexcept {
+  if (core_ == nullptr) return {};
+  const Agent* a = core_->find(index_, generation_);
+  return a != nullptr ? stats_of(a) : ConnectionStats{};
+}
+
+ConnectionSnapshot Connection::snapshot() const noexcept {
+  const Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr) return {};
+  const agent::Shared& s = core_->shared;
+  const auto outstanding = [a](std::initializer_list<OperationKind> kinds) {
+    std::uint64_t sum = 0;
+    for (const OperationKind kind : kinds) sum += agent::outstanding(agent::tally(*a, kind));
+    return static_cast<std::uint32_t>(sum);
+  };
+  ConnectionSnapshot now;
+  now.state = a->state;
+  now.blocked_by = blocker_of(s, *a);
+  now.silence = s.clock.duration(s.now - std::min(a->last_heard, s.now));
+  now.messages = outstanding({OperationKind::send, OperationKind::send_imm});
+  now.writes = outstanding({OperationKind::write, OperationKind::write_imm});
+  now.reads = outstanding({OperationKind::read});
+  now.atomics = outstanding({OperationKind::compare_swap, OperationKind::fetch_add});
+  now.control = outstanding({OperationKind::credit_return, OperationKind::goodbye,
+                             OperationKind::credit_write, OperationKind::keepalive});
+  now.stats = stats_of(a);
+  return now;
 }
 
 std::string Connection::peer() const {

@@ -79,14 +79,17 @@ Narrow narrow(std::uint32_t value) noexcept {
   return static_cast<Narrow>(value);  // the key's range fits
 }
 
-int access_flags(Access access) noexcept {
+int access_flags(Access access, const DeviceInfo& device) noexcept {
   // The peer writes its credits to us.
-  const int always = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-  return allows(access, Access::remote_read) ? always | IBV_ACCESS_REMOTE_READ : always;
+  int flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  if (allows(access, Access::remote_read)) flags |= IBV_ACCESS_REMOTE_READ;
+  if (allows(access, Access::remote_atomic) && device.atomics) flags |= IBV_ACCESS_REMOTE_ATOMIC;
+  return flags;
 }
 
 /// `config` has all that is to be; of the place, only the partition key.
-agent::Attributes attributes_of(const Config& config, const verbs::Place& place) noexcept {
+agent::Attributes attributes_of(const Config& config, const DeviceInfo& device,
+                                const verbs::Place& place) noexcept {
   using Byte = std::uint8_t;
   const Config::QueuePair& c = config.queue_pair;
   agent::Attributes result;
@@ -94,7 +97,7 @@ agent::Attributes attributes_of(const Config& config, const verbs::Place& place)
   to.send_depth = config.queues.send_depth;
   to.inline_bytes = config.queues.inline_bytes;
   to.rd_atomic = narrow<Byte>(c.rd_atomic);
-  to.access = access_flags(c.access);
+  to.access = access_flags(c.access, device);
   to.place = place;
   to.path.pkey_index = narrow<std::uint16_t>(c.pkey_index);
   to.path.service_level = narrow<Byte>(c.service_level);
@@ -121,8 +124,14 @@ Result<verbs::Place> place_of(verbs::Device& device, const ConnectionSettings& s
 
 }  // namespace
 
-Result<void> check_access(Access most, Access asked, const char* whose) {
-  if (allows(most, asked) || !allows(Access::remote_read_write, asked)) return {};
+Result<void> check_access(Access most, Access asked, const DeviceInfo& device, const char* whose) {
+  if (!allows(Access::remote_all, asked)) return {};  // what that is, the registration tells
+  if (allows(asked, Access::remote_atomic) && !device.atomics) {
+    return base::fail(Status::unsupported, "give a peer the right to atomics",
+                      fmt::format("device {} has none", device.name),
+                      "leave Access::remote_atomic out where Engine::device() tells of no atomics");
+  }
+  if (allows(most, asked)) return {};
   const auto text = [](Access access) {
     return value_text(*find_config_key("queue_pair", "access"), static_cast<std::int64_t>(access));
   };
@@ -132,7 +141,7 @@ Result<void> check_access(Access most, Access asked, const char* whose) {
 }
 
 agent::Attributes default_attributes(const Config& config, const verbs::Device& device) {
-  agent::Attributes result = attributes_of(config, device.place());
+  agent::Attributes result = attributes_of(config, device.info(), device.place());
   result.queue_pair.rd_atomic = narrow<std::uint8_t>(device.info().rd_atomic);
   return result;
 }
@@ -148,7 +157,7 @@ Result<agent::Attributes> resolve(const Config& config, verbs::Device& device,
       return tl::unexpected(taken.error());
   }
   if (settings.access) {
-    if (!allows(Access::remote_read_write, *settings.access)) {
+    if (!allows(Access::remote_all, *settings.access)) {
       return base::fail(Status::invalid_argument, "access", "unknown access rights",
                         "combine the named values of Access");
     }
@@ -161,7 +170,7 @@ Result<agent::Attributes> resolve(const Config& config, verbs::Device& device,
   }
   auto place = place_of(device, settings);
   if (!place) return tl::unexpected(place.error());
-  agent::Attributes result = attributes_of(merged, *place);
+  agent::Attributes result = attributes_of(merged, device.info(), *place);
   result.own_domain = settings.own_domain;
   if (auto good = device.check(result.queue_pair); !good) return tl::unexpected(good.error());
   return result;
@@ -176,7 +185,8 @@ Result<agent::Attributes> EngineCore::resolve(const ConnectionSettings& settings
 }
 
 Result<void> EngineCore::check_access(Access asked) const {
-  return engine::check_access(shared.config.queue_pair.access, asked, "the engine");
+  return engine::check_access(shared.config.queue_pair.access, asked, shared.device->info(),
+                              "the engine");
 }
 
 Result<void> EngineCore::configure(agent::Agent& a, const ConnectionSettings& settings) {
@@ -222,7 +232,9 @@ Result<agent::Agent*> locate_for(detail::EngineCore* core, std::uint32_t index,
   auto a = detail::locate(core, index, generation, asked);
   if (!a) return a;
   const agent::Attributes& attributes = (*a)->attributes;
-  if (auto good = engine::check_access(attributes.access, access, "the connection"); !good)
+  if (auto good = engine::check_access(attributes.access, access, core->shared.device->info(),
+                                       "the connection");
+      !good)
     return tl::unexpected(good.error());
   if (attributes.own_domain && (*a)->domain == nullptr) {
     return base::fail(Status::not_connected, asked, "its own protection domain is not there yet",

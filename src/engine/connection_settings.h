@@ -20,6 +20,7 @@ namespace spinwire::engine {
                                                 bool through_cm);
 
 /// Whether a key may give a peer rights `asked` where `most` are allowed; `whose` is for the error.
-Result<void> check_access(Access most, Access asked, const char* whose);
+/// Errors: invalid_argument; unsupported (the device has no atomics).
+Result<void> check_access(Access most, Access asked, const DeviceInfo& device, const char* whose);
 
 }  // namespace spinwire::engine

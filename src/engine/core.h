@@ -90,6 +90,9 @@ class EngineCore {
   int poll() noexcept;
   Status flush() noexcept;
 
+  // In engine.cc.
+  [[nodiscard]] Result<void> audit();
+
   // In control.cc.
   int poll_control() noexcept;
   std::uint32_t control_step(std::uint64_t now) noexcept;

@@ -130,6 +130,16 @@ void EngineCore::end() noexcept {
   if (shared.registrations != nullptr) end_connections();
 }
 
+Result<void> EngineCore::audit() {
+  if (guard.polling()) {
+    return base::fail(Status::reentrant, "audit the engine",
+                      "a callback asks, in the midst of a poll", "ask when poll() has returned");
+  }
+  if (auto good = agent::audit(shared); !good) return good;
+  if (auto good = shared.registrations->audit(); !good) return good;
+  return shared.arena->audit();
+}
+
 EngineCore::~EngineCore() {
   end();
   *self = nullptr;
@@ -265,6 +275,12 @@ Status Engine::set_device_event_handler(const DeviceEventCallback& handler) noex
   if (!core_->guard.owned()) return core_->guard.diagnose();
   core_->on_device_event = handler;
   return Status::ok;
+}
+
+Result<void> Engine::audit() const {
+  constexpr const char* kAsked = "audit the engine";
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), kAsked);
+  return base::no_throw(kAsked, [&] { return core_->audit(); });
 }
 
 const Config& Engine::config() const noexcept { return core_->shared.config; }

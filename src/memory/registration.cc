@@ -25,7 +25,7 @@ namespace {
 constexpr std::uint32_t kCloseAttempts = 2000;
 
 bool is_access(Access access) noexcept {
-  return static_cast<std::uint8_t>(access) <= static_cast<std::uint8_t>(Access::remote_read_write);
+  return static_cast<std::uint8_t>(access) <= static_cast<std::uint8_t>(Access::remote_all);
 }
 
 }  // namespace
@@ -34,12 +34,14 @@ int own_access_flags(Access access) noexcept {
   return IBV_ACCESS_LOCAL_WRITE | exposed_access_flags(access);
 }
 
-// The verbs ask for local write wherever a peer may write.
+// The verbs ask for local write wherever a peer may change anything.
 int exposed_access_flags(Access access) noexcept {
   int flags = 0;
   if (allows(access, Access::remote_read)) flags |= IBV_ACCESS_REMOTE_READ;
   if (allows(access, Access::remote_write))
     flags |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  if (allows(access, Access::remote_atomic))
+    flags |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
   return flags;
 }
 
@@ -108,7 +110,7 @@ Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access 
   return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
     if (!is_access(access) || access == Access::local) {
       return base::fail(Status::invalid_argument, "expose memory", "no remote access rights",
-                        "give Access::remote_read, remote_write or both");
+                        "give Access::remote_read, remote_write, remote_atomic or several");
     }
     const Result<std::uint32_t> index =
         add(slice.bytes(), exposed_access_flags(access), "expose", group);
@@ -307,8 +309,11 @@ void RegistrationTable::forget(std::uint32_t index) noexcept {
   entries_.release(index);
 }
 
+std::size_t RegistrationTable::bucket_of(std::uint32_t rkey) const noexcept {
+  return base::Random::mix(rkey) & (buckets_.size() - 1);
+}
 std::uint32_t& RegistrationTable::bucket(std::uint32_t rkey) noexcept {
-  return buckets_[base::Random::mix(rkey) & (buckets_.size() - 1)];
+  return buckets_[bucket_of(rkey)];
 }
 
 /// Where the exposure's index stands in its chain; null if there is none of that key.

@@ -103,6 +103,10 @@ class RegistrationTable {
   /// called again.
   void close() noexcept;
 
+  /// Checks that entries, lists, keys and the memory that they hold agree. Takes time in proportion
+  /// to limit(). Errors: system, naming what does not hold.
+  [[nodiscard]] Result<void> audit() const;
+
   [[nodiscard]] std::uint32_t size() const noexcept;  ///< registered or pending
   [[nodiscard]] std::uint32_t pending() const noexcept { return pending_.size; }
   [[nodiscard]] std::uint32_t limit() const noexcept { return entries_.capacity(); }
@@ -141,11 +145,15 @@ class RegistrationTable {
                             Group* group);
   void end(std::uint32_t index) noexcept;
   void leave_group(std::uint32_t index) noexcept;
+  [[nodiscard]] std::string find_fault() const;
+  [[nodiscard]] std::string fault_of(std::uint32_t index) const;
+  [[nodiscard]] std::string fault_of(const List& list, State state) const;
   std::uint32_t take_entry() noexcept;
   int deregister(std::uint32_t index) noexcept;
   void forget(std::uint32_t index) noexcept;
   [[nodiscard]] std::uint32_t* find(std::uint32_t rkey) noexcept;
   [[nodiscard]] std::uint32_t& bucket(std::uint32_t rkey) noexcept;
+  [[nodiscard]] std::size_t bucket_of(std::uint32_t rkey) const noexcept;
   void push(List& list, std::uint32_t index) noexcept;
   void remove(List& list, std::uint32_t index) noexcept;
 

@@ -21,6 +21,8 @@ class ReceiveChain {
     ++count_;
   }
   [[nodiscard]] std::uint32_t count() const noexcept { return count_; }
+  /// The first of count(); the last one's `next` means nothing.
+  [[nodiscard]] const ibv_recv_wr* first() const noexcept { return first_; }
   /// Empties it; answers the first, behind which the others hang.
   ibv_recv_wr* take() noexcept {
     *link_ = nullptr;

@@ -250,6 +250,8 @@ class Node {
     EXPECT_EQ(engine.memory_stats(Pool::lease).blocks_used, 0u);
     EXPECT_EQ(engine.memory_stats(Pool::large).blocks_used, 0u);
     tally.expect_exact();
+    const auto audit = engine.audit();
+    EXPECT_TRUE(audit) << audit.error().message();
   }
 
   std::function<void(Connection)> on_accept, on_ready;

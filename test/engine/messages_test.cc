@@ -229,9 +229,9 @@ TEST(EngineMessages, WritesAndReadsOfSlices) {
   Exposed p;
   std::memset(p.memory.data(), 0x11, 8192);
   Buffer local = p.client.filled(2000, 3);
-  for (const std::size_t size : {0u, 1u, 64u, 65u, 2000u}) {
+  for (const std::size_t size : {1u, 64u, 65u, 2000u}) {
     std::memset(p.memory.data(), 0x11, 8192);
-    const RemoteRegion target = p.region.slice(100, size == 0 ? 1 : size);
+    const RemoteRegion target = p.region.slice(100, size);
     ASSERT_EQ(p.client.tally.run([&](CompletionCallback done) {
       return p.ends.client.write(local.slice(0, size), target, done);
     }),
@@ -250,8 +250,8 @@ TEST(EngineMessages, WritesAndReadsOfSlices) {
     EXPECT_EQ(read.data()[size == 2000 ? 0 : size],
               Node::pattern(size == 2000 ? 3 : 200, size == 2000 ? 0 : size));
   }
-  EXPECT_EQ(p.client.tally.ended(Status::ok), 10u);
-  EXPECT_EQ(p.ends.client.stats().writes, 5u);
+  EXPECT_EQ(p.client.tally.ended(Status::ok), 8u);
+  EXPECT_EQ(p.ends.client.stats().writes, 4u);
   EXPECT_EQ(p.ends.client.stats().bytes_read, 2130u);
   EXPECT_EQ(p.server.messages, 0u);  // the peer's CPU took no part
   local.reset();

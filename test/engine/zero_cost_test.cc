@@ -94,6 +94,10 @@ class Load {
     }));
     memory_ = server_.buffer(8192, Pool::lease);
     region_ = *server_.engine.expose(memory_.slice(), Access::remote_read_write);
+    atomics_ = client_.engine.device().atomics;
+    words_ = server_.buffer(64, Pool::lease);
+    if (atomics_)
+      word_ = server_.engine.expose(words_.slice(0, 8), Access::remote_all)->slice(0, 8);
     into_ = client_.buffer(4096);
   }
   /// Polls both so many times, with work of all kinds in flight.
@@ -102,6 +106,10 @@ class Load {
       Connection& c = connections_[static_cast<std::size_t>(i) % 2];
       const auto size = static_cast<std::size_t>(i) * 37 % 1400;
       const auto done = [this](const Completion&) { ++completed_; };
+      const auto added = [this](const Completion& e) {
+        ++completed_;
+        added_ += e.status == Status::ok ? 1 : 0;
+      };
       const Buffer b = client_.engine.allocate(size + 1);
       if (b && c.send(b.slice(0, size), done) == Status::ok) ++accepted_;
       if (c.write(into_.slice(0, size), region_, done, Post::defer) == Status::ok) ++accepted_;
@@ -109,12 +117,17 @@ class Load {
       if (i % 4 == 0 && c.write_with_imm(into_.slice(0, size), region_, 5, done) == Status::ok) {
         ++accepted_;
       }
+      if (atomics_) {
+        if (c.fetch_add(word_, 1, added, Post::defer) == Status::ok) ++accepted_;
+        if (c.compare_swap(word_, 0, 1, done, Post::defer) == Status::ok) ++accepted_;
+      }
       const Buffer free = server_.engine.allocate(100, i % 2 == 0 ? Pool::send : Pool::lease);
       (void)(client_.engine.poll() + server_.engine.poll());
     }
   }
   [[nodiscard]] bool worked() const {
-    return completed_ > 1000 && received_ > 1000 && answered_ > 1000 && accepted_ >= completed_;
+    return completed_ > 1000 && received_ > 1000 && answered_ > 1000 && accepted_ >= completed_ &&
+           (!atomics_ || added_ > 1000);
   }
 
  private:
@@ -129,6 +142,10 @@ class Load {
   Buffer memory_;
   Buffer into_;
   RemoteRegion region_;
+  bool atomics_ = false;
+  Buffer words_;
+  RemoteRegion word_;
+  std::uint64_t added_ = 0;
   std::uint64_t received_ = 0;
   std::uint64_t answered_ = 0;
   std::uint64_t accepted_ = 0;

@@ -122,6 +122,9 @@ TEST(RegistrationTest, RegistersOwnMemoryWithTheRightsAsked) {
       {Access::remote_write, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE},
       {Access::remote_read_write,
        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE},
+      {Access::remote_atomic, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC},
+      {Access::remote_all, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
+                               IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC},
   };
   for (const auto& c : cases) {
     const std::uint32_t key = device.next_key;
@@ -227,6 +230,9 @@ TEST(RegistrationTest, ExposesExactlyTheSliceUnderAKeyOfItsOwn) {
       {Access::remote_write, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE},
       {Access::remote_read_write,
        IBV_ACCESS_REMOTE_READ | IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE},
+      {Access::remote_atomic, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC},
+      {Access::remote_read | Access::remote_atomic,
+       IBV_ACCESS_REMOTE_READ | IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC},
   };
   std::set<std::uint32_t> keys;
   for (const auto& c : cases) {
@@ -241,7 +247,7 @@ TEST(RegistrationTest, ExposesExactlyTheSliceUnderAKeyOfItsOwn) {
     EXPECT_EQ(region->access, c.access);
     keys.insert(region->rkey);
   }
-  EXPECT_EQ(keys.size(), 3u);
+  EXPECT_EQ(keys.size(), 5u);
   memory.slice = {};
   EXPECT_FALSE(memory.recycled) << "exposures hold the block";
   for (const std::uint32_t key : keys) {
@@ -417,7 +423,7 @@ TEST(RegistrationTest, RefusesMisuseWithoutAskingTheDevice) {
   std::vector<std::byte> bytes(10);
   const Status invalid = Status::invalid_argument;
   EXPECT_EQ(table.register_memory({}, Access::local).error().status, invalid);
-  EXPECT_EQ(table.register_memory(bytes, static_cast<Access>(4)).error().status, invalid);
+  EXPECT_EQ(table.register_memory(bytes, static_cast<Access>(8)).error().status, invalid);
   EXPECT_EQ(table.expose(BufferSlice(), Access::remote_read).error().status, invalid);
   EXPECT_EQ(table.expose(memory.slice.slice(5, 0), Access::remote_read).error().status, invalid);
   EXPECT_EQ(table.expose(memory.slice, Access::local).error().status, invalid);

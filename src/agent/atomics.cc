@@ -1,0 +1,119 @@
+// Atomics, and the end of all that is no plain operation of the application's.
+#include <cstring>
+
+#include "agent/completion.h"
+#include "agent/submit.h"
+
+namespace spinwire::agent {
+namespace {
+
+constexpr std::size_t kAtomicBytes = 8;
+
+std::byte* staging_of(const Shared& s, const Operation& op) noexcept {
+  return s.staging + std::size_t{s.operations.index_of(op)} * kStagingBytes;
+}
+
+Status check_atomic(const Shared& s, const RemoteRegion& remote) noexcept {
+  if (!s.device->info().atomics) return Status::unsupported;
+  if (!remote || remote.length != kAtomicBytes) return Status::out_of_bounds;
+  if (remote.address % kAtomicBytes != 0) return Status::invalid_argument;
+  return allows(remote.access, Access::remote_atomic) ? Status::ok : Status::remote_access;
+}
+
+/// What it found. The verbs give it in host order: drivers of devices that answer in another one
+/// report no atomics.
+std::uint64_t found_by(const Shared& s, const Operation& op) noexcept {
+  std::uint64_t value = 0;
+  std::memcpy(&value, staging_of(s, op), sizeof value);
+  return value;
+}
+
+bool is_atomic(OperationKind kind) noexcept {
+  return kind == OperationKind::compare_swap || kind == OperationKind::fetch_add;
+}
+
+}  // namespace
+
+template <OperationKind kind>
+Status submit_atomic(Shared& s, Agent& a, const AtomicRequest& r) noexcept {
+  if (a.state != ConnectionState::ready) return Status::not_connected;
+  if (const Status status = check_atomic(s, r.remote); status != Status::ok) return status;
+  if (a.sq_used >= room_in_force(a)) return Status::would_block;
+  Operation* const op = s.operations.acquire();
+  if (op == nullptr) return Status::would_block;
+  op->block = nullptr;
+  op->length = kAtomicBytes;
+  op->kind = kind;
+  op->beside = false;
+  op->calls_back = static_cast<bool>(r.done);
+  if (op->calls_back) op->done = r.done;
+  count_begin(a, kind);
+  op->sges[0] = {reinterpret_cast<std::uint64_t>(staging_of(s, *op)), kAtomicBytes,
+                 s.staging_block->lkey};
+  op->wr.num_sge = 1;
+  op->wr.opcode = opcode_of(kind);
+  op->wr.send_flags = 0;
+  const bool compares = kind == OperationKind::compare_swap;
+  op->wr.wr.atomic = {r.remote.address, compares ? r.expected : r.operand, compares ? r.operand : 0,
+                      r.remote.rkey};
+  if (a.domain != nullptr) use_own_key(s, *a.domain, *op);
+  append(a, *op);
+  return post(s, a, r.defer);
+}
+template Status submit_atomic<OperationKind::compare_swap>(Shared&, Agent&,
+                                                           const AtomicRequest&) noexcept;
+template Status submit_atomic<OperationKind::fetch_add>(Shared&, Agent&,
+                                                        const AtomicRequest&) noexcept;
+
+namespace {
+
+/// What the end of one of the agent's own brings about.
+void follow(Shared& s, Agent& a, OperationKind kind, std::uint32_t length, Status status) noexcept {
+  switch (kind) {
+    case OperationKind::credit_write:
+      a.credit_write_pending = false;
+      break;
+    case OperationKind::keepalive:
+      a.keepalive_pending = false;
+      break;
+    case OperationKind::pull:
+      on_pulled(s, a, length, status);
+      break;
+    case OperationKind::note:
+      on_note_done(s, a);
+      break;
+    case OperationKind::unbind:
+      on_note_done(s, a);
+      on_unbound(s, a, length, status);
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace
+
+void end_unusual(Shared& s, Agent& a, Operation& op, Status status) noexcept {
+  if (op.kind == OperationKind::cancelled) return end_cancelled(s, a, op, status);
+  --a.sq_used;
+  Completion completion;
+  completion.status = status;
+  count_end(a, op, status == Status::ok);
+  if (status == Status::ok) {
+    completion.bytes = op.length;
+    if (is_atomic(op.kind)) completion.value = found_by(s, op);
+  }
+  const OperationKind kind = op.kind;
+  const std::uint32_t length = op.length;
+  Block* const block = op.block;
+  if (op.beside) block->header_in_use = 0;
+  const bool calls_back = op.calls_back;
+  CompletionCallback done;
+  if (calls_back) done = op.done;
+  s.operations.release(op);
+  if (calls_back) done(completion);
+  if (block != nullptr) detail::release(block);
+  follow(s, a, kind, length, status);
+}
+
+}  // namespace spinwire::agent

@@ -1,0 +1,290 @@
+// Do the agents' books agree with what there is? Cold.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agent/agent.h"
+#include "base/error.h"
+
+namespace spinwire::agent {
+namespace {
+
+using KindCounts = std::array<std::uint64_t, kOperationKinds>;
+
+/// Goes through everything and stops at the first thing that does not hold.
+class Auditor {
+ public:
+  explicit Auditor(Shared& s)
+      : s_(s), records_(s.operations.capacity(), false), slots_(s.receives.size(), false) {}
+
+  Result<void> run() {
+    for (std::uint32_t i = 0; i < s_.agents.capacity() && ok(); ++i) {
+      if (s_.agents.in_use(i)) check_agent(s_.agents.at(i));
+    }
+    if (ok()) check_records();
+    if (ok()) check_lists();
+    if (ok()) check_slots();
+    if (ok()) check_receives();
+    if (ok()) check_credit();
+    if (ok()) return {};
+    return base::fail(Status::system, "audit of the engine", std::move(fault_),
+                      "memory was overwritten, or the library has a defect");
+  }
+
+ private:
+  [[nodiscard]] bool ok() const noexcept { return fault_.empty(); }
+
+  /// Notes the first fault; answers whether `condition` holds.
+  template <typename... Args>
+  bool expect(bool condition, fmt::format_string<Args...> format, const Args&... args) {
+    if (!condition && ok()) fault_ = where_ + fmt::vformat(format, fmt::make_format_args(args...));
+    return condition;
+  }
+
+  void check_agent(const Agent& a) {
+    where_ = fmt::format("connection {}: ", a.index);
+    expect(a.generation == s_.agents.generation(a.index), "its handle names another");
+    expect(a.qp == nullptr || find_by_qpn(s_, a.qp->qp_num) == &a, "its queue pair is not its own");
+    expect(a.cell_block == nullptr || a.cell_block->refs != 0, "its credit cell is free memory");
+    check_operations(a);
+    check_credits_of(a);
+    where_.clear();
+  }
+
+  void check_operations(const Agent& a) {
+    KindCounts kinds{};
+    const std::uint32_t posted = walk(a, a.posted, nullptr, "posted", kinds);
+    const std::uint32_t deferred =
+        a.deferred == nullptr ? 0 : walk(a, a.deferred, a.deferred_last, "deferred", kinds);
+    const std::uint32_t given_up = walk_given_up(a, kinds);
+    expect(a.sq_used == posted + deferred + given_up,
+           "{} operations are outstanding: {} posted, {} deferred and {} given up", a.sq_used,
+           posted, deferred, given_up);
+    const std::uint32_t depth = a.attributes.queue_pair.send_depth;
+    expect(a.state != ConnectionState::ready || a.sq_used <= depth,
+           "{} operations are in a send queue for {}", a.sq_used, depth);
+    kinds[static_cast<std::size_t>(OperationKind::send)] += a.transfers.offers;
+    expect(a.deferred == nullptr || a.stage != Stage::up || a.dirty,
+           "operations are deferred and nobody will post them");
+    for (std::size_t i = 0; i < kOperationKinds; ++i) {
+      const Tally& t = a.tallies[i];
+      expect(t.begun == t.done + t.failed + kinds[i],
+             "of kind {}, {} operations were accepted, {} are done, {} failed, "
+             "{} outstanding",
+             i, t.begun, t.done, t.failed, kinds[i]);
+    }
+  }
+
+  /// One of the agent's lists, up to `last` or, if that is null, to its end.
+  std::uint32_t walk(const Agent& a, const Operation* first, const Operation* last,
+                     const char* what, KindCounts& kinds) {
+    std::uint32_t count = 0;
+    const Operation* at = nullptr;
+    for (const Operation* op = first; op != nullptr; op = op == last ? nullptr : op->next()) {
+      if (!take(a, op, what, kinds)) return count;
+      expect(op->kind != OperationKind::cancelled || op->with_device,
+             "a cancelled operation is {} that the device will not have", what);
+      at = op;
+      ++count;
+    }
+    const Operation* const end = last != nullptr ? last : a.posted_last;
+    expect(count == 0 || at == end, "the list of {} operations ends before its last", what);
+    return count;
+  }
+
+  /// Those that were never posted wait for their callback only.
+  std::uint32_t walk_given_up(const Agent& a, KindCounts& kinds) {
+    std::uint32_t count = 0;
+    std::uint32_t left = s_.operations.capacity();
+    for (const Operation* op = s_.untold_first; op != nullptr && ok(); op = op->next_untold) {
+      if (!expect(s_.operations.owns(op) && left-- != 0, "the list of cancelled ones is broken"))
+        return count;
+      expect(op->untold && op->kind == OperationKind::cancelled, "a callback is due for nothing");
+      if (op->agent != &a) continue;
+      expect(a.grant_listed, "no poll will run the callback of what was cancelled");
+      if (op->with_device) continue;
+      if (!take(a, op, "cancelled", kinds)) return count;
+      ++count;
+    }
+    return count;
+  }
+
+  /// A record that is in use, and seen nowhere else.
+  bool take(const Agent& a, const Operation* op, const char* what, KindCounts& kinds) {
+    if (!expect(s_.operations.owns(op), "the list of {} operations leads out of the records", what))
+      return false;
+    const std::uint32_t index = s_.operations.index_of(*op);
+    if (!expect(index < records_.size() && s_.operations.find(op->wr.wr_id) == op,
+                "a record has lost its name") ||
+        !expect(!records_[index], "record {} is in two places", index)) {
+      return false;
+    }
+    records_[index] = true;
+    const OperationKind kind = op->kind == OperationKind::cancelled ? op->was : op->kind;
+    if (!expect(static_cast<std::size_t>(kind) < kOperationKinds, "record {} is of no kind", index))
+      return false;
+    ++kinds[static_cast<std::size_t>(kind)];
+    expect(op->agent == &a, "record {} is another connection's", index);
+    expect(op->block == nullptr || op->block->refs != 0,
+           "the operation of record {} uses memory that is free", index);
+    expect(!op->beside || op->block->header_in_use == 1,
+           "the header of the operation of record {} may be overwritten", index);
+    return ok();
+  }
+
+  void check_credits_of(const Agent& a) {
+    expect(static_cast<std::int32_t>(a.send_limit - a.sent) >= 0,
+           "{} messages were sent with credit for {}", a.sent, a.send_limit);
+    expect(static_cast<std::int32_t>(a.granted - a.published) >= 0,
+           "the peer was told of {} credits, {} are granted", a.published, a.granted);
+    expect(peer_credits(a) <= a.allotment, "the peer has {} credits, {} receives are kept for it",
+           peer_credits(a), a.allotment);
+  }
+
+  /// Each record is in use, or free.
+  void check_records() {
+    for (const bool users : {true, false}) {
+      for (const Operation* op = s_.operations.first_free(users); op != nullptr; op = op->next()) {
+        if (!expect(s_.operations.owns(op), "the list of free records is broken")) return;
+        const std::uint32_t index = s_.operations.index_of(*op);
+        if (!expect(index < records_.size() && !records_[index],
+                    "record {} is free and in use, or free twice", index)) {
+          return;
+        }
+        records_[index] = true;
+      }
+    }
+    const auto lost = std::find(records_.begin(), records_.end(), false);
+    expect(lost == records_.end(), "record {} is lost", lost - records_.begin());
+  }
+
+  void check_lists() {
+    check_list(s_.dirty, &Agent::dirty, "something deferred");
+    check_list(s_.grants, &Agent::grant_listed, "credit to be told");
+    check_list(s_.starved, &Agent::starved, "credit that waits for receives");
+  }
+
+  /// Who says that it is in a list is there, once.
+  void check_list(AgentList& list, bool Agent::*flag, const char* what) {
+    std::uint32_t flagged = 0;
+    for (std::uint32_t i = 0; i < s_.agents.capacity(); ++i)
+      flagged += s_.agents.in_use(i) && s_.agents.at(i).*flag ? 1 : 0;
+    expect(flagged == list.count(), "{} connections have {}, {} are listed", flagged, what,
+           list.count());
+    for (std::uint32_t i = 0; i < list.count() && ok(); ++i) {
+      expect(s_.agents.in_use(list[i].index) && list[i].*flag, "connection {} is listed for {}",
+             list[i].index, what);
+    }
+  }
+
+  /// Each slot has a block of its own, or is one of those that lack one.
+  void check_slots() {
+    std::vector<const Block*> blocks;
+    for (std::uint32_t i = 0; i < s_.deficit; ++i) {
+      const std::uint32_t slot = s_.missing[i];
+      if (!expect(slot < slots_.size() && !slots_[slot] && s_.receives.memory(slot) == nullptr,
+                  "receive {} counts as missing", slot)) {
+        return;
+      }
+      slots_[slot] = true;
+    }
+    for (std::uint32_t slot = 0; slot < s_.receives.size(); ++slot) {
+      const Block* block = s_.receives.memory(slot);
+      expect((block == nullptr) == slots_[slot], "receive {} has no block, and is not missing",
+             slot);
+      if (block == nullptr) continue;
+      const std::uint64_t at = s_.receives.request(slot).sg_list->addr;
+      const auto payload = reinterpret_cast<std::uint64_t>(block->payload);
+      expect(block->refs != 0, "receive {} goes into a free block", slot);
+      expect(at == payload - wire::kMessageHeaderBytes, "receive {} goes elsewhere", slot);
+      blocks.push_back(block);
+    }
+    std::sort(blocks.begin(), blocks.end());
+    expect(std::adjacent_find(blocks.begin(), blocks.end()) == blocks.end(),
+           "two receives go into one block");
+  }
+
+  /// The slots of a chain that wait to be posted.
+  void check_chain(const verbs::ReceiveChain& chain, std::uint32_t from, std::uint32_t to) {
+    const ibv_recv_wr* wr = chain.first();
+    for (std::uint32_t i = 0; i < chain.count(); ++i, wr = wr->next) {
+      const std::uint32_t slot = wr != nullptr ? slot_of(wr->wr_id) : to;
+      if (!expect(slot >= from && slot < to && !slots_[slot], "receive {} waits twice, or wrongly",
+                  slot)) {
+        return;
+      }
+      slots_[slot] = true;
+    }
+  }
+
+  /// Shared receives come first, then those of each connection that has its own.
+  void check_receives() {
+    const std::uint32_t shared = s_.own == nullptr ? s_.receives.size() : s_.own->first;
+    check_chain(s_.receives.chain(), 0, shared);
+    std::uint32_t posted = unmarked(0, shared);
+    for (std::uint32_t i = 0; i < s_.agents.capacity() && ok(); ++i) {
+      if (!s_.agents.in_use(i) || s_.agents.at(i).own_queue == kNone) continue;
+      const Agent& a = s_.agents.at(i);
+      OwnQueue& queue = s_.own->queues.at(a.own_queue);
+      expect(queue.agent == &a, "connection {} has the receives of another", i);
+      const std::uint32_t from = s_.own->first + a.own_queue * s_.own->share.slots;
+      const std::uint32_t to = from + s_.own->share.slots;
+      check_chain(queue.back, from, to);
+      posted += unmarked(from, to);
+    }
+    expect(posted == s_.posted_receives, "{} receives are posted, {} counted", posted,
+           s_.posted_receives);
+  }
+  /// Receives that neither lack memory nor wait.
+  [[nodiscard]] std::uint32_t unmarked(std::uint32_t from, std::uint32_t to) const {
+    return static_cast<std::uint32_t>(
+        std::count(slots_.begin() + from, slots_.begin() + to, false));
+  }
+
+  /// What peers may send lies within what is posted, or will be with the next list.
+  void check_credit() {
+    std::uint64_t own = 0;
+    std::uint64_t allotted = 0;
+    std::uint64_t credits = 0;
+    for (std::uint32_t i = 0; i < s_.agents.capacity(); ++i) {
+      if (!s_.agents.in_use(i)) continue;
+      const Agent& a = s_.agents.at(i);
+      (a.own_queue != kNone ? own : allotted) += a.allotment + held_back(a);
+      credits += peer_credits(a);
+    }
+    expect(allotted == s_.allotted, "{} receives are kept for peers, {} counted", allotted,
+           s_.allotted);
+    const std::uint64_t counted = s_.own != nullptr ? s_.own->allotted : 0;
+    expect(own == counted, "{} receives of their own are kept for peers, {} counted", own, counted);
+    expect(allotted <= s_.receive_capacity, "{} receives are kept for peers, of {}", allotted,
+           s_.receive_capacity);
+    // Where the application keeps more than the spare ones, credit has run ahead of them.
+    const bool plenty = s_.own == nullptr && s_.deficit <= s_.spare_receives;
+    expect(!plenty || credits <= std::uint64_t{s_.posted_receives} + s_.receives.count(),
+           "peers have {} credits, {} receives are posted", credits, s_.posted_receives);
+  }
+
+  /// Receives of an agent's allotment that messages held for later count for.
+  static std::uint32_t held_back(const Agent& a) {
+    std::uint32_t count = 0;
+    for (const Arrival* v = a.transfers.held.first; v != nullptr; v = v->next)
+      count += v->credited ? 1 : 0;
+    return count;
+  }
+
+  Shared& s_;
+  std::vector<bool> records_;  ///< found in some list
+  std::vector<bool> slots_;    ///< missing, or waiting to be posted
+  std::string where_;
+  std::string fault_;
+};
+
+}  // namespace
+
+Result<void> audit(Shared& s) { return Auditor(s).run(); }
+
+}  // namespace spinwire::agent

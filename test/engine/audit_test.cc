@@ -1,0 +1,213 @@
+// The audit of an engine sees each kind of damage, and none where there is none.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/core.h"
+#include "engine/harness.h"
+
+namespace audit_test {
+namespace {
+
+using namespace engine_test;  // names of a test namespace of its own
+using spinwire::agent::Agent;
+using spinwire::agent::OperationKind;
+using spinwire::agent::Shared;
+using spinwire::detail::Block;
+using spinwire::detail::EngineCore;
+
+/// An engine whose inside is in reach, with a connection to a server and work on it.
+struct Open {
+  Open() : core(small_config(), Clock::real(), std::move(*spinwire::base::OwnerGuard::create())) {
+    EXPECT_TRUE(core.open());
+    server.listen();
+    c = core.connect(server.listener.address(), {}).value();
+    EXPECT_TRUE(until([&] { return c.ready() && !server.ready.empty(); }));
+    memory = server.buffer(4096, Pool::lease);
+    region = server.engine.expose(memory.slice(), Access::remote_read_write).value();
+    own.resize(4096);
+    registered = core.shared.registrations->register_memory(own, Access::remote_read).value();
+    message = Buffer(core.shared.arena->allocate(spinwire::memory::PoolId::send, 100), 100);
+    exposed = c.expose(message.slice(), Access::remote_read).value();
+    // A message and a write are deferred, so that nothing ends by itself.
+    EXPECT_EQ(c.send(message, {}, Post::defer), Status::ok);
+    EXPECT_EQ(c.write(message.slice(), region, {}, Post::defer), Status::ok);
+  }
+  template <typename Done>
+  bool until(Done&& done) {
+    return engine_test::until({&server}, [&] {
+      (void)core.poll();
+      return done();
+    });
+  }
+  [[nodiscard]] Agent& agent() { return *core.find(c.index(), c.generation()); }
+  [[nodiscard]] Shared& shared() { return core.shared; }
+
+  Node server;
+  EngineCore core;
+  Connection c;
+  Buffer memory;
+  RemoteRegion region;
+  std::vector<std::byte> own;
+  spinwire::memory::RegisteredMemory registered;
+  Buffer message;
+  RemoteRegion exposed;
+};
+
+/// With `value` as `wrong`, the audit has to find something that its error names by `words`.
+template <typename Value>
+void expect_found(Open& o, Value& value, std::type_identity_t<Value> wrong, const char* words) {
+  ASSERT_TRUE(o.core.audit()) << o.core.audit().error().message();
+  const Value right = std::exchange(value, wrong);
+  const auto found = o.core.audit();
+  value = right;
+  ASSERT_FALSE(found) << "not found: " << words;
+  EXPECT_EQ(found.error().status, Status::system);
+  EXPECT_NE(found.error().found.find(words), std::string::npos) << found.error().message();
+  ASSERT_TRUE(o.core.audit());
+}
+
+TEST(EngineAudit, FindsWrongCountsOfOperations) {
+  Open o;
+  Agent& a = o.agent();
+  expect_found(o, a.sq_used, 3,
+               "3 operations are outstanding: 0 posted, 2 deferred and 0 given up");
+  expect_found(o, a.sq_used, 1, "1 operations are outstanding");
+  auto& writes = a.tallies[static_cast<std::size_t>(OperationKind::write)];
+  expect_found(o, writes.begun, 2,
+               "2 operations were accepted, 0 are done, 0 failed, 1 outstanding");
+  expect_found(o, writes.done, 1, "1 are done");
+  expect_found(o, writes.failed, 1, "1 failed");
+}
+
+TEST(EngineAudit, FindsBrokenListsOfOperations) {
+  Open o;
+  Agent& a = o.agent();
+  spinwire::agent::Operation* const none = nullptr;
+  expect_found(o, a.deferred, none, "operations are outstanding");
+  expect_found(o, a.deferred_last, a.deferred, "1 deferred");
+  expect_found(o, a.posted, a.deferred, "record ");
+  Agent* const nobody = nullptr;
+  expect_found(o, a.deferred->agent, nobody, "is another connection's");
+  expect_found(o, a.deferred->kind, static_cast<OperationKind>(77), "is of no kind");
+  expect_found(o, a.deferred->kind, OperationKind::read, "operations were accepted");
+  expect_found(o, a.deferred->wr.wr_id, a.deferred->wr.wr_id + 2, "has lost its name");
+  expect_found(o, a.dirty, false, "nobody will post them");
+  spinwire::agent::Operation* const beyond = a.deferred + o.shared().operations.capacity();
+  expect_found(o, a.deferred, beyond, "leads out of the records");
+}
+
+TEST(EngineAudit, FindsRecordsThatAreLost) {
+  Open o;
+  spinwire::agent::Operation* const lost = o.shared().operations.acquire();
+  auto found = o.core.audit();
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error().found,
+            "record " + std::to_string(o.shared().operations.index_of(*lost)) + " is lost");
+  lost->kind = OperationKind::send;
+  o.shared().operations.release(*lost);
+  // Freed while it is in use.
+  Agent& a = o.agent();
+  const std::uint64_t name = a.deferred->wr.wr_id;
+  auto* const first = a.deferred;
+  auto* const next = first->wr.next;
+  o.shared().operations.release(*first);
+  found = o.core.audit();
+  ASSERT_FALSE(found);
+  EXPECT_EQ(o.shared().operations.acquire(), first);
+  first->wr.next = next;
+  first->wr.wr_id = name;
+  ASSERT_TRUE(o.core.audit());
+}
+
+TEST(EngineAudit, FindsCreditThatIsNotThere) {
+  Open o;
+  Agent& a = o.agent();
+  expect_found(o, a.sent, a.send_limit + 1, "messages were sent with credit for");
+  expect_found(o, a.granted, a.granted + 1, "receives are kept for it");
+  expect_found(o, a.published, a.granted + 1, "the peer was told of");
+  expect_found(o, a.received, a.received + 2, "receives are kept for it");
+  expect_found(o, o.shared().allotted, o.shared().allotted + 1, "receives are kept for peers");
+  expect_found(o, o.shared().receive_capacity, 0, "receives are kept for peers, of 0");
+}
+
+TEST(EngineAudit, FindsReceivesThatAreNotThere) {
+  Open o;
+  Shared& s = o.shared();
+  expect_found(o, s.posted_receives, s.posted_receives - 1, "are posted");
+  expect_found(o, s.posted_receives, s.posted_receives + 1, "are posted");
+  expect_found(o, s.deficit, 1, "counts as missing");
+  Block* const none = nullptr;
+  expect_found(o, s.receives.memory(3), none, "receive 3 has no block");
+  expect_found(o, s.receives.memory(3), s.receives.memory(4), "receive 3 goes elsewhere");
+  expect_found(o, s.receives.request(5).sg_list->addr, 4096, "receive 5 goes elsewhere");
+  if (s.own != nullptr) return;
+  expect_found(o, s.receives.memory(3)->refs, 0, "receive 3 goes into a free block");
+}
+
+TEST(EngineAudit, FindsConnectionsInWrongLists) {
+  Open o;
+  Agent& a = o.agent();
+  expect_found(o, a.grant_listed, true, "1 connections have credit to be told, 0 are listed");
+  expect_found(o, a.starved, true, "credit that waits for receives");
+  expect_found(o, a.generation, a.generation + 1, "names another");
+  o.shared().by_qpn.clear(a.qp->qp_num);
+  EXPECT_NE(o.core.audit().error().found.find("its queue pair is not its own"), std::string::npos);
+  o.shared().by_qpn.set(a.qp->qp_num, &a);
+  ASSERT_TRUE(o.core.audit());
+}
+
+TEST(EngineAudit, FindsDamagedMemory) {
+  Open o;
+  Block& block = *o.message.block();
+  ASSERT_EQ(block.refs, 4u);  // ours, two operations' and an exposure's
+  expect_found(o, block.refs, 0, "uses memory that is free");
+  expect_found(o, block.header_in_use, 0, "may be overwritten");
+  expect_found(o, block.capacity, 5, "were overwritten");
+  void* const nobody = nullptr;
+  expect_found(o, block.owner, nobody, "were overwritten");
+  expect_found(o, o.registered.whole.block()->owner, nobody, "registered memory");
+  const Buffer idle(o.shared().arena->allocate(spinwire::memory::PoolId::send, 100), 100);
+  expect_found(o, idle.block()->refs, 0, "has 0 references");
+  expect_found(o, o.agent().cell_block->refs, 0, "credit cell");
+}
+
+TEST(EngineAudit, FindsNothingWhereThereIsNothing) {
+  Open o;
+  ASSERT_TRUE(o.core.audit());
+  ASSERT_EQ(o.c.cancel(o.c.last_operation()), Status::ok);
+  ASSERT_TRUE(o.core.audit()) << o.core.audit().error().message();
+  int done = 0;
+  ASSERT_TRUE(o.until([&] { return o.c.stats().outstanding == 0; }));
+  ASSERT_TRUE(o.core.audit()) << o.core.audit().error().message();
+  for (int i = 0; i < 200; ++i) {
+    if (o.c.send(o.message, [&done](const Completion&) { ++done; }) == Status::ok && i % 7 == 0)
+      (void)o.c.cancel(o.c.last_operation());
+    ASSERT_TRUE(o.core.audit()) << o.core.audit().error().message();
+    ASSERT_TRUE(o.server.engine.audit()) << o.server.engine.audit().error().message();
+    (void)o.core.poll();
+    (void)o.server.poll();
+  }
+  EXPECT_GT(done, 50);
+  EXPECT_EQ(o.c.close(), Status::ok);
+  ASSERT_TRUE(o.core.audit()) << o.core.audit().error().message();
+}
+
+TEST(EngineAudit, IsNotForCallbacks) {
+  Pair p;
+  Status inside = Status::ok;
+  p.server.on_message = [&](Connection, Message&) {
+    const auto asked = p.server.engine.audit();
+    inside = asked ? Status::ok : asked.error().status;
+  };
+  const Buffer b = p.client.filled(1, 1);
+  ASSERT_EQ(p.ends.client.send(b), Status::ok);
+  ASSERT_TRUE(p.until([&] { return p.server.messages == 1; }));
+  EXPECT_EQ(inside, Status::reentrant);
+  EXPECT_TRUE(p.server.engine.audit());
+}
+
+}  // namespace
+}  // namespace audit_test
