@@ -130,6 +130,9 @@ void grant_more(Shared& s, Agent& a) noexcept;
 [[nodiscard]] inline std::uint32_t& room_in_force(Agent& a) noexcept {
   return a.domain != nullptr ? a.domain->sq_room : a.sq_room;
 }
+[[nodiscard]] inline std::uint32_t room_in_force(const Agent& a) noexcept {
+  return a.domain != nullptr ? a.domain->sq_room : a.sq_room;
+}
 /// Work requests that the application may have in the send queue.
 [[nodiscard]] inline std::uint32_t room_of(const Agent& a) noexcept {
   return a.attributes.queue_pair.send_depth - kControlRequests - kTransferRequests;

@@ -240,7 +240,7 @@ ConnectionStats stats_of(const Agent* a) noexcept {
 
 Blocker blocker_of(const agent::Shared& s, const Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return Blocker::not_ready;
-  if (a.sq_used >= a.sq_room) return Blocker::send_queue;
+  if (a.sq_used >= agent::room_in_force(a)) return Blocker::send_queue;
   if (agent::credits_in_sight(a) == 0) return Blocker::credit;
   return s.operations.empty() ? Blocker::operations : Blocker::nothing;
 }

@@ -323,7 +323,7 @@ TEST(Exchange, EndOfStreamWithinAFrameNamesHowFarItCame) {
     ASSERT_EQ(until_told(f.exchange), Progress::failed) << size;
     EXPECT_EQ(f.exchange.error().status, Status::peer_lost);
     const std::string expected =
-        size < wire::kHeaderBytes ? " of 16 bytes of a header" : " of 74 bytes of a hello";
+        size < wire::kHeaderBytes ? " of 16 bytes of a header" : " of 78 bytes of a hello";
     EXPECT_EQ(f.exchange.error().found,
               "the stream ended after " + std::to_string(size) + expected);
   }

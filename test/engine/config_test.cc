@@ -218,7 +218,7 @@ TEST(Config, RangesFitTheirMembers) {
 }
 
 TEST(ConfigErrors, UnknownKeyNamesPlaceAndNearest) {
-  const Error error = bad("# first\n[queues]\nsend_depth = 8\n  recieve_depth = 16\n");
+  const Error error = bad("# first\n[queues]\nsend_depth = 16\n  recieve_depth = 16\n");
   EXPECT_EQ(error.asked, "test.toml:4:3: queues.recieve_depth");
   EXPECT_EQ(error.found, "there is no such setting");
   EXPECT_EQ(error.remedy, "the nearest known is queues.receive_depth");
