@@ -128,10 +128,12 @@ void list_grant(Shared& s, Agent& a) noexcept;
 void grant_more(Shared& s, Agent& a) noexcept;
 /// What acceptance has room for now: see Agent::sq_room.
 [[nodiscard]] inline std::uint32_t& room_in_force(Agent& a) noexcept {
-  return a.domain != nullptr ? a.domain->sq_room : a.sq_room;
+  OwnDomain* const own = a.domain.get();
+  return own != nullptr ? own->sq_room : a.sq_room;
 }
 [[nodiscard]] inline std::uint32_t room_in_force(const Agent& a) noexcept {
-  return a.domain != nullptr ? a.domain->sq_room : a.sq_room;
+  const OwnDomain* const own = a.domain.get();
+  return own != nullptr ? own->sq_room : a.sq_room;
 }
 /// Work requests that the application may have in the send queue.
 [[nodiscard]] inline std::uint32_t room_of(const Agent& a) noexcept {
