@@ -102,7 +102,8 @@ void take_transfer(Shared& s, Agent& a, const Block* block, const wire::MessageH
 /// The peer closes, which comes true when all that it sent before is delivered.
 void take_goodbye(Shared& s, Agent& a) noexcept {
   if ((a.detour & kHolding) == 0) return on_goodbye(s, a);
-  a.closing = true;
+  if (a.goodbye_received) return malformed(s, a, wire::kMessageHeaderBytes);
+  a.goodbye_received = a.closing = true;
   Arrival goodbye;
   goodbye.kind = Arrival::Kind::goodbye;
   goodbye.complete = true;

@@ -178,6 +178,20 @@ Error receive_error(const Agent& a, const ibv_wc& wc) {
 
 }  // namespace
 
+namespace {
+
+/// Records for all that can be at once: a message held for each receive, and a goodbye of each
+/// connection; an answer to each of those, and the end of each offer.
+std::unique_ptr<Transfers> make_transfers(const Config& c) {
+  constexpr std::uint32_t kRegistered = 256;  // offers that need no window
+  const std::uint32_t offers = std::max(c.memory.windows, kRegistered);
+  const std::uint32_t held =
+      c.queues.receive_depth + c.connections.maximum + c.connections.own_domains * domain_slots(c);
+  return std::make_unique<Transfers>(offers, held, held + offers);
+}
+
+}  // namespace
+
 Shared::Shared(const Config& settings, const Clock& time)
     : config(settings),
       clock(time),
@@ -188,10 +202,7 @@ Shared::Shared(const Config& settings, const Clock& time)
       grants(settings.connections.maximum, work.grants),
       timers(time.ticks(std::chrono::microseconds(100)), time.now()),
       incarnation(base::random_seed() | 1),
-      transfers(std::make_unique<Transfers>(
-          std::max(settings.memory.windows, 256u),
-          settings.queues.receive_depth + settings.connections.maximum,
-          settings.queues.receive_depth + std::max(settings.memory.windows, 256u))),
+      transfers(make_transfers(settings)),
       starved(settings.connections.maximum, starved_count) {}
 
 void prepare_timers(Agent& a) noexcept {

@@ -75,6 +75,7 @@ class Load {
     options.handlers.on_message = [this](Connection c, Message& m) {
       ++received_;
       if (m.is_write()) return;
+      long_received_ += m.size() == kLong ? 1 : 0;
       if (m.size() % 3 == 0) {
         const Buffer b = m.take();
         (void)c.send(b);
@@ -99,6 +100,8 @@ class Load {
     if (atomics_)
       word_ = server_.engine.expose(words_.slice(0, 8), Access::remote_all)->slice(0, 8);
     into_ = client_.buffer(4096);
+    windows_ = client_.engine.device().memory_windows;  // else a long message is registered
+    long_ = client_.buffer(kLong);
   }
   /// Polls both so many times, with work of all kinds in flight.
   void run(int polls) {
@@ -121,19 +124,24 @@ class Load {
         if (c.fetch_add(word_, 1, added, Post::defer) == Status::ok) ++accepted_;
         if (c.compare_swap(word_, 0, 1, done, Post::defer) == Status::ok) ++accepted_;
       }
+      if (windows_ && i % 64 == 0 && c.send(long_, done) == Status::ok) ++accepted_;
       const Buffer free = server_.engine.allocate(100, i % 2 == 0 ? Pool::send : Pool::lease);
       (void)(client_.engine.poll() + server_.engine.poll());
     }
   }
   [[nodiscard]] bool worked() const {
     return completed_ > 1000 && received_ > 1000 && answered_ > 1000 && accepted_ >= completed_ &&
-           (!atomics_ || added_ > 1000);
+           (!atomics_ || added_ > 1000) && (!windows_ || long_received_ > 100);
   }
 
  private:
+  static constexpr std::size_t kLong = 20000;
   static Config manual_config() {
     Config c = small_config();
     c.engine.control = ControlMode::manual;
+    c.connections.message_bytes = kLong;
+    c.memory.large_bytes = 4u << 20;
+    c.memory.windows = 16;
     return c;
   }
   Node server_;
@@ -146,6 +154,9 @@ class Load {
   Buffer words_;
   RemoteRegion word_;
   std::uint64_t added_ = 0;
+  bool windows_ = false;
+  Buffer long_;
+  std::uint64_t long_received_ = 0;
   std::uint64_t received_ = 0;
   std::uint64_t answered_ = 0;
   std::uint64_t accepted_ = 0;
