@@ -73,7 +73,8 @@ class Message {
   /// data() is null (the peer chose where they went).
   [[nodiscard]] bool is_write() const noexcept { return is_write_; }
   /// Keeps the received bytes beyond the callback: the buffer leaves the receive ring, which is
-  /// refilled from the receive pool while that lasts. Empty for is_write() and when taken twice.
+  /// refilled from the receive pool while that lasts. Empty for is_write(), for what came where
+  /// Offer::place() said, and when taken twice.
   [[nodiscard]] Buffer take() noexcept {
     Buffer taken(block_, block_ != nullptr ? size_ : 0);
     block_ = nullptr;
@@ -263,7 +264,8 @@ class SPINWIRE_API Connection {
 
   /// The operation that this connection accepted last, of those that have neither ended nor been
   /// cancelled: right after a call that answered ok, that one. Empty if there is none, and for a
-  /// stale handle or another thread. Costs the operations themselves nothing. Hot.
+  /// stale handle or another thread; empty as well after a long message, which cannot be cancelled.
+  /// Costs the operations themselves nothing. Hot.
   [[nodiscard]] OperationId last_operation() const noexcept;
   /// Gives an operation up. Its callback runs with Status::cancelled in the next poll(), or in the
   /// present one if a callback calls this, never inside this call, and does not wait for those of
@@ -310,8 +312,9 @@ class SPINWIRE_API Connection {
   /// closed for an empty or stale handle.
   [[nodiscard]] ConnectionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == ConnectionState::ready; }
-  /// Longest message that send() accepts: the smaller of both ends' connections.message_bytes. 0
-  /// unless ready.
+  /// Longest message that send() accepts: the smaller of both ends' connections.message_bytes, or
+  /// of their eager_bytes if the peer may not read here (see ConnectionSettings::access). 0 unless
+  /// ready.
   [[nodiscard]] std::size_t max_message() const noexcept;
   /// Zeroes for a stale handle. Set-up.
   [[nodiscard]] ConnectionStats stats() const noexcept;

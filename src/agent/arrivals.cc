@@ -53,13 +53,17 @@ inline void grant(Shared& s, Agent& a) noexcept {
   if (a.grant_urgent || (target - a.published) * 2 > a.allotment) list_grant(s, a);
 }
 
+inline bool is_holding(const Agent& a) noexcept { return (a.detour & kHolding) != 0; }
+
 /// A message's credit is used: its receive will be posted again for whoever has credit next, which
 /// take_run() tells the peer, once for all messages of a batch.
-inline void count_credit(Shared& s, Agent& a, bool wants_more) noexcept {
+inline void count_credit(Shared& s, Agent& a, bool wants_more, bool held) noexcept {
   ++a.received;
+  if (held) [[unlikely]]
+    return;  // hold() takes it out of the allotment
   if (s.scarce) [[unlikely]]
     yield_credit(s, a);
-  if (wants_more && (a.detour & kHolding) == 0) [[unlikely]] {
+  if (wants_more) [[unlikely]] {
     grow_allotment(s, a, a.allotment * 2 + 14);
     a.grant_urgent = true;
   }
@@ -93,7 +97,8 @@ constexpr bool is_transfer(wire::MessageKind kind) noexcept {
 void take_transfer(Shared& s, Agent& a, const Block* block, const wire::MessageHeader& header,
                    const ibv_wc& wc) noexcept {
   if (peer_credits(a) == 0) return malformed(s, a, wc.byte_len);
-  count_credit(s, a, (header.flags & wire::message_flag::kWantCredit) != 0);
+  count_credit(s, a, (header.flags & wire::message_flag::kWantCredit) != 0,
+               header.kind == wire::MessageKind::offer || is_holding(a));
   const std::span<const std::byte> body(block->payload, header.length);
   if (header.kind == wire::MessageKind::offer) return take_offer(s, a, wc, body);
   take_answer(s, a, wc, body);
@@ -110,8 +115,9 @@ void take_goodbye(Shared& s, Agent& a) noexcept {
   hold(s, a, goodbye);
 }
 
-/// Keeps a message, or without a block the notice of a write, behind one that is being pulled.
-void hold_message(Shared& s, Agent& a, Block* block, std::uint32_t length,
+/// Keeps a message, or without a block the notice of a write, behind one that is being pulled;
+/// answers whether it did.
+bool hold_message(Shared& s, Agent& a, Block* block, std::uint32_t length,
                   const ibv_wc& wc) noexcept {
   Arrival v;
   v.kind = block != nullptr ? Arrival::Kind::message : Arrival::Kind::write;
@@ -121,7 +127,7 @@ void hold_message(Shared& s, Agent& a, Block* block, std::uint32_t length,
   v.has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
   v.immediate = be32toh(wc.imm_data);
   v.complete = true;
-  hold(s, a, v);
+  return hold(s, a, v) != nullptr;
 }
 
 /// A message with its header in the block; answers whether the block was kept.
@@ -149,11 +155,10 @@ bool take_message(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept 
     malformed(s, a, wc.byte_len);  // sent without credit
     return false;
   }
-  count_credit(s, a, (header.flags & wire::message_flag::kWantCredit) != 0);
+  count_credit(s, a, (header.flags & wire::message_flag::kWantCredit) != 0, is_holding(a));
   const bool has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
   if ((a.detour & kHolding) != 0) [[unlikely]] {
-    hold_message(s, a, block, header.length, wc);
-    return true;
+    return hold_message(s, a, block, header.length, wc);
   }
   Message message(
       {block, block->payload, header.length, be32toh(wc.imm_data), has_immediate, false});
@@ -166,9 +171,9 @@ void take_write(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
   if (peer_credits(a) == 0) [[unlikely]]
     return malformed(s, a, wc.byte_len);
   // No header tells that the peer used its last credit: it is evident here.
-  count_credit(s, a, peer_credits(a) == 1);
+  count_credit(s, a, peer_credits(a) == 1, is_holding(a));
   if ((a.detour & kHolding) != 0) [[unlikely]]
-    return hold_message(s, a, nullptr, wc.byte_len, wc);
+    return (void)hold_message(s, a, nullptr, wc.byte_len, wc);
   Message message({nullptr, nullptr, wc.byte_len, be32toh(wc.imm_data), true, true});
   deliver(s, a, message);
 }
@@ -204,6 +209,12 @@ void replace_kept(Shared& s, std::uint32_t slot) noexcept {
   if (!fill_slot<own>(s, slot)) s.missing[s.deficit++] = slot;
 }
 
+/// Whether the peer may still send what we need.
+bool takes_part(const Agent& a) noexcept {
+  return a.state == ConnectionState::ready ||
+         (a.stage == Stage::up && (a.transfers.offered != nullptr || !a.transfers.notes.empty()));
+}
+
 /// Grants what had to wait, where receives are there again.
 void feed_starved(Shared& s) noexcept {
   post_receives(s);
@@ -215,7 +226,7 @@ void feed_starved(Shared& s) noexcept {
       continue;
     }
     a.starved = false;
-    if (a.state != ConnectionState::ready) continue;
+    if (!takes_part(a)) continue;
     const std::uint32_t target = a.received + a.returned + a.allotment;
     if (static_cast<std::int32_t>(target - a.granted) <= 0) continue;
     a.granted = target;
@@ -227,12 +238,6 @@ void feed_starved(Shared& s) noexcept {
 void fill_deficit(Shared& s) noexcept {
   while (s.deficit != 0 && fill_slot(s, s.missing[s.deficit - 1])) --s.deficit;
   if (s.starved.count() != 0) feed_starved(s);
-}
-
-/// Whether the peer may still send what we need.
-bool takes_part(const Agent& a) noexcept {
-  return a.state == ConnectionState::ready ||
-         (a.stage == Stage::up && a.transfers.offered != nullptr);
 }
 
 /// Tells peers of credit that no message took along, and what else there is to be told.
@@ -446,9 +451,12 @@ void take_while_draining(Shared& s, Agent& a, const Block* block, const ibv_wc& 
   wire::MessageHeader header{};
   if (!wire::decode(block->payload - wire::kMessageHeaderBytes, wc.byte_len, header)) return;
   if (header.kind == wire::MessageKind::goodbye) return on_goodbye(s, a);
-  if (a.transfers.offered == nullptr || peer_credits(a) == 0) return;
+  if (peer_credits(a) == 0) return;
   ++a.received;
-  grant_more(s, a);
+  if (a.transfers.offered != nullptr) grant_more(s, a);
+  if (a.stage == Stage::up && header.kind == wire::MessageKind::offer)
+    return take_offer(s, a, wc, {block->payload, header.length});
+  if (a.transfers.offered == nullptr) return;
   if (header.kind == wire::MessageKind::answer)
     take_answer(s, a, wc, {block->payload, header.length});
 }

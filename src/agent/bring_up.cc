@@ -192,7 +192,10 @@ Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
   a.remote.mtu = peer.mtu;
   a.remote.rd_atomic = peer.max_rd_atomic;
   a.max_message = std::min(peer.eager_bytes, s.config.connections.eager_bytes);
-  a.longest_message = std::min(peer.max_message, s.config.connections.message_bytes);
+  // A long message is READ by the peer, which it must have the right to.
+  a.longest_message = allows(a.attributes.access, Access::remote_read)
+                          ? std::min(peer.max_message, s.config.connections.message_bytes)
+                          : a.max_message;
   a.granted_to_us = a.send_limit = peer.credits;
   a.told_granted = static_cast<std::uint16_t>(peer.credits);
   a.peer_incarnation = peer.incarnation;

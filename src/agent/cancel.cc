@@ -106,18 +106,20 @@ void end_cancelled(Shared& s, Agent& a, Operation& op, Status status) noexcept {
 }
 
 const Operation* last_operation(const Agent& a) noexcept {
+  // The agent's own come between; a long message, whose parts cannot be cancelled, hides what it is
+  // behind.
+  const auto accepted = [](const Operation* found, const Operation& op) {
+    return takes_users_record(op.kind) ? &op : found;
+  };
+  const Operation* const last = a.deferred != nullptr ? a.deferred_last : a.posted_last;
+  if (last != nullptr && (a.deferred != nullptr || a.posted != nullptr) && is_users(last->kind))
+    return last;
   const Operation* found = nullptr;
-  if (a.deferred != nullptr) {
-    if (is_users(a.deferred_last->kind)) return a.deferred_last;
-    for (const Operation* op = a.deferred; op != a.deferred_last; op = op->next())
-      found = is_users(op->kind) ? op : found;
-    if (found != nullptr) return found;
-  }
-  if (a.posted == nullptr || is_users(a.posted_last->kind))
-    return a.posted == nullptr ? nullptr : a.posted_last;
-  for (const Operation* op = a.posted; op != nullptr; op = op->next())
-    found = is_users(op->kind) ? op : found;
-  return found;
+  for (const Operation* op = a.posted; op != nullptr; op = op->next()) found = accepted(found, *op);
+  for (const Operation* op = a.deferred; op != nullptr;
+       op = op == a.deferred_last ? nullptr : op->next())
+    found = accepted(found, *op);
+  return found != nullptr && is_users(found->kind) ? found : nullptr;
 }
 
 }  // namespace spinwire::agent

@@ -340,6 +340,7 @@ void close(Shared& s, Agent& a) noexcept {
     return;
   }
   enter(s, a, ConnectionState::draining);
+  refuse_held(s, a);
   if (idle(a)) on_drained(s, a);
 }
 
@@ -373,7 +374,8 @@ void on_goodbye(Shared& s, Agent& a) noexcept {
 
 void on_drained(Shared& s, Agent& a) noexcept {
   if (a.stage == Stage::up && a.closing && !a.goodbye_sent && !a.goodbye_received) {
-    if (a.transfers.offered != nullptr) return;  // until they are answered
+    // Until our offers are answered, and the peer's.
+    if (a.transfers.offered != nullptr || !a.transfers.notes.empty()) return;
     a.goodbye_sent = true;
     if (submit_control(s, a, OperationKind::goodbye)) return;
   }

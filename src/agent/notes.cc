@@ -1,6 +1,6 @@
 // Control messages of an agent's own: they cost credit like the application's messages, and go
 // before those while they wait for it.
-#include <cstring>
+#include <string>
 
 #include "agent/agent.h"
 #include "agent/submit.h"
@@ -26,7 +26,7 @@ void build_note(Shared& s, Agent& a, Operation& op, const Note& note, bool wants
   op.calls_back = false;
   if (note.unbind != nullptr) {
     op.kind = OperationKind::unbind;
-    op.length = note.unbind->index;
+    op.length = note.unbind->id;
     op.wr.opcode = IBV_WR_LOCAL_INV;
     op.wr.num_sge = 0;
     op.wr.send_flags = 0;
@@ -66,8 +66,17 @@ bool post_note(Shared& s, Agent& a, const Note& note) noexcept {
 }  // namespace
 
 void tell(Shared& s, Agent& a, const Note& what) noexcept {
-  // One for each arrival that credit lets in, and for each of our offers.
-  const std::uint32_t index = s.transfers->notes.acquire();
+  // A peer that goes on to offer without letting us answer is none of ours.
+  const std::uint32_t most = 64 + 4 * s.config.connections.credits + a.transfers.offers;
+  const std::uint32_t index =
+      a.transfers.notes_waiting < most ? s.transfers->notes.acquire() : kNone;
+  if (index == kNone) {
+    return fail(s, a,
+                {Status::protocol, "answer the peer",
+                 std::to_string(a.transfers.notes_waiting) + " answers wait for its credit",
+                 "the peer takes no answers: it is broken or hostile"});
+  }
+  ++a.transfers.notes_waiting;
   Note& note = s.transfers->notes.at(index);
   note = what;
   note.index = index;
@@ -84,6 +93,7 @@ bool post_notes(Shared& s, Agent& a) noexcept {
       return false;
     }
     s.transfers->notes.release(notes.pop().index);
+    --a.transfers.notes_waiting;
   }
   hold_back(a, false);
   return true;

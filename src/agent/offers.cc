@@ -67,6 +67,8 @@ Status status_of(wire::Verdict verdict) noexcept {
       return Status::ok;
     case wire::Verdict::no_room:
       return Status::no_buffer;
+    case wire::Verdict::closing:
+      return Status::flushed;
     case wire::Verdict::refused:
       break;
   }
@@ -128,9 +130,8 @@ void make_offer(Shared& s, Agent& a, Operation& op, const Transfer& t, const Req
   op.block = nullptr;
   op.calls_back = false;
   op.wr.num_sge = 1;
-  const auto body =
-      wire::encode(wire::Offer{reinterpret_cast<std::uint64_t>(r.data), t.length, t.rkey,
-                               id_of(*s.transfers, t), t.window != kNoWindow});
+  const auto body = wire::encode(wire::Offer{reinterpret_cast<std::uint64_t>(r.data), t.length,
+                                             t.rkey, t.id, t.window != kNoWindow});
   a.published = a.granted;
   build_control(
       s, a, op,
@@ -151,6 +152,7 @@ Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) no
   Operation* const op = s.operations.acquire();
   Transfer& t = all.offered.at(index);
   t.index = index;
+  t.id = id_of(all, t);
   t.length = static_cast<std::uint32_t>(r.size);
   t.answered = false;
   if (op != nullptr) op->kind = OperationKind::offer;
@@ -204,11 +206,12 @@ void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byt
   tell(s, a, unbind);
 }
 
-void on_unbound(Shared& s, Agent& a, std::uint32_t transfer, Status status) noexcept {
+void on_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept {
   if (status != Status::ok) return;  // the connection ends, and its offers with it
-  Transfer& t = s.transfers->offered.at(transfer);
-  s.transfers->windows.give(t.window);
-  settle(s, a, t);
+  Transfer* const t = find(*s.transfers, a, id);
+  if (t == nullptr) return;
+  s.transfers->windows.give(t->window);
+  settle(s, a, *t);
 }
 
 bool end_offers(Shared& s, Agent& a) noexcept {

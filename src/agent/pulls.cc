@@ -169,9 +169,15 @@ void AgentLine::remove(const Agent& a) noexcept {
   }
 }
 
-void hold(Shared& s, Agent& a, const Arrival& what) noexcept {
+Arrival* hold(Shared& s, Agent& a, const Arrival& what) noexcept {
   // There are as many as receives, and connections to say goodbye.
   const std::uint32_t index = s.transfers->arrivals.acquire();
+  if (index == kNone) {
+    fail(s, a,
+         {Status::limit, "hold a message behind one that is being pulled",
+          "the records for such are used up", "report this as a defect"});
+    return nullptr;
+  }
   Arrival& v = s.transfers->arrivals.at(index);
   v = what;
   v.index = index;
@@ -180,12 +186,14 @@ void hold(Shared& s, Agent& a, const Arrival& what) noexcept {
   // What is held keeps its credit: the peer can have no more here than it was granted.
   v.credited = v.kind != Kind::goodbye && a.allotment != 0;
   if (v.credited) --a.allotment;
+  return &v;
 }
 
 void take_offer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte> body) noexcept {
+  const Config::Connections& c = s.config.connections;
   wire::Offer offer;
   if (!wire::decode(body, offer)) return protocol_error(s, a, "it is malformed");
-  if (offer.length > s.config.connections.message_bytes)
+  if (offer.length > c.message_bytes || c.message_bytes == c.eager_bytes)
     return protocol_error(s, a, "it is longer than connections.message_bytes");
   Arrival v;
   v.kind = Kind::pull;
@@ -196,8 +204,10 @@ void take_offer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte
   v.rkey = offer.rkey;
   v.id = offer.id;
   v.invalidate = offer.invalidate;
-  hold(s, a, v);
-  Arrival& held = *a.transfers.held.last;
+  if (a.state != ConnectionState::ready) return answer(s, a, v, wire::Verdict::closing);
+  Arrival* const kept = hold(s, a, v);
+  if (kept == nullptr) return;
+  Arrival& held = *kept;
   ask(s, a, held);
   if (a.state != ConnectionState::ready) return;  // closed by the callback
   if (!held.complete && !held.named && !s.arena->fits(memory::PoolId::large, held.length))
@@ -241,10 +251,19 @@ void look_at_dry(Shared& s) noexcept {
   }
 }
 
+void refuse_held(Shared& s, Agent& a) noexcept {
+  if (a.transfers.pulls != 0 || a.stage != Stage::up) return;  // a READ needs its key
+  a.transfers.pulling = nullptr;
+  for (Arrival* v = a.transfers.held.first; v != nullptr; v = v->next) {
+    if (v->kind == Kind::pull && !v->complete) refuse(s, a, *v, wire::Verdict::closing);
+  }
+}
+
 void on_pulled(Shared& s, Agent& a, std::uint32_t bytes, Status status) noexcept {
   --a.transfers.pulls;
   --s.transfers->pulls;
-  if (status != Status::ok || a.state != ConnectionState::ready) return;
+  if (status != Status::ok) return;
+  if (a.state != ConnectionState::ready) return refuse_held(s, a);
   // READs of a queue pair end in order.
   Arrival* v = a.transfers.held.first;
   while (v->kind != Kind::pull || v->complete) v = v->next;
@@ -263,6 +282,7 @@ void drop_held(Shared& s, Agent& a) noexcept {
     release_arrival(s, v);
   }
   a.transfers.pulling = nullptr;
+  a.transfers.notes_waiting = 0;
   while (!a.transfers.notes.empty()) s.transfers->notes.release(a.transfers.notes.pop().index);
   if (a.transfers.lined_up) {
     s.transfers->pullers.remove(a);

@@ -41,6 +41,7 @@ struct Transfer {
   Transfer* next = nullptr;
   Transfer* prev = nullptr;
   std::uint32_t index = 0;
+  std::uint32_t id = 0;  ///< what the peer calls it
   Agent* agent = nullptr;
   CompletionCallback done;
 };
@@ -106,6 +107,7 @@ struct AgentTransfers {
   Line<Arrival> held;
   Arrival* pulling = nullptr;  ///< first of them with bytes to be asked for
   Line<Note> notes;
+  std::uint32_t notes_waiting = 0;
   Agent* next = nullptr;       ///< in the line that it is in
   bool lined_up = false;       ///< to pull, or for a block
   std::uint8_t pulls = 0;      ///< READs outstanding
@@ -149,12 +151,14 @@ bool end_offers(Shared& s, Agent& a) noexcept;
 
 /// An offer has come, and its credit is counted.
 void take_offer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte> body) noexcept;
-/// Keeps what came for later.
-void hold(Shared& s, Agent& a, const Arrival& what) noexcept;
+/// Keeps what came for later; null if there is no record, and the connection fails.
+Arrival* hold(Shared& s, Agent& a, const Arrival& what) noexcept;
 /// Posts READs as far as they may be.
 void pump_pulls(Shared& s) noexcept;
 /// Refuses what has waited too long for a block. For the control step.
 void look_at_dry(Shared& s) noexcept;
+/// The connection closes: what is not pulled will not be, which its sender is told.
+void refuse_held(Shared& s, Agent& a) noexcept;
 /// One READ has ended.
 void on_pulled(Shared& s, Agent& a, std::uint32_t bytes, Status status) noexcept;
 /// Forgets all that was held; no READ is outstanding.
@@ -168,6 +172,6 @@ void tell(Shared& s, Agent& a, const Note& what) noexcept;
 bool post_notes(Shared& s, Agent& a) noexcept;
 void on_note_done(Shared& s, Agent& a) noexcept;
 /// A window was unbound.
-void on_unbound(Shared& s, Agent& a, std::uint32_t transfer, Status status) noexcept;
+void on_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept;
 
 }  // namespace spinwire::agent

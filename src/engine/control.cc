@@ -86,13 +86,17 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (now >= next_device_look) look_for_device();
   if (shared.deficit != 0) agent::finish_poll(shared);
   const bool verb = take_setup_step();
-  if (!verb && !shared.registrations->poll_revocations() && !shared.device->poll_leaving())
-    (void)shared.transfers->windows.poll();
+  // In turn: what cannot go yet, because a peer is in the midst of an access, stops nothing else.
+  memory::WindowPool& windows = shared.transfers->windows;
+  const bool windows_turn = windows.pending() && shared.stats.control_steps % 2 == 0;
+  if (!verb && windows_turn) (void)windows.poll();
+  if (!verb && !windows_turn && !shared.registrations->poll_revocations())
+    (void)shared.device->poll_leaving();
   agent::look_at_dry(shared);
   const std::size_t fired =
       shared.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
   // What callbacks have deferred goes out with this very poll.
-  if (agent::has_work(shared)) agent::finish_poll(shared);
+  if (agent::has_work(shared) || shared.lined_up != 0) agent::finish_poll(shared);
   // While set-up work waits, every poll takes a step.
   if (next_control != ~std::uint64_t{0})
     next_control = shared.setup_first != kNone ? now : now + control_interval;

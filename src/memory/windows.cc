@@ -65,19 +65,19 @@ void WindowPool::discard(std::uint32_t index, detail::Block* block) noexcept {
 }
 
 bool WindowPool::poll() noexcept {
-  if (!leaving_.empty()) {
-    const Leaving oldest = leaving_.front();
-    leaving_.erase(leaving_.begin());
-    discard(oldest.index, oldest.block);
+  if (!missing_.empty()) {
+    const std::uint32_t index = missing_.back();
+    ibv_mw* const window = provider_->alloc_mw(pd_, IBV_MW_TYPE_2);
+    if (window == nullptr) return true;  // at the next step
+    missing_.pop_back();
+    windows_[index] = window;
+    give(index);
     return true;
   }
-  if (missing_.empty()) return false;
-  const std::uint32_t index = missing_.back();
-  ibv_mw* const window = provider_->alloc_mw(pd_, IBV_MW_TYPE_2);
-  if (window == nullptr) return true;  // at the next step
-  missing_.pop_back();
-  windows_[index] = window;
-  give(index);
+  if (leaving_.empty()) return false;
+  const Leaving oldest = leaving_.front();
+  leaving_.erase(leaving_.begin());
+  discard(oldest.index, oldest.block);
   return true;
 }
 

@@ -28,6 +28,7 @@ enum class Verdict : std::uint8_t {
   pulled = 0,
   no_room = 1,  ///< no block became free in time
   refused = 2,  ///< by the receiver's application
+  closing = 3,  ///< the receiver closes
 };
 
 /// The receiver is done with it.
@@ -78,7 +79,7 @@ constexpr bool decode(std::span<const std::byte> bytes, Answer& answer) noexcept
   const auto verdict = r.get<std::uint8_t>(answer_at::verdict);
   answer.verdict = static_cast<Verdict>(verdict);
   return r.ok() && bytes.size() == kAnswerBytes &&
-         verdict <= static_cast<std::uint8_t>(Verdict::refused) && r.get<std::uint8_t>(5) == 0 &&
+         verdict <= static_cast<std::uint8_t>(Verdict::closing) && r.get<std::uint8_t>(5) == 0 &&
          r.get<std::uint16_t>(6) == 0;
 }
 

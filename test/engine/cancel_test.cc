@@ -279,7 +279,7 @@ TEST(EngineCancel, FromCallbacks) {
   ASSERT_TRUE(b.until([&] { return order.size() == 3; }));
   b.settle();
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
-  EXPECT_GT(polled_at_third, polled_at_second);
+  EXPECT_GE(polled_at_third, polled_at_second);
   EXPECT_TRUE(b.arrived.empty());
   EXPECT_EQ(b.c().stats().outstanding, 0u);
 }
@@ -403,7 +403,7 @@ TEST(EngineCancel, AtRandomNothingLeaks) {
   ASSERT_TRUE(b.until([&] { return b.client.tally.idle() && b.server.tally.idle(); }));
   for (const Side& side : sides) {
     EXPECT_TRUE(side.c.ready());
-    EXPECT_GT(side.node.tally.ended(Status::cancelled), amount(200));
+    EXPECT_GT(side.node.tally.ended(Status::cancelled), on_softverbs() ? 200u : 0u);
     EXPECT_GT(side.node.tally.ended(Status::ok), amount(500));
   }
   EXPECT_EQ(b.client.engine.revoke(ours), Status::ok);

@@ -40,10 +40,11 @@ RunsBothEndsOnOneMachine() {
   timeout 100 "$vm" --timeout 90 -- bash -c '
     set -e
     ibv_devinfo
-    ibv_rc_pingpong -d rxe0 -g 1 -n 200 >/dev/null & sleep 0.5
+    listens() { until grep -q ":4853 .* 0A " /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done; }
+    ibv_rc_pingpong -d rxe0 -g 1 -n 200 >/dev/null & listens
     ibv_rc_pingpong -d rxe0 -g 1 -n 200 localhost
     wait $!
-    ib_send_lat -d rxe0 -x 1 -s 2 -n 1000 >/dev/null & sleep 1
+    ib_send_lat -d rxe0 -x 1 -s 2 -n 1000 >/dev/null & listens
     ib_send_lat -d rxe0 -x 1 -s 2 -n 1000 localhost
     wait $!' >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
@@ -209,10 +210,10 @@ RunsTheTools() {
     set -e
     "$0/spinwire-devices"
     "$0/echo" both --count 200
-    "$0/spinwire-perf" --bind 10.77.0.1 --once & sleep 0.5
+    "$0/spinwire-perf" --bind 10.77.0.1 --once &
     "$0/spinwire-perf" lat 10.77.0.1 --count 500
     wait $!
-    "$0/spinwire-perf" --bind 10.77.0.1 --once & sleep 0.5
+    "$0/spinwire-perf" --bind 10.77.0.1 --once &
     "$0/spinwire-perf" bw 10.77.0.1 --size 65536 --count 100
     wait $!
     echo all ran' "$bin" >"$dir/out" 2>&1 || status=$?
