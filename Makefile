@@ -64,6 +64,8 @@ ifeq ($(VARIANT),)
 else ifneq ($(filter asan tsan,$(VARIANT)),)
   BUILD := build/$(VARIANT)
   CXXFLAGS := -O1 -g -fno-omit-frame-pointer
+  # Instrumented, the unit of the tests takes three times as long to optimise.
+  TEST_OPT ?= -O0
   # Instrumented code misleads the flow warnings; the plain build has judged the same sources.
   WERROR := -Wno-error
   ifeq ($(VARIANT),asan)
