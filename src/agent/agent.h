@@ -126,7 +126,7 @@ void yield_credit(Shared& s, Agent& a) noexcept;
 void list_grant(Shared& s, Agent& a) noexcept;
 /// Lets the peer have credit up to its allotment.
 void grant_more(Shared& s, Agent& a) noexcept;
-/// What acceptance has room for now: see Agent::sq_room.
+/// The room that acceptance goes by: see Agent::sq_room.
 [[nodiscard]] inline std::uint32_t& room_in_force(Agent& a) noexcept {
   OwnDomain* const own = a.domain.get();
   return own != nullptr ? own->sq_room : a.sq_room;

@@ -106,7 +106,7 @@ void take_transfer(Shared& s, Agent& a, const Block* block, const wire::MessageH
 
 /// The peer closes, which comes true when all that it sent before is delivered.
 void take_goodbye(Shared& s, Agent& a) noexcept {
-  if ((a.detour & kHolding) == 0) return on_goodbye(s, a);
+  if (!is_holding(a)) return on_goodbye(s, a);
   if (a.goodbye_received) return malformed(s, a, wire::kMessageHeaderBytes);
   a.goodbye_received = a.closing = true;
   Arrival goodbye;
@@ -156,12 +156,10 @@ bool take_message(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept 
     return false;
   }
   count_credit(s, a, (header.flags & wire::message_flag::kWantCredit) != 0, is_holding(a));
-  const bool has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
-  if ((a.detour & kHolding) != 0) [[unlikely]] {
+  if (is_holding(a)) [[unlikely]]
     return hold_message(s, a, block, header.length, wc);
-  }
-  Message message(
-      {block, block->payload, header.length, be32toh(wc.imm_data), has_immediate, false});
+  Message message({block, block->payload, header.length, be32toh(wc.imm_data),
+                   (wc.wc_flags & IBV_WC_WITH_IMM) != 0, false});
   deliver(s, a, message);
   return message.taken();
 }
@@ -172,7 +170,7 @@ void take_write(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
     return malformed(s, a, wc.byte_len);
   // No header tells that the peer used its last credit: it is evident here.
   count_credit(s, a, peer_credits(a) == 1, is_holding(a));
-  if ((a.detour & kHolding) != 0) [[unlikely]]
+  if (is_holding(a)) [[unlikely]]
     return (void)hold_message(s, a, nullptr, wc.byte_len, wc);
   Message message({nullptr, nullptr, wc.byte_len, be32toh(wc.imm_data), true, true});
   deliver(s, a, message);

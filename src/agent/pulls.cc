@@ -96,7 +96,7 @@ bool find_room(Shared& s, Arrival& v) noexcept {
   return true;
 }
 
-/// False: the pool of records is used up for now.
+/// False: all records are in use.
 bool post_read(Shared& s, Agent& a, Arrival& v) noexcept {
   Operation* const op = s.operations.acquire_for_agent();
   if (op == nullptr) return false;
@@ -135,6 +135,7 @@ void ask(Shared& s, Agent& a, Arrival& v) noexcept {
   if (!a.handlers.on_offer) return;
   Offer offer(v.length, v.has_immediate ? std::optional(v.immediate) : std::nullopt);
   a.handlers.on_offer(handle(s, a), offer);
+  if (a.state != ConnectionState::ready) return;  // closing has answered it
   if (offer.refused()) return refuse(s, a, v, wire::Verdict::refused);
   const BufferSlice& to = offer.destination();
   // What the connection's own protection domain has no key to cannot be read into.
@@ -225,7 +226,8 @@ void pump_pulls(Shared& s) noexcept {
     Agent& a = next_in(s, all.pullers);
     Arrival* const v = a.transfers.pulling;
     if (v == nullptr || a.state != ConnectionState::ready) continue;
-    if (!find_room(s, *v)) {
+    // Behind those that wait already, or short messages would take what a long one waits for.
+    if (v->block == nullptr && (all.dry.first != nullptr || !find_room(s, *v))) {
       v->deadline = s.now + s.clock.ticks(s.config.connections.large_timeout);
       line_up(s, all.dry, a);
       continue;
@@ -241,9 +243,13 @@ void look_at_dry(Shared& s) noexcept {
   AgentLine& dry = s.transfers->dry;
   if (dry.first == nullptr) return;
   pump_pulls(s);
-  while (dry.first != nullptr && dry.first->transfers.pulling->deadline <= s.now) {
+  while (dry.first != nullptr) {
+    Arrival* const first = dry.first->transfers.pulling;
+    const bool waits = dry.first->state == ConnectionState::ready && first != nullptr;
+    if (waits && first->deadline > s.now) return;
     Agent& a = next_in(s, dry);
-    Arrival& v = *a.transfers.pulling;
+    if (!waits) continue;  // it has closed meanwhile
+    Arrival& v = *first;
     a.transfers.pulling = next_pull(v.next);
     refuse(s, a, v, wire::Verdict::no_room);
     if (a.transfers.pulling != nullptr) line_up(s, s.transfers->pullers, a);

@@ -25,13 +25,16 @@ struct Registry {
 };
 
 /// Never destroyed, as contexts may outlive other statics. Locked across a fork, so that a child
-/// finds it unlocked.
+/// finds it unlocked. A child makes locks of its own: those of its parent guard other words.
 Registry& registry() noexcept {
   alignas(Registry) static std::byte storage[sizeof(Registry)];
   static Registry* const instance = [] {
     auto* made = new (storage) Registry;
     ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                     [] { registry().mutex.unlock(); });
+                     [] {
+                       registry().locks.reset();
+                       registry().mutex.unlock();
+                     });
     return made;
   }();
   return *instance;

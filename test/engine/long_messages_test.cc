@@ -428,6 +428,76 @@ TEST(EngineLongMessages, OfTwoEndsThatCloseAtOnceDoNotWaitForEachOther) {
   }
 }
 
+TEST(EngineLongMessages, OneThatClosesInTheLineForABlockIsPassedOver) {
+  Config config = long_config();
+  config.connections.large_timeout = 200ms;
+  Long t(config);
+  t.warm_up();
+  t.keep = true;
+  Ends other = connect(t.client, t.server);
+  // The pool is used up; the first connection waits for a block, then the second, which closes.
+  for (int i = 0; i < 4; ++i) ASSERT_EQ(t.send(3 * kMiB / 2), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.came.size() == 4 && t.client.tally.idle(); }));
+  ASSERT_EQ(t.send(3 * kMiB / 2), Status::ok);
+  t.settle(20);
+  Buffer b = t.client.filled(3 * kMiB / 2, 1);
+  Status ended = Status::ok;
+  ASSERT_EQ(other.client.send(b, [&](const Completion& c) { ended = c.status; }), Status::ok);
+  t.settle(20);
+  // It cannot end before the first one's time is up: the peer does not answer.
+  EXPECT_EQ(other.server.close(), Status::ok);
+  const auto up = std::chrono::steady_clock::now() + 300ms;
+  while (std::chrono::steady_clock::now() < up) t.server.engine.poll();
+  ASSERT_TRUE(t.until(
+      [&] { return t.client.tally.idle() && other.client.state() == ConnectionState::closed; }));
+  EXPECT_EQ(t.client.tally.ended(Status::no_buffer), 1u);
+  EXPECT_EQ(ended, Status::flushed);
+  b.reset();
+  t.finish();
+}
+
+TEST(EngineLongMessages, ShortOnesDoNotTakeTheBlocksThatALongOneWaitsFor) {
+  Config c = long_config();
+  c.connections.large_timeout = 10s;
+  Long t(c);
+  t.warm_up();
+  t.keep = true;
+  Ends other = connect(t.client, t.server);
+  for (int i = 0; i < 4; ++i) ASSERT_EQ(t.send(3 * kMiB / 2), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.came.size() == 4 && t.client.tally.idle(); }));
+  // Two chunks next to each other are wanted; the other connection would be content with one.
+  ASSERT_EQ(t.send(3 * kMiB), Status::ok);
+  t.settle(20);
+  Buffer b = t.client.filled(kMiB, Long::seed(kMiB));
+  ASSERT_EQ(other.client.send(b), Status::ok);
+  t.settle(20);
+  t.kept.erase(t.kept.begin());
+  t.settle(200);
+  EXPECT_EQ(t.came.size(), 4u) << "one chunk is free, and kept for who was first";
+  t.kept.clear();
+  ASSERT_TRUE(t.until([&] { return t.came.size() == 6; }));
+  EXPECT_EQ(t.came[4].size + t.came[5].size, 4 * kMiB);
+  EXPECT_TRUE(t.came[4].right && t.came[5].right);
+  ASSERT_TRUE(t.until([&] { return t.client.tally.idle(); }));
+  b.reset();
+  t.finish();
+}
+
+TEST(EngineLongMessages, RefusedAndClosedInOneCallbackAreAnsweredOnce) {
+  Long t;
+  t.warm_up();
+  t.server.on_offer = [](Connection c, Offer& o) {
+    EXPECT_EQ(c.close(), Status::ok);
+    o.refuse();
+  };
+  ASSERT_EQ(t.send(50000), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.client.engine.stats().connections == 0; }));
+  EXPECT_TRUE(t.client.tally.idle());
+  for (const Error& e : t.client.closed) EXPECT_EQ(e.status, Status::ok) << e.message();
+  EXPECT_EQ(t.client.engine.stats().bad_messages, 0u);
+  t.finish();
+}
+
 TEST(EngineLongMessages, NeedTheRightToRead) {
   Long t;
   spinwire::ConnectOptions options;

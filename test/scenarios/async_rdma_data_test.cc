@@ -348,7 +348,7 @@ TEST(Scenario18, ABufferIsUsableAgainOnlyAfterTheCompletion) {
   Buffer ours = b.client.filled(64, 2);
   const Buffer message = b.client.filled(8, 3);
   const std::byte* const abandoned[] = {got.data(), ours.data()};
-  // Behind a message that the server does not take for now.
+  // Behind a message that the server has not taken yet.
   ASSERT_EQ(b.client.tally.run([&](auto done) { return c.send(message, done); }), Status::ok);
   ASSERT_EQ(b.client.tally.run([&](auto done) { return c.read(got.slice(), b.region, done); }),
             Status::ok);

@@ -38,6 +38,17 @@ reported() {
   sed -n "s/^\[ *$2 *\] \([0-9][0-9]*\) tests\{0,1\}\([.,].*\)\{0,1\}\$/\1/p" "$1" | tail -n 1
 }
 
+# What the failed tests of log $1 printed, each from its start to its end; without one, the end of
+# the log.
+failures() {
+  awk '
+    /^\[ RUN      \] / { text = ""; }
+    { text = text $0 "\n" }
+    /^\[  FAILED  \] .*\([0-9]+ ms\)$/ { printf "%s", text; found = 1 }
+    /^\[(       OK |  FAILED  |  SKIPPED )\] / { text = "" }
+    END { exit !found }' "$1" || tail -n 60 "$1"
+}
+
 # test_stage NAME COMMAND...: COMMAND runs the test program; its tests are counted from its log.
 test_stage() {
   local name=$1 start=$SECONDS code=0 log ok bad skip
@@ -59,7 +70,7 @@ test_stage() {
   [[ -z "$skip" ]] || grep -E '^\[  SKIPPED \] [^ ]+$' "$log" | sort -u
   if [[ $code -ne 0 ]]; then
     grep -E '^\[  FAILED  \] |(ERROR|WARNING): .*Sanitizer|runtime error:' "$log" | sort -u
-    tail -n 60 "$log"
+    failures "$log" | tail -n 200
     echo "== $name FAILED after $((SECONDS - start)) s (log: $log)"
     exit 1
   fi
