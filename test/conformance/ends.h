@@ -145,6 +145,15 @@ class End {
     return false;
   }
 
+  /// Whether the drain of the send queue that SQD began comes to its end; until then the queue pair
+  /// goes nowhere but to ERR.
+  [[nodiscard]] bool is_drained() const {
+    for (Deadline deadline; deadline.look();) {
+      if (query().sq_draining == 0) return true;
+    }
+    return false;
+  }
+
   // ---- work
   int post(ibv_send_wr& wr) const {
     ibv_send_wr* bad = nullptr;

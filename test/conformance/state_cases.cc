@@ -458,6 +458,7 @@ TEST_P(SendQueueDrain, ComesBackOrEnds) {
     EXPECT_EQ(attempt(*end_, *peer_, illegal, 0), EINVAL);
     EXPECT_EQ(end_->state(), IBV_QPS_SQD);
   }
+  EXPECT_TRUE(end_->is_drained());
   EXPECT_EQ(end_->move_to(IBV_QPS_RTS), 0);
   EXPECT_EQ(end_->state(), IBV_QPS_RTS);
   EXPECT_EQ(end_->move_to(IBV_QPS_SQD), 0);
