@@ -92,7 +92,7 @@ void follow(Shared& s, Agent& a, OperationKind kind, std::uint32_t length, Statu
       on_unbound(s, a, length, status);
       break;
     case OperationKind::lease_bind:
-      on_lease_bound(a);
+      on_lease_bound(s, a);
       break;
     case OperationKind::lease_unbind:
       on_lease_unbound(s, a, length, status);

@@ -120,7 +120,7 @@ enum class LeaseWork : std::uint8_t {
   verb,  ///< and it took a control verb
 };
 /// Takes the next step of the first loan in line, with at most one control verb, and none unless
-/// `verb_allowed`. For the control step.
+/// `verb_allowed`.
 LeaseWork work_on_leases(Shared& s, bool verb_allowed) noexcept;
 
 // The owner.
@@ -138,7 +138,7 @@ Status close_by_hand(Shared& s, Agent& a, std::uint32_t rkey) noexcept;
 /// Whether this is the key of a window of the agent's.
 bool is_bound_here(const Agent& a, std::uint32_t rkey) noexcept;
 /// The device has bound a window, or unbound it.
-void on_lease_bound(Agent& a) noexcept;
+void on_lease_bound(Shared& s, Agent& a) noexcept;
 void on_lease_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept;
 void take_lease_request(Shared& s, Agent& a, const wire::LeaseRequest& request) noexcept;
 void take_lease_call(Shared& s, Agent& a, const wire::LeaseCall& call,

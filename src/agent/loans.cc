@@ -477,10 +477,13 @@ bool is_bound_here(const Agent& a, std::uint32_t rkey) noexcept {
   return loan != nullptr && loan->window != kNoWindow;
 }
 
-void on_lease_bound(Agent& a) noexcept { --a.leases.requests_out; }
+void on_lease_bound(Shared& s, Agent& a) noexcept {
+  --a.leases.requests_out;
+  (void)work_on_leases(s, false);  // others may wait for that
+}
 
 void on_lease_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept {
-  --a.leases.requests_out;
+  on_lease_bound(s, a);
   Loan* const loan = status == Status::ok ? find(s, a, id) : nullptr;
   if (loan == nullptr) return;  // the connection ends, and its leases with it
   s.transfers->windows.give(loan->window);

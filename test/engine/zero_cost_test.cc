@@ -84,6 +84,9 @@ class Load {
         if (b) (void)c.send_with_imm(b.slice(0, m.size()), 7);
       }
     };
+    options.handlers.on_returned = [this](Connection, const spinwire::Returned& r) {
+      returned_ += r.how == spinwire::ReturnedBy::give_back ? 1 : 0;
+    };
     server_.listener = std::move(*server_.engine.listen("127.0.0.1:0", options));
     ConnectOptions connecting;
     connecting.handlers.on_message = [this](Connection, Message&) { ++answered_; };
@@ -125,13 +128,30 @@ class Load {
         if (c.compare_swap(word_, 0, 1, done, Post::defer) == Status::ok) ++accepted_;
       }
       if (windows_ && i % 64 == 0 && c.send(long_, done) == Status::ok) ++accepted_;
+      if (windows_ && i % 64 == 32) use_lease(c, done);
       const Buffer free = server_.engine.allocate(100, i % 2 == 0 ? Pool::send : Pool::lease);
       (void)(client_.engine.poll() + server_.engine.poll());
     }
   }
+  /// Asks for memory and, with the next call, writes to it, renews the lease and gives it back.
+  template <typename Done>
+  void use_lease(Connection& c, const Done& done) {
+    if (leased_ && leased_.connection() == c) {
+      if (c.write(into_.slice(0, 64), leased_.region(), done) == Status::ok) ++accepted_;
+      if (!renewed_) {
+        renewed_ = leased_.renew(std::chrono::seconds(60)) == Status::ok;
+      } else if (leased_.give_back() == Status::ok) {
+        renewed_ = false;
+      }
+    } else if (!leased_) {
+      (void)c.request_memory(64, {}, [this](spinwire::LeaseReply& r) {
+        if (!leased_) leased_ = std::move(r.memory);
+      });
+    }
+  }
   [[nodiscard]] bool worked() const {
     return completed_ > 1000 && received_ > 1000 && answered_ > 1000 && accepted_ >= completed_ &&
-           (!atomics_ || added_ > 1000) && (!windows_ || long_received_ > 100);
+           (!atomics_ || added_ > 1000) && (!windows_ || (long_received_ > 100 && returned_ > 50));
   }
 
  private:
@@ -157,6 +177,9 @@ class Load {
   bool windows_ = false;
   Buffer long_;
   std::uint64_t long_received_ = 0;
+  spinwire::RemoteMemory leased_;
+  bool renewed_ = false;
+  std::uint64_t returned_ = 0;
   std::uint64_t received_ = 0;
   std::uint64_t answered_ = 0;
   std::uint64_t accepted_ = 0;
