@@ -35,8 +35,10 @@ bool lacks_receives(Shared& s, const Agent& a) noexcept {
   return a.own_queue != kNone ? lacks_own_receives(s, a) : s.deficit > kSpareReceives;
 }
 
-/// Credit has to wait until receives are posted for it.
+/// Credit has to wait until receives are posted for it; what was granted before is told to a peer
+/// that has none left.
 void starve(Shared& s, Agent& a) noexcept {
+  if (a.grant_urgent && a.published != a.granted) list_grant(s, a);
   if (a.starved) return;
   a.starved = true;
   s.starved.add(a);

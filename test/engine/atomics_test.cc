@@ -207,7 +207,7 @@ TEST(EngineAtomics, RefusalsTakeNothing) {
         [&](auto done) { return c.fetch_add(b.word(0), 1, done, Post::defer); });
   };
   while (add() == Status::ok) ASSERT_LT(++taken, 1000u);
-  EXPECT_EQ(taken, b.client.engine.config().queues.send_depth - 8);
+  EXPECT_EQ(taken, b.client.engine.config().queues.send_depth - 10);
   EXPECT_EQ(c.compare_swap(b.word(0), 0, 1), Status::would_block);
   ASSERT_TRUE(b.until([&] { return b.client.tally.idle(); }));
   EXPECT_EQ(b.number(0), taken);

@@ -139,7 +139,7 @@ TEST(EngineConnectionSettings, AreThoseOfOneConnectionOnly) {
   for (const Connection c : {second.client, third.client})
     ASSERT_TRUE(gather_credit(p.client, p.server, c));
   // Eight are kept for the engine's own requests.
-  EXPECT_EQ(accepted_at_once(p.client, second.client), 8u);
+  EXPECT_EQ(accepted_at_once(p.client, second.client), 6u);
   EXPECT_GE(accepted_at_once(p.client, third.client), 16u);
   // All of it arrives, inline or not.
   ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
@@ -300,8 +300,8 @@ TEST(EngineConnectionSettings, OfAListenerAndOfOneThatIsAccepted) {
   Buffer data = server.filled(8, 2);
   for (const Connection c : {first.server, second.server})
     ASSERT_TRUE(gather_credit(server, client, c));
-  EXPECT_EQ(accepted_at_once(server, first.server), 9u);
-  EXPECT_EQ(accepted_at_once(server, second.server), 10u);
+  EXPECT_EQ(accepted_at_once(server, first.server), 7u);
+  EXPECT_EQ(accepted_at_once(server, second.server), 8u);
   // The second's rights are the engine's again: configure() replaces, it does not add.
   const auto read = Access::remote_read;
   const auto refused = Connection(first.server).expose(data.slice(), read);
@@ -389,7 +389,7 @@ TEST(EngineConnectionSettings, StayWhenTheConnectionIsMadeAgain) {
   ASSERT_TRUE(until({&client, &server}, [&] { return made->ready() && !server.ready.empty(); }));
   ASSERT_TRUE(client.closed.empty());
   ASSERT_TRUE(gather_credit(client, server, *made));
-  EXPECT_EQ(accepted_at_once(client, *made), 8u);
+  EXPECT_EQ(accepted_at_once(client, *made), 6u);
   finish(client, server);
 }
 

@@ -173,6 +173,7 @@ TEST(EngineOwnDomainDevice, OneThatIsBusyIsEndedLater) {
 TEST(EngineOwnDomainDevice, ReceivesAndCompletionsAreCountedInTheSettings) {
   Config c = domain_config(4);
   c.queues.shared_receives = SharedReceives::automatic;
+  c.leases.maximum = 0;
   c.queues.completion_depth = c.queues.operations + c.queues.receive_depth +
                               4 * c.connections.maximum + 4 * 32;  // 16 credits and a list of 16
   EXPECT_TRUE(c.check());

@@ -48,7 +48,7 @@ TEST(EngineSnapshot, TellsWhatIsOutstandingByKind) {
 
 TEST(EngineSnapshot, TellsWhatBlocks) {
   Config config = small_config();
-  config.queues.send_depth = 20;
+  config.queues.send_depth = 22;
   config.queues.operations = 20;
   Pair p(config);
   const Ends other = connect(p.client, p.server);

@@ -135,7 +135,7 @@ TEST(Scenario24, ACompletionQueueOfOneIsRefusedWithNeedAndHave) {
             "entries");
   // Room for everything that can complete at once is there before the first connection, or none is.
   const std::uint32_t need =
-      c.queues.operations + c.queues.receive_depth + 4 * c.connections.maximum;
+      c.queues.operations + c.queues.receive_depth + 4 * c.connections.maximum + 64;  // of leases
   c.queues.completion_depth = need - 1;
   const Error small = Engine::open(c).error();
   EXPECT_EQ(small.status, Status::bad_config);
@@ -150,6 +150,7 @@ TEST(Scenario24, ABurstThatFillsWhatIsAllowedIsSurvived) {
   c.connections.maximum = 4;
   c.connections.handshakes = 4;
   c.connections.credits = 32;
+  c.leases.maximum = 0;
   c.queues.completion_depth = 64 + 64 + 4 * 4;  // not one more than is needed
   Pair p(c);
   std::vector<Ends> all{p.ends};

@@ -194,7 +194,7 @@ std::map<std::string, std::string> parse_object(const std::string& text) {
 class Tools : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name : {"spinwire-perf", "echo", "file-push"}) {
+    for (const char* name : {"spinwire-perf", "echo", "file-push", "tour"}) {
       if (!std::filesystem::exists(bin() + "/" + name)) {
         GTEST_SKIP() << bin() << "/" << name << " is not built: run make first";
       }
@@ -206,7 +206,7 @@ class SlowTools : public Tools {};
 // ---- command lines ----------------------------------------------------------------------------
 
 TEST_F(Tools, HelpGoesToStdout) {
-  for (const char* name : {"spinwire-perf", "echo", "file-push"}) {
+  for (const char* name : {"spinwire-perf", "echo", "file-push", "tour"}) {
     const Outcome o = run(name, {"--help"});
     EXPECT_EQ(o.code, 0) << name;
     EXPECT_NE(o.out.find("Usage: " + std::string(name)), std::string::npos) << o.out;
@@ -225,6 +225,7 @@ TEST_F(Tools, MisuseIsExitCodeTwo) {
       {"spinwire-perf", {"lat", "127.0.0.1", "--one-thread"}},
       {"echo", {}},
       {"echo", {"both", "--bogus"}},
+      {"tour", {"--bogus"}},
       {"file-push", {"receive"}},
       {"file-push", {"send", "file"}},
   };
@@ -360,6 +361,19 @@ TEST_F(SlowTools, PerfNamesALostServer) {
     EXPECT_EQ(client.wait(), 1) << op;
     EXPECT_NE(client.err().find(address), std::string::npos) << client.err();
   }
+}
+
+TEST_F(Tools, TheTourHasAllItsStops) {
+  const Outcome o = run("tour", {});
+  EXPECT_EQ(o.code, 0) << o.err;
+  for (const char* stop : {"1. Two engines", "2. Messages", "3. An immediate", "4. Long messages",
+                           "5. One-sided", "6. Atomics", "7. Remote memory", "8. A lease",
+                           "9. What was", "10. Closing", "books of both engines balance"}) {
+    EXPECT_NE(o.out.find(stop), std::string::npos) << stop;
+  }
+  const Outcome none = run("tour", {"--device", "nosuch0"});
+  EXPECT_EQ(none.code, 1);
+  EXPECT_NE(none.err.find("nosuch0"), std::string::npos) << none.err;
 }
 
 TEST_F(SlowTools, EchoBoth) {

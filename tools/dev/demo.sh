@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Shows what Spinwire does, with programs that `make` has built: an echo, a measurement and a file
-# transfer, each between two processes on this machine. Ends with an error if any of it fails.
+# Shows what Spinwire does, with programs that `make` has built: a tour of the library, then an echo,
+# a measurement and a file transfer, each between two processes on this machine. Ends with an error if any of it fails.
 #
 #   tools/dev/demo.sh [FOLDER OF THE PROGRAMS]      default: build/bin
 set -euo pipefail
@@ -78,6 +78,10 @@ file_to_push() {
 }
 
 explain_hugepages
+
+heading 'tour: what engines do, one thing after the other' \
+  'Both ends in one thread; tools/examples/tour.cc is meant to be read.'
+run tour
 
 heading 'echo: a million round trips between two processes' \
   'Each message of 32 bytes is sent back from the buffer it arrived in; the next one waits for it.'
