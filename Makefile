@@ -5,6 +5,7 @@
 #   CXXFLAGS=      optimisation and debug flags; what the code needs is added to them
 #   WERROR=        empty: warnings are no errors
 #   VARIANT=       asan or tsan: build into build/asan or build/tsan with that sanitizer
+#   SHARDS=        processes that check, asan and tsan share the tests among (1)
 #   FILTER=        GoogleTest filter for check, asan and tsan; a pattern of names for test-softroce
 #   SOFTROCE=off   leave out what needs a machine with Soft-RoCE
 #   PREFIX=, DESTDIR=, LIBDIR=    where to install
@@ -60,7 +61,7 @@ ifeq ($(VARIANT),)
   BUILD ?= build
   CXXFLAGS ?= -O2 -g
   # The tests are one large unit: optimising it takes longer than it saves.
-  TEST_OPT ?= -O1
+  TEST_OPT ?= -O0
 else ifneq ($(filter asan tsan,$(VARIANT)),)
   BUILD := build/$(VARIANT)
   CXXFLAGS := -O1 -g -fno-omit-frame-pointer
@@ -176,6 +177,8 @@ QUICK := -Slow*:*/Slow*
 THREADED := Threads*:*/Threads*
 TEST_TIMEOUT ?= 1200
 GTEST_ARGS ?= --gtest_brief=1
+# Processes that share the tests; what a program printed is seen when it has ended if there are more.
+SHARDS ?= 1
 # A sanitizer that knows its shadow's place by heart needs an address space laid out as usual.
 TEST_RUN := $(if $(filter tsan,$(VARIANT)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1
@@ -184,8 +187,8 @@ export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
 ## check: the quick tests (FILTER=Suite* for some of them) and the conformance cases
 check: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES) $(CONFORMANCE))
-	@timeout -k 10 $(TEST_TIMEOUT) $(TEST_RUN) $< --gtest_filter='$(or $(FILTER),$(QUICK))' \
-	  $(GTEST_ARGS)
+	@$(if $(filter-out 1,$(SHARDS)),tools/dev/run_shards.sh $(SHARDS)) timeout -k 10 \
+	  $(TEST_TIMEOUT) $(TEST_RUN) $< --gtest_filter='$(or $(FILTER),$(QUICK))' $(GTEST_ARGS)
 	$(if $(VARIANT)$(FILTER),,@timeout -k 10 $(TEST_TIMEOUT) $(RUN_CONFORMANCE) $(GTEST_ARGS))
 
 # Knows nothing of Spinwire: any other device is tried by the program alone.
@@ -385,7 +388,7 @@ format:
 # clang-tidy is slow, so each file is judged again only when its object was: the object knows the
 # headers. The analyzer gives a function up after so many states; by default it takes three quarters
 # of the time for what few of them need.
-ANALYZER := max-nodes=40000
+ANALYZER := max-nodes=20000
 lint: $(patsubst %.cc,$(BUILD)/lint/%.ok,$(LIB_SRC) $(PRELOAD_SRC))
 $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 	$(call say,TIDY,$*.cc)

@@ -5,7 +5,17 @@
 
 #include "tests.inc"
 
+namespace {
+/// Programs that tests start run all that they are told to, not this process's share.
+struct NoSharesForChildren : testing::Environment {
+  void SetUp() override {
+    for (const char* name : {"GTEST_TOTAL_SHARDS", "GTEST_SHARD_INDEX"}) unsetenv(name);
+  }
+};
+}  // namespace
+
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  testing::AddGlobalTestEnvironment(new NoSharesForChildren);
   return RUN_ALL_TESTS();
 }

@@ -14,6 +14,7 @@ skipped=0
 
 finish() {
   local code=$?
+  [[ -z "${asan:-}" ]] || kill "$asan" 2>/dev/null
   [[ $code -eq 0 || $failed -gt 0 ]] || failed=1
   [[ $skipped -eq 0 ]] || echo "skipped tests: $skipped (named in $log_dir)"
   echo "$passed passed, $failed failed"
@@ -33,9 +34,11 @@ stage() {
   echo "== $name: $((SECONDS - start)) s"
 }
 
-# The number in the last line of log $1 that looks like "[ $2 ] N test...".
+# The sum of the numbers in the lines of log $1 that look like "[ $2 ] N test...", one for each
+# program that ran; nothing without one.
 reported() {
-  sed -n "s/^\[ *$2 *\] \([0-9][0-9]*\) tests\{0,1\}\([.,].*\)\{0,1\}\$/\1/p" "$1" | tail -n 1
+  sed -n "s/^\[ *$2 *\] \([0-9][0-9]*\) tests\{0,1\}\([.,].*\)\{0,1\}\$/\1/p" "$1" |
+    awk '{ sum += $1 } END { if (NR) print sum }'
 }
 
 # What the failed tests of log $1 printed, each from its start to its end; without one, the end of
@@ -51,11 +54,15 @@ failures() {
 
 # test_stage NAME COMMAND...: COMMAND runs the test program; its tests are counted from its log.
 test_stage() {
-  local name=$1 start=$SECONDS code=0 log ok bad skip
-  log=$log_dir/$1.log
-  shift
-  echo "== $name"
-  "$@" >"$log" 2>&1 || code=$?
+  local start=$SECONDS code=0
+  echo "== $1"
+  "${@:2}" >"$log_dir/$1.log" 2>&1 || code=$?
+  judge "$1" "$code" "$start"
+}
+
+# judge NAME CODE START: what a run of the test program, begun at START, comes to.
+judge() {
+  local name=$1 code=$2 start=$3 log=$log_dir/$1.log ok bad skip
   ok=$(reported "$log" PASSED)
   bad=$(reported "$log" FAILED)
   skip=$(reported "$log" SKIPPED)
@@ -100,7 +107,7 @@ fi
 stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
 stage tidy "${make[@]}" tidy
-test_stage tests "${make[@]}" check FILTER='*'
+test_stage tests "${make[@]}" check FILTER='*' SHARDS=2
 test_stage conformance "${make[@]}" conformance-run
 test_stage conformance-proof "${make[@]}" conformance-proof
 if [[ "${SOFTROCE:-on}" == off ]]; then
@@ -111,7 +118,11 @@ fi
 stage clang "${make[@]}" clang
 # Each is one long compilation and a little more: the two go together.
 stage build-sanitized sanitized_builds
-test_stage asan "${make[@]}" asan
+# One core each: the tests under ASan, and what else is left.
+echo '== asan, in the background'
+asan_start=$SECONDS
+"${make[@]}" asan >"$log_dir/asan.log" 2>&1 &
+asan=$!
 # A tree without thread tests has nothing to show here; one that has them must run some.
 if compgen -G 'test/threads/*_test.cc' >/dev/null; then
   test_stage tsan "${make[@]}" tsan
@@ -119,4 +130,8 @@ else
   NONE_IS_FINE=1 test_stage tsan "${make[@]}" tsan
 fi
 stage counts "${make[@]}" count
+code=0
+wait "$asan" || code=$?
+asan=
+judge asan "$code" "$asan_start"
 stage install test/install/run.sh
