@@ -68,6 +68,10 @@ class WindowPool {
     return static_cast<std::uint32_t>(windows_.size());
   }
   [[nodiscard]] std::uint32_t free() const noexcept { return free_; }
+  /// Those discarded, until a new one is there.
+  [[nodiscard]] std::uint32_t lacking() const noexcept {
+    return static_cast<std::uint32_t>(leaving_.size() + missing_.size());
+  }
 
  private:
   struct Leaving {
