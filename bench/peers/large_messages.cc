@@ -118,7 +118,7 @@ int compare(const Options& o) {
     const bool first = round < 2;
     ends.look(first);
     for (std::size_t turn = 0; turn < took.size(); ++turn) {
-      const std::size_t way = (round + turn) % took.size();  // each behind each of the others
+      const std::size_t way = round % 2 == 0 ? turn : took.size() - 1 - turn;
       const double ns = way == 0 ? ends.copy() : ends.send(way == 1);
       if (!first) took[way].push_back(ns);
     }

@@ -4,10 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <deque>
+#include <future>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/random.h"
@@ -30,6 +34,7 @@ constexpr std::uint32_t kSlotBytes = 4096;
 constexpr std::uint32_t kSlots = 16;
 constexpr std::size_t kPlaces = 4;  // where long messages may be placed
 constexpr std::size_t kMostKept = 48;
+constexpr std::uint32_t kWindows = 16;
 
 Config ordering_config(std::uint32_t windows) {
   Config c = small_config();
@@ -171,7 +176,8 @@ class Side {
   std::unique_ptr<EngineCore> core;
   Connection connection;
   RemoteRegion ring_region;
-  std::uint64_t sent = 0, completed = 0, received = 0, checked_writes = 0;
+  std::uint64_t sent = 0, completed = 0, received = 0;
+  std::atomic<std::uint64_t> checked_writes{0};  // the peer, maybe another thread, goes by it
   std::uint64_t placed = 0, kept = 0, refused = 0, longs = 0;  // that were received
   std::string first_fault;
   bool ending = false, closed = false;
@@ -406,6 +412,82 @@ class Run {
   Side a, b;
 };
 
+/// Each engine on a thread of its own, so that all that a poll does meets what the peer's does.
+class RunOnTwoThreads {
+ public:
+  RunOnTwoThreads(std::uint64_t seed, std::uint64_t operations)
+      : count_(operations / 2),
+        a_(Random::mix(seed), Random::mix(~seed), count_, content_),
+        b_(Random::mix(~seed), Random::mix(seed), count_, content_) {
+    std::thread other([&] { run(b_, a_, true); });
+    run(a_, b_, false);
+    other.join();
+    for (const Side* each : {&a_, &b_}) {
+      EXPECT_EQ(each->first_fault, "") << "seed " << seed;
+      EXPECT_TRUE(each->done()) << "seed " << seed << ": sent " << each->sent << ", completed "
+                                << each->completed << ", received " << each->received << " of "
+                                << count_;
+    }
+  }
+
+ private:
+  /// Polls until `done` or, after a time, false.
+  template <typename Done>
+  static bool until(Side& own, Done&& done) {
+    const auto deadline = std::chrono::steady_clock::now() + 60s * slowness();
+    unsigned idle = 0;
+    for (unsigned i = 0; !done(); ++i) {
+      idle = own.core->poll() == 0 ? idle + 1 : 0;
+      if (idle % 256 == 255) std::this_thread::yield();  // the processor may be the peer's as well
+      if (i % 1024 == 0 && std::chrono::steady_clock::now() > deadline) return false;
+    }
+    return true;
+  }
+  /// Both have come so far; false, for both, if either fails.
+  bool meet(Side& own, int stage) {
+    ++arrived_;
+    return until(own, [&] { return failed_ || arrived_ >= 2 * stage; }) && !failed_;
+  }
+  void run(Side& own, Side& peer, bool listens) {
+    own.open(Clock::real(), kWindows);
+    Listener listener;
+    if (listens) {
+      ListenOptions options;
+      options.handlers = own.handlers();
+      listener = own.core->listen("127.0.0.1:0", options).value();
+      address_.set_value(listener.address());
+    } else {
+      (void)own.core->connect(address_.get_future().get(), {own.handlers()}).value();
+    }
+    if (!until(own, [&] { return own.connection.ready(); })) failed_ = true;
+    if (!failed_) own.expose_ring();
+    if (meet(own, 1)) exchange(own, peer);
+    own.ending = true;
+    if (!listens) (void)own.connection.close();
+    EXPECT_TRUE(until(own, [&] { return own.closed; }));
+    own.drop_memory();
+    const auto audit = own.core->audit();
+    EXPECT_TRUE(audit) << audit.error().message();
+    listener = Listener();
+    own.core.reset();
+  }
+  void exchange(Side& own, Side& peer) {
+    const bool ended = until(own, [&] {
+      own.send(peer);
+      return own.done() || failed_ || !own.first_fault.empty();
+    });
+    if (!ended || !own.done()) failed_ = true;
+    (void)meet(own, 2);
+  }
+
+  std::uint64_t count_;
+  Content content_;
+  Side a_, b_;
+  std::promise<std::string> address_;
+  std::atomic<int> arrived_{0};
+  std::atomic<bool> failed_{false};
+};
+
 FaultPlan faults(std::uint64_t seed) {
   FaultPlan plan;
   plan.seed = seed;
@@ -414,8 +496,6 @@ FaultPlan faults(std::uint64_t seed) {
   plan.delay_max = std::chrono::microseconds(5);
   return plan;
 }
-
-constexpr std::uint32_t kWindows = 16;
 
 void mix(std::uint64_t seed, std::uint64_t operations, std::uint32_t windows = kWindows) {
   Run run(seed, operations, windows);
@@ -441,6 +521,7 @@ TEST(EngineOrdering, WhateverFindsNoReceiverOrIsLate) { mix_with_faults(3, amoun
 TEST(SlowOrdering, OfEverythingAtOnce) { mix(4, 1'000'000); }
 TEST(SlowOrdering, WhereALongMessageIsARegistration) { mix(5, 100'000, 0); }
 TEST(SlowOrdering, WhateverFindsNoReceiverOrIsLate) { mix_with_faults(6, 1'000'000); }
+TEST(SlowOrdering, BetweenTwoThreads) { RunOnTwoThreads(7, 20'000); }
 
 }  // namespace
 }  // namespace ordering_test
