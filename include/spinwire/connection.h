@@ -274,10 +274,10 @@ class SPINWIRE_API Connection {
   /// all the same, may change memory here and at the peer, counts in stats() and, if it fails, ends
   /// the connection; it keeps its room and the reference to its memory until the device is done
   /// with it, so that nobody else gets that memory before. A long message (see send()) that was
-  /// deferred is never offered; one that the peer was offered may arrive all the same, and keeps its
-  /// memory until the peer has answered. Takes time in proportion to the connection's outstanding
-  /// operations. Errors: invalid_argument (none of this connection's, or
-  /// ended, or cancelled already), not_connected, wrong_thread, forked_child.
+  /// deferred is never offered; one that the peer was offered may arrive all the same, and keeps
+  /// its memory until the peer has answered. Takes time in proportion to the connection's
+  /// outstanding operations. Errors: invalid_argument (none of this connection's, or ended, or
+  /// cancelled already), not_connected, wrong_thread, forked_child.
   Status cancel(OperationId operation);
 
   /// Of a connection made by Engine::prepare(): the peer's end has come. The connection is ready
