@@ -217,7 +217,8 @@ test-softroce: $(TESTS) $(CONFORMANCE) $(SOFTROCE_PROGRAMS) tools examples
 ## bench: micro-benchmarks, then the comparison with other libraries (BENCH_ARGS=, PEER_ARGS=)
 bench: $(BENCH) $(PEERS)
 	@$(BENCH) --benchmark_min_time=0.2 $(BENCH_ARGS)
-	@for peer in $(PEERS); do echo; $$peer --limit 10 $(PEER_ARGS); done
+	@echo; $(BIN)/peer-compare --limit 10 $(PEER_ARGS)
+	@echo; $(BIN)/peer-large-messages
 
 ## compare-softroce: against perftest, on Linux' Soft-RoCE in a machine (RUNS=, COMPARE=)
 compare-softroce: $(BIN)/spinwire-perf

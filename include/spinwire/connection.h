@@ -287,8 +287,7 @@ class SPINWIRE_API Connection {
 
   /// The operation that this connection accepted last, of those that have neither ended nor been
   /// cancelled: right after a call that answered ok, that one. Empty if there is none, and for a
-  /// stale handle or another thread; empty as well after a long message, which cannot be cancelled.
-  /// Costs the operations themselves nothing. Hot.
+  /// stale handle or another thread. Costs the operations themselves nothing. Hot.
   [[nodiscard]] OperationId last_operation() const noexcept;
   /// Gives an operation up. Its callback runs with Status::cancelled in the next poll(), or in the
   /// present one if a callback calls this, never inside this call, and does not wait for those of
@@ -297,9 +296,11 @@ class SPINWIRE_API Connection {
   /// queue and its memory with the callback. One that the device has cannot be taken back: it runs
   /// all the same, may change memory here and at the peer, counts in stats() and, if it fails, ends
   /// the connection; it keeps its room and the reference to its memory until the device is done
-  /// with it, so that nobody else gets that memory before. Takes time in proportion to the
-  /// connection's outstanding operations. Errors: invalid_argument (none of this connection's, or
-  /// ended, or cancelled already), not_connected, wrong_thread, forked_child.
+  /// with it, so that nobody else gets that memory before. A long message (see send()) that was
+  /// deferred is never offered; one that the peer was offered may arrive all the same, and keeps
+  /// its memory until the peer has answered. Takes time in proportion to the connection's
+  /// outstanding operations. Errors: invalid_argument (none of this connection's, or ended, or
+  /// cancelled already), not_connected, wrong_thread, forked_child.
   Status cancel(OperationId operation);
 
   /// Of a connection made by Engine::prepare(): the peer's end has come. The connection is ready

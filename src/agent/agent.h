@@ -35,14 +35,16 @@ void flush_unposted(Shared& s, Agent& a) noexcept;
 /// Ends every operation, as flushed; the device has forgotten them.
 void flush_everything(Shared& s, Agent& a) noexcept;
 
-/// Gives up the operation of a work-request id; false if the agent has none such.
-bool cancel(Shared& s, Agent& a, std::uint64_t wr_id) noexcept;
+/// Gives up an operation by its name: a work-request id, or a long message's. False if the agent
+/// has none such.
+bool cancel(Shared& s, Agent& a, std::uint64_t name) noexcept;
 /// Runs the callbacks of those given up so far.
 void tell_cancelled(Shared& s) noexcept;
 /// A cancelled operation that the device had has ended there.
 void end_cancelled(Shared& s, Agent& a, Operation& op, Status status) noexcept;
-/// The application's operation accepted last, if it has not ended; null if there is none.
-const Operation* last_operation(const Agent& a) noexcept;
+/// The name of the application's operation accepted last of those that have not ended; that of none
+/// if there is none.
+OperationId last_operation(const Shared& s, const Agent& a) noexcept;
 
 /// Posts everything deferred, agent by agent.
 void flush_all(Shared& s) noexcept;

@@ -473,7 +473,7 @@ void finish_poll(Shared& s) noexcept {
   if (s.grants.count() != 0) {
     tell_credit(s);
     // Last, so that what is cancelled meanwhile is listed for the next poll.
-    if (s.untold_first != nullptr) tell_cancelled(s);
+    if (s.untold != 0) tell_cancelled(s);
     flush_all(s);
   }
 }

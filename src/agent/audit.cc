@@ -25,9 +25,11 @@ class Auditor {
     for (std::uint32_t i = 0; i < s_.agents.capacity() && ok(); ++i) {
       if (s_.agents.in_use(i)) check_agent(s_.agents.at(i));
     }
+    if (ok()) check_untold_long();
+    if (ok()) check_windows();
+    if (ok()) check_leases();
     if (ok()) check_records();
     if (ok()) check_lists();
-    if (ok()) check_windows();
     if (ok()) check_slots();
     if (ok()) check_receives();
     if (ok()) check_credit();
@@ -51,10 +53,55 @@ class Auditor {
     expect(a.generation == s_.agents.generation(a.index), "its handle names another");
     expect(a.qp == nullptr || find_by_qpn(s_, a.qp->qp_num) == &a, "its queue pair is not its own");
     expect(a.cell_block == nullptr || a.cell_block->refs != 0, "its credit cell is free memory");
+    check_offers(a);
     check_operations(a);
     check_credits_of(a);
     check_leases_of(a);
     where_.clear();
+  }
+
+  /// Long messages that have not ended.
+  void check_offers(const Agent& a) {
+    std::uint32_t count = 0;
+    const base::IndexPool<Transfer>& all = s_.transfers->offered;
+    for (const Transfer* t = a.transfers.offered; t != nullptr && ok(); t = t->next) {
+      if (!expect(count++ < a.transfers.offers && all.in_use(t->index) && &all.at(t->index) == t,
+                  "the list of long messages is broken") ||
+          !expect(t->agent == &a, "long message {} is another connection's", t->index)) {
+        return;
+      }
+      expect(t->block != nullptr && t->block->refs != 0, "long message {} uses memory that is free",
+             t->index);
+      expect(t->cancelled || !(t->untold || t->unoffered), "a callback is due for nothing");
+      expect(!t->untold || a.grant_listed, "no poll will run the callback of what was cancelled");
+      windows_ += t->window != memory::WindowPool::kNone ? 1 : 0;
+      untold_ += t->untold ? 1 : 0;
+      ++offers_;
+    }
+    expect(count == a.transfers.offers, "{} long messages are outstanding, {} counted", count,
+           a.transfers.offers);
+  }
+
+  void check_untold_long() {
+    expect(offers_ == s_.transfers->offered.size(), "{} long messages are outstanding, {} recorded",
+           offers_, s_.transfers->offered.size());
+    std::uint32_t count = 0;
+    const Transfer* last = nullptr;
+    for (const Transfer* t = s_.transfers->untold_first; t != nullptr; t = t->next_untold) {
+      if (!expect(count++ < untold_ && t->untold, "the list of cancelled messages is broken"))
+        return;
+      last = t;
+    }
+    expect(count == untold_ && (count == 0 || s_.transfers->untold_last == last),
+           "{} callbacks of cancelled messages are due, {} listed", untold_, count);
+  }
+
+  /// Each is free, opens a message, or is being replaced.
+  void check_windows() {
+    const memory::WindowPool& all = s_.transfers->windows;
+    expect(all.free() + windows_ + all.lacking() == all.size(),
+           "of {} windows {} are free, {} in use and {} being replaced", all.size(), all.free(),
+           windows_, all.lacking());
   }
 
   void check_operations(const Agent& a) {
@@ -176,16 +223,10 @@ class Auditor {
            "{} requests for windows are counted, others are outstanding", leases.requests_out);
     loans_ += loans;
     holdings_ += holdings;
-    for (const Transfer* t = a.transfers.offered; t != nullptr; t = t->next)
-      windows_ += t->window != memory::WindowPool::kNone ? 1 : 0;
   }
 
-  /// Each window is free, in use or being replaced, and each record of a lease is somebody's.
-  void check_windows() {
-    const memory::WindowPool& pool = s_.transfers->windows;
-    expect(pool.size() == pool.free() + pool.replaced() + windows_,
-           "of {} memory windows {} are free, {} being replaced and {} in use", pool.size(),
-           pool.free(), pool.replaced(), windows_);
+  /// Each record of a lease is somebody's.
+  void check_leases() {
     expect(loans_ == s_.leases->loans.size() && holdings_ == s_.leases->holdings.size(),
            "{} leases to peers and {} of theirs are connections', {} and {} records are in use",
            loans_, holdings_, s_.leases->loans.size(), s_.leases->holdings.size());
@@ -323,11 +364,13 @@ class Auditor {
   }
 
   Shared& s_;
-  std::vector<bool> records_;  ///< found in some list
-  std::vector<bool> slots_;    ///< missing, or waiting to be posted
-  std::uint64_t windows_ = 0;  ///< in use
-  std::uint64_t loans_ = 0;
-  std::uint64_t holdings_ = 0;
+  std::vector<bool> records_;   ///< found in some list
+  std::vector<bool> slots_;     ///< missing, or waiting to be posted
+  std::uint32_t offers_ = 0;    ///< long messages found
+  std::uint32_t untold_ = 0;    ///< of those, with a callback that is due
+  std::uint64_t windows_ = 0;   ///< in use
+  std::uint64_t loans_ = 0;     ///< found
+  std::uint64_t holdings_ = 0;  ///< found
   std::string where_;
   std::string fault_;
 };

@@ -1,6 +1,9 @@
 // Operations that the application gives up: out of the ordinary, so that the others need not know.
+#include <utility>
+
 #include "agent/completion.h"
 #include "agent/submit.h"
+#include "agent/transfers.h"
 
 namespace spinwire::agent {
 namespace {
@@ -15,6 +18,7 @@ void give_up(Shared& s, Agent& a, Operation& op, bool with_device) noexcept {
   op.next_untold = nullptr;
   (s.untold_first == nullptr ? s.untold_first : s.untold_last->next_untold) = &op;
   s.untold_last = &op;
+  ++s.untold;
   list_grant(s, a);
 }
 
@@ -49,6 +53,88 @@ Block* give_back(Shared& s, Agent& a, Operation& op) noexcept {
   return block;
 }
 
+// Long messages outlive the work requests that they were offered by: their names are those of
+// their records, and end with the bit that no operation's ends with.
+
+OperationId name_of(const Shared& s, const Transfer& t) noexcept {
+  return {std::uint64_t{s.transfers->offered.generation(t.index)} << 32 |
+          std::uint64_t{t.index} << 1 | 1};
+}
+constexpr bool names_long(std::uint64_t name) noexcept { return (name & 1) != 0; }
+
+Transfer* find_long(const Shared& s, const Agent& a, std::uint64_t name) noexcept {
+  Transfer* const t = s.transfers->offered.find(static_cast<std::uint32_t>(name) >> 1,
+                                                static_cast<std::uint32_t>(name >> 32));
+  return t != nullptr && t->agent == &a && !t->cancelled ? t : nullptr;
+}
+
+constexpr bool is_offer(OperationKind kind) noexcept {
+  return kind == OperationKind::offer || kind == OperationKind::offer_imm;
+}
+
+/// Neither the device nor the peer hears of it.
+void drop_unposted(Shared& s, Agent& a, Operation* before, Operation& op) noexcept {
+  unlink(a, before, op);
+  op.was = op.kind;
+  op.succeeded = false;
+  if (Block* const block = give_back(s, a, op); block != nullptr) detail::release(block);
+}
+
+/// Takes back an offer that is still deferred, and what binds its window right before it; answers
+/// whether it was.
+bool withdraw(Shared& s, Agent& a, const Transfer& t) noexcept {
+  Operation* before_bind = nullptr;
+  Operation* before = nullptr;
+  Operation* op = a.deferred;
+  while (op != nullptr && !(is_offer(op->kind) && offered_by(s, a, *op) == &t)) {
+    before_bind = before;
+    before = op;
+    op = op == a.deferred_last ? nullptr : op->next();
+  }
+  if (op == nullptr) return false;
+  const bool bound = t.window != memory::WindowPool::kNone;
+  if (bound && (before == nullptr || before->kind != OperationKind::bind)) return false;
+  drop_unposted(s, a, before, *op);
+  if (bound) drop_unposted(s, a, before_bind, *before);
+  --a.sent;
+  a.tell_again = true;
+  return true;
+}
+
+bool cancel_long(Shared& s, Agent& a, std::uint64_t name) noexcept {
+  Transfer* const t = find_long(s, a, name);
+  if (t == nullptr) return false;
+  if (withdraw(s, a, *t)) close_unoffered(s, *t);
+  t->cancelled = t->untold = true;
+  t->next_untold = nullptr;
+  Transfers& all = *s.transfers;
+  (all.untold_first == nullptr ? all.untold_first : all.untold_last->next_untold) = t;
+  all.untold_last = t;
+  ++s.untold;
+  list_grant(s, a);
+  return true;
+}
+
+/// One that the peer was offered keeps its record, its key and its block until that has answered.
+void tell(Shared& s, Transfer& t) noexcept {
+  if (t.unoffered) return settle(s, *t.agent, t, Status::cancelled);
+  const CompletionCallback done = std::exchange(t.done, {});
+  Completion completion;
+  completion.status = Status::cancelled;
+  if (done) done(completion);
+}
+
+/// At most so many, as callbacks may give up more; any of the list may end in them.
+void tell_cancelled_long(Shared& s, std::uint32_t most) noexcept {
+  Transfers& all = *s.transfers;
+  for (; most != 0 && all.untold_first != nullptr; --most) {
+    Transfer& t = *all.untold_first;
+    all.untold_first = t.next_untold;
+    t.untold = false;
+    tell(s, t);
+  }
+}
+
 void tell(Shared& s, Operation& op) noexcept {
   Agent& a = *op.agent;
   op.untold = false;
@@ -66,10 +152,11 @@ void tell(Shared& s, Operation& op) noexcept {
 
 }  // namespace
 
-bool cancel(Shared& s, Agent& a, std::uint64_t wr_id) noexcept {
+bool cancel(Shared& s, Agent& a, std::uint64_t name) noexcept {
+  if (names_long(name)) return cancel_long(s, a, name);
   Operation* before = nullptr;
   for (Operation* op = a.deferred; op != nullptr;) {
-    if (op->wr.wr_id == wr_id && is_users(op->kind)) {
+    if (op->wr.wr_id == name && is_users(op->kind)) {
       unlink(a, before, *op);
       take_credit_back(a, op->kind);
       give_up(s, a, *op, false);
@@ -79,7 +166,7 @@ bool cancel(Shared& s, Agent& a, std::uint64_t wr_id) noexcept {
     op = op == a.deferred_last ? nullptr : op->next();
   }
   for (Operation* op = a.posted; op != nullptr; op = op->next()) {
-    if (op->wr.wr_id == wr_id && is_users(op->kind)) {
+    if (op->wr.wr_id == name && is_users(op->kind)) {
       give_up(s, a, *op, true);
       return true;
     }
@@ -88,6 +175,7 @@ bool cancel(Shared& s, Agent& a, std::uint64_t wr_id) noexcept {
 }
 
 void tell_cancelled(Shared& s) noexcept {
+  const std::uint32_t due = std::exchange(s.untold, 0);
   // Those that callbacks give up meanwhile come into a list of their own: the next poll's.
   Operation* op = s.untold_first;
   s.untold_first = nullptr;
@@ -96,6 +184,7 @@ void tell_cancelled(Shared& s) noexcept {
     tell(s, *op);
     op = next;
   }
+  tell_cancelled_long(s, due);
 }
 
 void end_cancelled(Shared& s, Agent& a, Operation& op, Status status) noexcept {
@@ -105,21 +194,41 @@ void end_cancelled(Shared& s, Agent& a, Operation& op, Status status) noexcept {
   if (Block* const block = give_back(s, a, op); block != nullptr) detail::release(block);
 }
 
-const Operation* last_operation(const Agent& a) noexcept {
-  // The agent's own come between; a long message, whose parts cannot be cancelled, hides what it is
-  // behind.
-  const auto accepted = [](const Operation* found, const Operation& op) {
-    return takes_users_record(op.kind) ? &op : found;
-  };
+namespace {
+
+/// The newest long message that is neither cancelled nor ended.
+OperationId last_long(const Shared& s, const Agent& a) noexcept {
+  for (const Transfer* t = a.transfers.offered; t != nullptr; t = t->next) {
+    if (!t->cancelled) return name_of(s, *t);
+  }
+  return {};
+}
+
+/// What the application knows a record by; that of nothing if it is none of the application's, or
+/// what it stands for has ended.
+OperationId name_of(const Shared& s, const Agent& a, const Operation& op) noexcept {
+  if (is_users(op.kind)) return {op.wr.wr_id};
+  const Transfer* const t = is_offer(op.kind) ? offered_by(s, a, op) : nullptr;
+  return t != nullptr && !t->cancelled ? name_of(s, *t) : OperationId{};
+}
+
+}  // namespace
+
+OperationId last_operation(const Shared& s, const Agent& a) noexcept {
   const Operation* const last = a.deferred != nullptr ? a.deferred_last : a.posted_last;
   if (last != nullptr && (a.deferred != nullptr || a.posted != nullptr) && is_users(last->kind))
-    return last;
-  const Operation* found = nullptr;
-  for (const Operation* op = a.posted; op != nullptr; op = op->next()) found = accepted(found, *op);
+    return {last->wr.wr_id};
+  // The agent's own come between.
+  OperationId found;
+  const auto look = [&](const Operation& op) {
+    if (const OperationId name = name_of(s, a, op)) found = name;
+  };
+  for (const Operation* op = a.posted; op != nullptr; op = op->next()) look(*op);
   for (const Operation* op = a.deferred; op != nullptr;
        op = op == a.deferred_last ? nullptr : op->next())
-    found = accepted(found, *op);
-  return found != nullptr && is_users(found->kind) ? found : nullptr;
+    look(*op);
+  // Long messages whose offers the device is done with are older than what it has.
+  return found ? found : last_long(s, a);
 }
 
 }  // namespace spinwire::agent

@@ -43,13 +43,23 @@ void unlink(Agent& a, Transfer& t) noexcept {
   if (t.next != nullptr) t.next->prev = t.prev;
 }
 
-/// Its key is dead. The record is free before the callback, which may send again.
+/// Its callback is not due any more.
+void forget_untold(Transfers& all, const Transfer& t) noexcept {
+  Transfer* before = nullptr;
+  for (Transfer* each = all.untold_first; each != &t; each = each->next_untold) before = each;
+  (before == nullptr ? all.untold_first : before->next_untold) = t.next_untold;
+  if (all.untold_last == &t) all.untold_last = before;
+}
+
+/// Its key is dead. The record is free before the callback, which may send again. What was
+/// cancelled counts as what it came to, but ends as cancelled, once.
 void end_offer(Shared& s, Agent& a, Transfer& t, Status status) noexcept {
   unlink(a, t);
+  if (t.untold) forget_untold(*s.transfers, t);
   const bool ok = status == Status::ok;
   Completion completion;
-  completion.status = status;
-  completion.bytes = ok ? t.length : 0;
+  completion.status = t.cancelled ? Status::cancelled : status;
+  completion.bytes = ok && !t.cancelled ? t.length : 0;
   Tally& tally = a.tallies[static_cast<std::size_t>(OperationKind::send)];
   tally.done += ok ? 1 : 0;
   tally.failed += ok ? 0 : 1;
@@ -73,12 +83,6 @@ Status status_of(wire::Verdict verdict) noexcept {
       break;
   }
   return Status::refused;
-}
-
-/// Ends it as the peer has answered, and a connection that waited only for that.
-void settle(Shared& s, Agent& a, Transfer& t) noexcept {
-  end_offer(s, a, t, status_of(t.verdict));
-  if (a.state == ConnectionState::draining && idle(a)) on_drained(s, a);
 }
 
 /// Whether the slab's own registration covers it, which a window of the engine's can be bound to.
@@ -138,9 +142,29 @@ void make_offer(Shared& s, Agent& a, Operation& op, const Transfer& t, const Req
       {wire::MessageKind::offer, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
        static_cast<std::uint16_t>(a.granted), wire::kOfferBytes},
       body);
+  op.length = t.id;
 }
 
 }  // namespace
+
+Transfer* offered_by(const Shared& s, const Agent& a, const Operation& offer) noexcept {
+  return find(*s.transfers, a, offer.length);
+}
+
+void settle(Shared& s, Agent& a, Transfer& t, Status status) noexcept {
+  end_offer(s, a, t, status);
+  if (a.state == ConnectionState::draining && idle(a)) on_drained(s, a);
+}
+
+void close_unoffered(Shared& s, Transfer& t) noexcept {
+  if (t.window == kNoWindow) {
+    (void)s.registrations->revoke(t.rkey);
+  } else {
+    s.transfers->windows.give(t.window);
+  }
+  t.window = kNoWindow;
+  t.answered = t.unoffered = true;
+}
 
 Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) noexcept {
   if (r.size > a.longest_message) return Status::message_too_long;
@@ -154,7 +178,7 @@ Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) no
   t.index = index;
   t.id = id_of(all, t);
   t.length = static_cast<std::uint32_t>(r.size);
-  t.answered = false;
+  t.answered = t.cancelled = t.untold = t.unoffered = false;
   if (op != nullptr) op->kind = OperationKind::offer;
   const Status opened = op == nullptr ? Status::would_block : expose(s, a, t, r);
   if (opened != Status::ok) {
@@ -194,11 +218,11 @@ void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byt
   if (t->window == kNoWindow) {
     // Holds on to the block itself until no peer can reach it.
     (void)s.registrations->revoke(t->rkey);
-    return settle(s, a, *t);
+    return settle(s, a, *t, status_of(t->verdict));
   }
   if ((wc.wc_flags & IBV_WC_WITH_INV) != 0 && wc.invalidated_rkey == t->rkey) {
     s.transfers->windows.give(t->window);
-    return settle(s, a, *t);
+    return settle(s, a, *t, status_of(t->verdict));
   }
   // The peer left it to us.
   Note unbind;
@@ -211,7 +235,7 @@ void on_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept {
   Transfer* const t = find(*s.transfers, a, id);
   if (t == nullptr) return;
   s.transfers->windows.give(t->window);
-  settle(s, a, *t);
+  settle(s, a, *t, status_of(t->verdict));
 }
 
 bool end_offers(Shared& s, Agent& a) noexcept {

@@ -254,8 +254,10 @@ struct Shared {
   std::unique_ptr<Leases> leases;
   std::unique_ptr<OwnQueues> own;     ///< of connections that do not share; null: all do
   std::uint32_t own_domains = 0;      ///< connections that have one
-  Operation* untold_first = nullptr;  ///< cancelled ones whose callback is due, oldest first;
-  Operation* untold_last = nullptr;   ///< the agents that have any are in `grants`
+  std::uint32_t untold = 0;           ///< cancelled ones whose callback is due; the agents
+                                      ///< that have any are in `grants`
+  Operation* untold_first = nullptr;  ///< of those, but for long messages; oldest first
+  Operation* untold_last = nullptr;
   std::uint32_t starved_count = 0;
   AgentList starved;  ///< refused credit while receives were missing
 

@@ -19,6 +19,7 @@
 namespace spinwire::agent {
 
 struct Agent;
+struct Operation;
 struct Shared;
 struct Request;
 
@@ -42,11 +43,15 @@ struct Transfer {
   std::uint32_t window = memory::WindowPool::kNone;  ///< none: the key is a registration's
   wire::Verdict verdict = wire::Verdict::pulled;
   bool answered = false;
+  bool cancelled = false;  ///< by the application
+  bool untold = false;     ///< in the list of those whose callback is due
+  bool unoffered = false;  ///< cancelled before its offer was posted
   Transfer* next = nullptr;
   Transfer* prev = nullptr;
   std::uint32_t index = 0;
   std::uint32_t id = 0;  ///< what the peer calls it
   Agent* agent = nullptr;
+  Transfer* next_untold = nullptr;
   CompletionCallback done;
 };
 
@@ -118,7 +123,7 @@ struct Line {
 
 /// A connection's part.
 struct AgentTransfers {
-  Transfer* offered = nullptr;  ///< any order
+  Transfer* offered = nullptr;  ///< the newest first
   std::uint32_t offers = 0;     ///< of those
   Line<Arrival> held;
   Arrival* pulling = nullptr;  ///< first of them with bytes to be asked for
@@ -149,9 +154,11 @@ struct Transfers {
   base::IndexPool<Transfer> offered;
   base::IndexPool<Arrival> arrivals;
   base::IndexPool<Note> notes;
-  AgentLine pullers;        ///< with bytes to be asked for
-  AgentLine dry;            ///< whose next pull waits for a block, the longest first
-  std::uint32_t pulls = 0;  ///< READs outstanding
+  AgentLine pullers;                 ///< with bytes to be asked for
+  AgentLine dry;                     ///< whose next pull waits for a block, the longest first
+  std::uint32_t pulls = 0;           ///< READs outstanding
+  Transfer* untold_first = nullptr;  ///< cancelled ones whose callback is due, oldest first
+  Transfer* untold_last = nullptr;
 };
 
 // The sender.
@@ -159,6 +166,13 @@ struct Transfers {
 /// Accepts a message longer than eager. Errors: those of send().
 Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) noexcept;
 void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte> body) noexcept;
+/// The record of an offer's work request, if the message is outstanding; else null.
+Transfer* offered_by(const Shared& s, const Agent& a, const Operation& offer) noexcept;
+/// No peer can reach it any more: ends it, as cancelled if it was, and a connection that waited
+/// only for that.
+void settle(Shared& s, Agent& a, Transfer& t, Status status) noexcept;
+/// Its binding, if it had one, and its offer will not be posted: its key is free again.
+void close_unoffered(Shared& s, Transfer& t) noexcept;
 /// Ends all that was offered, as flushed; the queue pair takes no work requests any more, and is
 /// about to be destroyed. Answers false while control verbs are left to be done: one a call.
 bool end_offers(Shared& s, Agent& a) noexcept;

@@ -153,8 +153,7 @@ Status Connection::flush() {
 
 OperationId Connection::last_operation() const noexcept {
   const Agent* const a = locate(core_, index_, generation_);
-  const agent::Operation* const last = a != nullptr ? agent::last_operation(*a) : nullptr;
-  return last != nullptr ? OperationId{last->wr.wr_id} : OperationId{};
+  return a != nullptr ? agent::last_operation(core_->shared, *a) : OperationId{};
 }
 
 Status Connection::cancel(OperationId operation) {

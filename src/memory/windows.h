@@ -68,8 +68,8 @@ class WindowPool {
     return static_cast<std::uint32_t>(windows_.size());
   }
   [[nodiscard]] std::uint32_t free() const noexcept { return free_; }
-  /// Of those that were discarded, what is not there again.
-  [[nodiscard]] std::uint32_t replaced() const noexcept {
+  /// Those discarded, until a new one is there.
+  [[nodiscard]] std::uint32_t lacking() const noexcept {
     return static_cast<std::uint32_t>(leaving_.size() + missing_.size());
   }
 

@@ -20,7 +20,9 @@ using spinwire::detail::EngineCore;
 
 /// An engine whose inside is in reach, with a connection to a server and work on it.
 struct Open {
-  Open() : core(small_config(), Clock::real(), std::move(*spinwire::base::OwnerGuard::create())) {
+  explicit Open(const Config& config = small_config())
+      : server(config),
+        core(config, Clock::real(), std::move(*spinwire::base::OwnerGuard::create())) {
     EXPECT_TRUE(core.open());
     server.listen();
     c = core.connect(server.listener.address(), {}).value();
@@ -67,6 +69,30 @@ void expect_found(Open& o, Value& value, std::type_identity_t<Value> wrong, cons
   EXPECT_EQ(found.error().status, Status::system);
   EXPECT_NE(found.error().found.find(words), std::string::npos) << found.error().message();
   ASSERT_TRUE(o.core.audit());
+}
+
+TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
+  Config config = small_config();
+  config.memory.large_bytes = 2u << 20;
+  config.memory.windows = 4;
+  config.connections.message_bytes = 1u << 20;
+  Open o(config);
+  ASSERT_TRUE(o.until([&] { return o.c.stats().send_credits != 0; }));
+  const Buffer data(o.shared().arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
+  ASSERT_EQ(o.c.send(data, {}, Post::defer), Status::ok);
+  Agent& a = o.agent();
+  auto& all = *o.shared().transfers;
+  auto& offered = *a.transfers.offered;
+  const auto none = spinwire::memory::WindowPool::kNone;
+  expect_found(o, a.transfers.offers, 2, "1 long messages are outstanding, 2 counted");
+  expect_found(o, offered.agent, nullptr, "long message 0 is another connection's");
+  expect_found(o, offered.block, nullptr, "long message 0 uses memory that is free");
+  expect_found(o, offered.window, none, "of 4 windows 3 are free, 0 in use and 0 being replaced");
+  expect_found(o, offered.untold, true, "a callback is due for nothing");
+  ASSERT_EQ(o.c.cancel(o.c.last_operation()), Status::ok);
+  expect_found(o, a.grant_listed, false, "no poll will run the callback of what was cancelled");
+  expect_found(o, all.untold_first, nullptr, "1 callbacks of cancelled messages are due, 0 listed");
+  expect_found(o, all.untold_last, nullptr, "1 callbacks of cancelled messages are due, 1 listed");
 }
 
 TEST(EngineAudit, FindsWrongCountsOfOperations) {

@@ -510,7 +510,6 @@ TEST(EngineLongMessages, NeedTheRightToRead) {
   Buffer b = t.client.filled(5000, Long::seed(5000));
   EXPECT_EQ(blind->send(b), Status::message_too_long);
   EXPECT_EQ(t.ends.client.send(b), Status::ok);
-  EXPECT_FALSE(t.ends.client.last_operation()) << "its parts cannot be cancelled";
   ASSERT_TRUE(t.until([&] { return t.came.size() == 1; }));
   b.reset();
   t.finish();

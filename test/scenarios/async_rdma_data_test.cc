@@ -15,6 +15,7 @@
 // Everything runs on the device that SPINWIRE_TEST_DEVICE names.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -378,6 +379,37 @@ TEST(Scenario18, ABufferIsUsableAgainOnlyAfterTheCompletion) {
   EXPECT_EQ(b.client.tally.completed, 3u);
   EXPECT_EQ(b.arrived.size(), 1u);
   EXPECT_TRUE(c.ready());
+}
+
+/// Nor that of a message which its receiver was offered, and may be about to pull.
+TEST(Scenario18, ALongMessagesBufferIsUsableAgainOnlyAfterTheAnswer) {
+  Config config = small_config();
+  config.memory.large_bytes = 2u << 20;
+  config.memory.windows = 4;
+  config.connections.message_bytes = 1u << 20;
+  Pair p(config);
+  bool right = false;
+  p.server.on_message = [&](Connection, Message& m) { right = Node::holds(m.bytes(), 5); };
+  Connection c = p.ends.client;
+  Buffer ours = p.client.filled(600'000, 5);
+  const std::byte* const abandoned = ours.data();
+  ASSERT_EQ(p.client.tally.run([&](auto done) { return c.send(ours, done); }), Status::ok);
+  ASSERT_EQ(c.cancel(c.last_operation()), Status::ok);
+  for (int i = 0; i < 100; ++i) (void)p.client.poll();
+  ASSERT_EQ(p.client.tally.ended(Status::cancelled), 1u);
+  ours.reset();
+  const auto reused = [&] {
+    std::vector<Buffer> all;
+    while (Buffer one = p.client.engine.allocate(600'000)) all.push_back(std::move(one));
+    EXPECT_GT(all.size(), 1u);
+    return std::any_of(all.begin(), all.end(), [&](auto& b) { return b.data() == abandoned; });
+  };
+  EXPECT_FALSE(reused());
+  ASSERT_TRUE(p.until([&] { return c.stats().outstanding == 0; }));
+  EXPECT_TRUE(right);
+  EXPECT_TRUE(reused());
+  EXPECT_EQ(p.client.tally.completed, 1u);
+  p.finish();
 }
 
 TEST(Scenario14, MemoryThatMayOnlyBeReadCannotBeWritten) {

@@ -1,0 +1,152 @@
+// Compares long messages with memcpy between the same two buffers: both engines live on one thread,
+// and the ways take turns, so that each meets the same machine.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "common/setup.h"
+#include "peers/placement.h"
+#include "peers/report.h"
+
+namespace spinwire::bench {
+namespace {
+
+struct Options {
+  std::size_t mebibytes = 64;
+  std::size_t rounds = 30;
+};
+
+Config config_for(std::size_t bytes) {
+  Config c;
+  const std::size_t room = bytes + (4u << 20);  // whole chunks, with the block's own words
+  c.memory.send_bytes = c.memory.lease_bytes = c.memory.large_bytes = room;
+  c.connections.message_bytes = static_cast<std::uint32_t>(bytes);
+  c.connections.maximum = 16;
+  return c;
+}
+
+/// A sender, and a receiver that has messages arrive in a buffer of its own or where the engine
+/// puts them.
+class Ends {
+ public:
+  explicit Ends(std::size_t bytes)
+      : bytes_(bytes),
+        sender_(must(Engine::open(config_for(bytes)))),
+        receiver_(must(Engine::open(config_for(bytes)))),
+        from_(sender_.allocate(bytes)),
+        to_(receiver_.allocate(bytes, Pool::lease)) {
+    if (!from_ || !to_) give_up("the pools have no room");
+    for (std::size_t i = 0; i < bytes; ++i) from_.data()[i] = std::byte(i * 7 + (i >> 12));
+    std::memset(to_.data(), 2, bytes);
+    ListenOptions listening;
+    listening.handlers.on_offer = [this](Connection, Offer& o) {
+      if (named_ && !o.place(to_.slice())) give_up("the message has no place");
+    };
+    listening.handlers.on_message = [this](Connection, Message& m) {
+      arrived_ = m.size() == bytes_ && m.data()[0] == mark() && m.data()[bytes_ - 1] == mark();
+      whole_ = !looks_ || std::memcmp(m.data(), from_.data(), bytes_) == 0;
+    };
+    listener_ = must(receiver_.listen("127.0.0.1:0", listening));
+    ConnectOptions options;
+    options.handlers.on_closed = [](Connection, const Error& why) {
+      if (why.status != Status::ok) give_up(why.message());
+    };
+    connection_ = must(sender_.connect(listener_.address(), options));
+    run_until(
+        "the connection is being made", [this] { poll(); },
+        [this] { return connection_.ready() && receiver_.stats().accepted == 1; });
+  }
+
+  /// Nanoseconds from send() until both ends have been told.
+  double send(bool named) {
+    named_ = named;
+    arrived_ = sent_ = false;
+    mark_next();
+    const double begun = nanoseconds_now();
+    const Status status =
+        connection_.send(from_, [this](const Completion& c) { sent_ = c.status == Status::ok; });
+    if (status != Status::ok) give_up(to_string(status));
+    run_until(
+        "a message is on the way", [this] { poll(); }, [this] { return arrived_ && sent_; });
+    const double took = nanoseconds_now() - begun;
+    if (!whole_) give_up("a message is not what was sent");
+    return took;
+  }
+  /// Whether the receiver compares every byte.
+  void look(bool closely) { looks_ = closely; }
+  double copy() {
+    mark_next();
+    const double begun = nanoseconds_now();
+    std::memcpy(to_.data(), from_.data(), bytes_);
+    const double took = nanoseconds_now() - begun;
+    if (to_.data()[bytes_ - 1] != mark()) give_up("memcpy has not copied");
+    return took;
+  }
+
+ private:
+  void poll() {
+    (void)sender_.poll();
+    (void)receiver_.poll();
+  }
+  void mark_next() { from_.data()[0] = from_.data()[bytes_ - 1] = std::byte(++turn_); }
+  [[nodiscard]] std::byte mark() const { return std::byte(turn_); }
+
+  std::size_t bytes_;
+  Engine sender_;
+  Engine receiver_;
+  Buffer from_;
+  Buffer to_;
+  Listener listener_;
+  Connection connection_;
+  std::uint8_t turn_ = 0;
+  bool named_ = false;
+  bool arrived_ = false;
+  bool sent_ = false;
+  bool looks_ = false;
+  bool whole_ = false;
+};
+
+int compare(const Options& o) {
+  const std::size_t bytes = o.mebibytes << 20;
+  Ends ends(bytes);
+  std::array<std::vector<double>, 3> took;
+  for (std::size_t round = 0; round < o.rounds + 2; ++round) {
+    // The first ones touch memory that the others find mapped.
+    const bool first = round < 2;
+    ends.look(first);
+    for (std::size_t turn = 0; turn < took.size(); ++turn) {
+      const std::size_t way = round % 2 == 0 ? turn : took.size() - 1 - turn;
+      const double ns = way == 0 ? ends.copy() : ends.send(way == 1);
+      if (!first) took[way].push_back(ns);
+    }
+  }
+  constexpr std::array<const char*, 3> kNames = {"memcpy", "message into a named destination",
+                                                 "message into a block of the pool"};
+  const double copy = median(took[0]);
+  fmt::print("{} MiB at a time, one thread, medians of {}\n", o.mebibytes, o.rounds);
+  for (std::size_t i = 0; i < took.size(); ++i) {
+    const double ns = median(took[i]);
+    fmt::print("{:<36} {:>6.2f} GB/s  {:>5.2f} of memcpy\n", kNames[i],
+               static_cast<double>(bytes) / ns, copy / ns);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace spinwire::bench
+
+int main(int argc, char** argv) {
+  spinwire::bench::Options options;
+  CLI::App app("Long messages beside memcpy");
+  app.add_option("--size", options.mebibytes, "of a message, MiB")
+      ->check(CLI::Range(1, 512))
+      ->capture_default_str();
+  app.add_option("--rounds", options.rounds, "to take the median of")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  return spinwire::bench::compare(options);
+}
