@@ -13,5 +13,6 @@
 #include "spinwire/engine.h"
 #include "spinwire/gid_type.h"
 #include "spinwire/log.h"
+#include "spinwire/raw.h"
 #include "spinwire/status.h"
 #include "spinwire/version.h"
