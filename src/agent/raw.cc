@@ -42,10 +42,11 @@ void use_own_keys(const Shared& s, Agent& a) noexcept {
   }
 }
 
-/// Posts what was accepted. 0 or an errno value; what the device does not take waits for the end.
+/// Posts what was accepted, if it is anything. 0 or an errno value; what the device does not take
+/// waits for the end.
 int post_accepted(Shared& s, Agent& a) noexcept {
   RawQueue& q = *a.raw;
-  if (q.posted == q.accepted || !takes_receives(a)) return 0;
+  if (q.posted == q.accepted) return 0;
   if (a.domain != nullptr) [[unlikely]]
     use_own_keys(s, a);
   ibv_recv_wr* bad = nullptr;
@@ -71,6 +72,7 @@ int post_accepted(Shared& s, Agent& a) noexcept {
 }
 
 inline void post_or_fail(Shared& s, Agent& a) noexcept {
+  if (!takes_receives(a)) return;
   if (const int error = post_accepted(s, a); error != 0) [[unlikely]]
     refused(s, a, error);
 }
@@ -269,11 +271,10 @@ Status post_receive(Shared& s, Agent& a, const RawPost& r) noexcept {
   if (slot.on_posted) ++q.to_tell;
   if (q.accepted != q.posted) q.slot(q.accepted - 1).wr.next = &slot.wr;
   ++q.accepted;
-  if (!takes_receives(a)) return Status::ok;  // at INIT
-  if (r.defer) {
+  if (r.defer && takes_receives(a)) {
     list(s, a);
   } else {
-    post_or_fail(s, a);
+    post_or_fail(s, a);  // or at INIT
   }
   return Status::ok;
 }

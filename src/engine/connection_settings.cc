@@ -124,17 +124,16 @@ Result<verbs::Place> place_of(verbs::Device& device, const ConnectionSettings& s
 }
 
 /// A member of RawSettings. More than the device has is seen by Device::check().
-Result<void> check_raw(const char* name, std::uint32_t value, std::uint32_t most) {
+Result<void> check_raw(const char* name, std::uint32_t value) {
   if (value != 0) return {};
-  return base::fail(Status::invalid_argument, fmt::format("raw.{} = {}", name, value),
-                    fmt::format("it is out of range: 1 .. {}", most),
-                    fmt::format("give a whole number in 1 .. {}", most));
+  return base::fail(Status::invalid_argument, fmt::format("raw.{} = 0", name),
+                    "a raw connection needs one at least", "give 1 or more");
 }
 
 Result<void> take_raw(agent::Attributes& to, const RawSettings& raw, const DeviceInfo& device) {
-  if (auto good = check_raw("receive_depth", raw.receive_depth, 32768); !good) return good;
-  if (auto good = check_raw("max_send_sge", raw.max_send_sge, device.max_sge); !good) return good;
-  if (auto good = check_raw("max_recv_sge", raw.max_recv_sge, device.max_sge); !good) return good;
+  if (auto good = check_raw("receive_depth", raw.receive_depth); !good) return good;
+  if (auto good = check_raw("max_send_sge", raw.max_send_sge); !good) return good;
+  if (auto good = check_raw("max_recv_sge", raw.max_recv_sge); !good) return good;
   to.raw = true;
   to.queue_pair.receive_depth = raw.receive_depth;
   to.queue_pair.send_elements = raw.max_send_sge;
