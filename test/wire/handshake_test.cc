@@ -76,6 +76,26 @@ TEST(Handshake, HelloAndAcceptComeBackAsSent) {
   EXPECT_EQ(std::get<wire::Accept>(accept->body).endpoint, valid_endpoint());
 }
 
+TEST(Handshake, ARawEndNeedsNoMoreThanItsAddress) {
+  Endpoint e;
+  e.gid = valid_endpoint().gid;
+  e.gid_type = GidType::roce_v2;
+  e.qp_num = 5;
+  e.mtu = 256;
+  e.raw = true;
+  const auto frame = wire::encode(wire::Hello{e});
+  const auto received = decode(frame.bytes());
+  ASSERT_TRUE(received) << received.error().message();
+  EXPECT_EQ(received->header.features, wire::feature::raw);
+  EXPECT_EQ(std::get<wire::Hello>(received->body).endpoint, e);
+  // Without the bit it is an end that lacks everything, whoever says so.
+  const auto plain = decode(with<std::uint32_t>(copy_of(frame), wire::header_at::features, 0));
+  ASSERT_FALSE(plain);
+  EXPECT_EQ(plain.error().status, Status::protocol);
+  e.mtu = 77;
+  EXPECT_FALSE(decode(wire::encode(wire::Hello{e}).bytes()));
+}
+
 TEST(Handshake, ReadyAndRefuseComeBackAsSent) {
   const auto ready = decode(wire::encode(wire::Ready{77}).bytes());
   ASSERT_TRUE(ready) << ready.error().message();
