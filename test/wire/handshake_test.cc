@@ -61,13 +61,13 @@ std::vector<std::byte> with(std::vector<std::byte> bytes, std::size_t offset, T 
 }
 
 TEST(Handshake, HelloAndAcceptComeBackAsSent) {
-  const wire::Speaker speaker{wire::kVersions, 0xf00dbeefu};
+  const wire::Speaker speaker{wire::kVersions, 0xf00dbeeeu};
   const auto hello = decode(wire::encode(wire::Hello{valid_endpoint()}, speaker).bytes());
   ASSERT_TRUE(hello) << hello.error().message();
   EXPECT_EQ(hello->header.kind, FrameKind::hello);
   EXPECT_EQ(hello->header.versions, wire::kVersions);
   EXPECT_EQ(hello->header.version, wire::kVersions.max);
-  EXPECT_EQ(hello->header.features, 0xf00dbeefu);
+  EXPECT_EQ(hello->header.features, 0xf00dbeeeu);
   EXPECT_EQ(std::get<wire::Hello>(hello->body).endpoint, valid_endpoint());
 
   const auto accept = decode(wire::encode(wire::Accept{valid_endpoint()}).bytes());
