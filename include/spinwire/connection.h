@@ -14,6 +14,7 @@
 #include "spinwire/connection_settings.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
+#include "spinwire/raw.h"
 #include "spinwire/status.h"
 
 namespace spinwire {
@@ -210,7 +211,8 @@ struct ConnectionSnapshot {
   std::uint32_t writes = 0;
   std::uint32_t reads = 0;
   std::uint32_t atomics = 0;
-  std::uint32_t control = 0;  ///< the connection's own: credit, keepalives, goodbye
+  std::uint32_t control = 0;   ///< the connection's own: credit, keepalives, goodbye
+  std::uint32_t receives = 0;  ///< of a raw connection
   // Leases that are not over.
   std::uint32_t leased_out = 0;  ///< to the peer, keys of KeyScope::connection included
   std::uint64_t leased_out_bytes = 0;
@@ -282,6 +284,36 @@ class SPINWIRE_API Connection {
   Status fetch_add(const RemoteRegion& remote, std::uint64_t add,
                    const CompletionCallback& done = {}, Post post = Post::automatic);
 
+  // Of raw connections; see raw.h. Others answer `unsupported`.
+  /// Receives into these parts of memory, in their order; none at all take a message without bytes,
+  /// or the notice of a write. May be called while the connection is being made. Those that were
+  /// deferred are posted together, before operations that were. Errors: would_block
+  /// (RawSettings::receive_depth are outstanding), invalid_argument (more elements than
+  /// RawSettings::max_recv_sge), out_of_bounds (an element without bytes), message_too_long (more
+  /// than 1 GiB), not_connected, wrong_thread, forked_child.
+  Status post_receive(std::span<const BufferSlice> into, const RawReceiveCallback& on_received = {},
+                      const RawPostedCallback& on_posted = {}, Post post = Post::automatic);
+  Status post_receive(const BufferSlice& into, const RawReceiveCallback& on_received = {},
+                      const RawPostedCallback& on_posted = {}, Post post = Post::automatic) {
+    return post_receive(std::span(&into, 1), on_received, on_posted, post);
+  }
+  /// Sends these parts of memory as one message, which takes one receive of the peer's; none at all
+  /// are a message without bytes. Errors: those of post_receive(), for RawSettings::max_send_sge,
+  /// and would_block (send queue or operations used up).
+  Status send_raw(std::span<const BufferSlice> data, const CompletionCallback& done = {},
+                  Post post = Post::automatic);
+  Status send_raw(const BufferSlice& data, const CompletionCallback& done = {},
+                  Post post = Post::automatic) {
+    return send_raw(std::span(&data, 1), done, post);
+  }
+  /// The same, with a 32-bit immediate beside the bytes.
+  Status send_raw_with_imm(std::span<const BufferSlice> data, std::uint32_t immediate,
+                           const CompletionCallback& done = {}, Post post = Post::automatic);
+  Status send_raw_with_imm(const BufferSlice& data, std::uint32_t immediate,
+                           const CompletionCallback& done = {}, Post post = Post::automatic) {
+    return send_raw_with_imm(std::span(&data, 1), immediate, done, post);
+  }
+
   /// Posts what was deferred on this connection with one doorbell.
   Status flush();
 
@@ -344,8 +376,8 @@ class SPINWIRE_API Connection {
   /// Asks the peer for `bytes` of memory, zeroed, for a time. done() has it, or says why not: the
   /// peer's limits, see LeaseRefusal, or flushed if the connection ends first. Errors:
   /// invalid_argument (no bytes, rights that are none, a time not above leases.guard), would_block
-  /// (leases.maximum is reached, or too much waits to be told to the peer), not_connected,
-  /// wrong_thread, forked_child.
+  /// (leases.maximum is reached, or too much waits to be told to the peer), unsupported (a raw
+  /// connection), not_connected, wrong_thread, forked_child.
   Status request_memory(std::size_t bytes, const LeaseOptions& options, const LeaseCallback& done);
   /// Leases memory of ours to the peer, whose on_lease has it; done() tells whether it was taken.
   /// Holds a reference to the memory until on_returned, which tells how it came back. No system
@@ -373,9 +405,9 @@ class SPINWIRE_API Connection {
   /// closed for an empty or stale handle.
   [[nodiscard]] ConnectionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == ConnectionState::ready; }
-  /// Longest message that send() accepts: the smaller of both ends' connections.message_bytes, or
-  /// of their eager_bytes if the peer may not read here (see ConnectionSettings::access). 0 unless
-  /// ready.
+  /// Longest message that send(), or on a raw connection send_raw(), accepts: the smaller of both
+  /// ends' connections.message_bytes, or of their eager_bytes if the peer may not read here (see
+  /// ConnectionSettings::access). 0 unless ready.
   [[nodiscard]] std::size_t max_message() const noexcept;
   /// Zeroes for a stale handle. Set-up.
   [[nodiscard]] ConnectionStats stats() const noexcept;

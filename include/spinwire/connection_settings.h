@@ -6,6 +6,7 @@
 
 #include "spinwire/buffer.h"
 #include "spinwire/config.h"
+#include "spinwire/raw.h"
 
 namespace spinwire {
 
@@ -14,9 +15,10 @@ namespace spinwire {
 /// `device` means, and has the same unit and range. All are checked when given, against these
 /// ranges and against what the device has.
 ///
-/// Settings of other libraries that mean nothing here: elements of a work request (a message has
-/// two, its header and its payload; others have one), the depth and elements of the receive queue
-/// (receives are the engine's, shared by its connections), and primary against alternate path.
+/// Settings of other libraries that mean nothing here, but for raw connections: elements of a work
+/// request (a message has two, its header and its payload; others have one), the depth and elements
+/// of the receive queue (receives are the engine's, shared by its connections). And for all:
+/// primary against alternate path.
 struct ConnectionSettings {
   // Sizes.
   std::optional<std::uint32_t> send_depth;    ///< send work requests; 16 … 32768
@@ -67,6 +69,9 @@ struct ConnectionSettings {
   /// Not more at a time than connections.own_domains, and than the device has: else the connection
   /// ends with `limit`.
   bool own_domain = false;
+  /// A raw connection, as raw.h tells. The right to write is the peer's only where `access` gives
+  /// it, since there is no credit to be told.
+  std::optional<RawSettings> raw;
 };
 
 }  // namespace spinwire

@@ -51,6 +51,7 @@ struct DeviceInfo {
   std::uint32_t rd_atomic = 0;     ///< READs and atomics of a connection outstanding at once
   bool shared_receives = false;    ///< one queue of receives for all connections
   std::uint32_t own_receives = 0;  ///< else each connection has a queue of this many
+  std::uint32_t max_sge = 0;       ///< elements of a raw connection's work requests
   bool memory_windows = false;     ///< type 2B
   bool atomics = false;            ///< against other work of this device at least
   bool single_threaded = false;    ///< the device leaves its locks out for us

@@ -29,6 +29,9 @@ struct Endpoint {
   std::uint64_t control_address = 0;  ///< cell that the other end may write credits to; 8-aligned
   std::uint32_t control_rkey = 0;     ///< its key; not 0
   std::uint8_t max_rd_atomic = 0;     ///< READs and atomics accepted at once
+  /// The end of a raw connection, of which only address, queue pair, PSN, MTU and the READs mean
+  /// something: for a peer that is no Spinwire engine, fill in those and set this.
+  bool raw = false;
   friend bool operator==(const Endpoint&, const Endpoint&) noexcept = default;
 
   /// One line of printable ASCII that parse() reads back. Set-up; any thread.

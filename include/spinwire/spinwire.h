@@ -14,5 +14,6 @@
 #include "spinwire/gid_type.h"
 #include "spinwire/lease.h"
 #include "spinwire/log.h"
+#include "spinwire/raw.h"
 #include "spinwire/status.h"
 #include "spinwire/version.h"

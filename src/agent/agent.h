@@ -100,7 +100,8 @@ inline void count_begin(Agent& a, OperationKind kind) noexcept {
   ++a.tallies[static_cast<std::size_t>(kind)].begun;
 }
 [[nodiscard]] inline std::uint64_t messages_sent(const Agent& a) noexcept {
-  return tally(a, OperationKind::send).done + tally(a, OperationKind::send_imm).done;
+  return tally(a, OperationKind::send).done + tally(a, OperationKind::send_imm).done +
+         tally(a, OperationKind::raw_send).done + tally(a, OperationKind::raw_send_imm).done;
 }
 [[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
   return a.granted - a.returned - a.received;
@@ -130,15 +131,18 @@ void list_grant(Shared& s, Agent& a) noexcept;
 void grant_more(Shared& s, Agent& a) noexcept;
 /// The room that acceptance goes by: see Agent::sq_room.
 [[nodiscard]] inline std::uint32_t& room_in_force(Agent& a) noexcept {
+  if (a.raw != nullptr) return a.raw->sq_room;
   OwnDomain* const own = a.domain.get();
   return own != nullptr ? own->sq_room : a.sq_room;
 }
 [[nodiscard]] inline std::uint32_t room_in_force(const Agent& a) noexcept {
+  if (a.raw != nullptr) return a.raw->sq_room;
   const OwnDomain* const own = a.domain.get();
   return own != nullptr ? own->sq_room : a.sq_room;
 }
 /// Work requests that the application may have in the send queue.
 [[nodiscard]] inline std::uint32_t room_of(const Agent& a) noexcept {
+  if (a.raw != nullptr) return a.attributes.queue_pair.send_depth;
   return a.attributes.queue_pair.send_depth - kControlRequests - kTransferRequests - kLeaseRequests;
 }
 
@@ -154,12 +158,14 @@ inline void set_attributes(Agent& a, const Attributes& attributes) noexcept {
 }
 /// The agents whose receives are in the same queue, or in one of their own, as this one's.
 inline QpnMap& neighbours(Shared& s, const Agent& a) noexcept {
+  if (a.raw != nullptr) return s.raw->by_qpn;
   return a.own_queue != kNone ? s.own->by_qpn : s.by_qpn;
 }
 /// The agent of a queue pair; null if it is no more.
 inline Agent* find_by_qpn(Shared& s, std::uint32_t qp_num) noexcept {
-  Agent* const a = s.by_qpn.find(qp_num);
-  return a == nullptr && s.own != nullptr ? s.own->by_qpn.find(qp_num) : a;
+  Agent* a = s.by_qpn.find(qp_num);
+  if (a == nullptr && s.own != nullptr) a = s.own->by_qpn.find(qp_num);
+  return a == nullptr && s.raw != nullptr ? s.raw->by_qpn.find(qp_num) : a;
 }
 /// Where keys that are the agent's own are registered; null: in the engine's protection domain.
 inline memory::RegistrationTable::Group* registrations_of(const Agent& a) noexcept {

@@ -415,6 +415,7 @@ inline const ibv_wc* take_run_of(Shared& s, Agent& a, const ibv_wc* wc,
                                                const ibv_wc* end) noexcept {
   Agent* const a = s.own != nullptr ? s.own->by_qpn.find(wc->qp_num) : nullptr;
   if (a != nullptr) return take_run_of<true>(s, *a, wc, end);
+  if (is_raw_receive(wc->wr_id)) return take_raw_run(s, wc, end);
   take_stray(s, *wc);
   return wc + 1;
 }
@@ -467,13 +468,16 @@ void finish_poll(Shared& s) noexcept {
     fill_deficit(s);
   // Receives first: credit told below counts on them.
   if (s.receives.count() >= s.list_length) post_receives(s);
-  if (s.lined_up != 0) [[unlikely]]
+  if (s.lined_up != 0) [[unlikely]] {
+    if (s.raw != nullptr) post_raw_listed(s);
     pump_pulls(s);
+  }
   flush_all(s);
   if (s.grants.count() != 0) {
     tell_credit(s);
     // Last, so that what is cancelled meanwhile is listed for the next poll.
     if (s.untold != 0) tell_cancelled(s);
+    if (s.raw != nullptr) tell_raw_posted(s);
     flush_all(s);
   }
 }

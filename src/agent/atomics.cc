@@ -116,6 +116,7 @@ void end_unusual(Shared& s, Agent& a, Operation& op, Status status) noexcept {
   }
   const OperationKind kind = op.kind;
   const std::uint32_t length = op.length;
+  const std::uint32_t list = is_raw(kind) ? detach_list(a, op) : kNone;
   Block* const block = op.block;
   if (op.beside) block->header_in_use = 0;
   const bool calls_back = op.calls_back;
@@ -124,6 +125,7 @@ void end_unusual(Shared& s, Agent& a, Operation& op, Status status) noexcept {
   s.operations.release(op);
   if (calls_back) done(completion);
   if (block != nullptr) detail::release(block);
+  if (list != kNone) drop_list(a, list);
   follow(s, a, kind, length, status);
 }
 

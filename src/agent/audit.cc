@@ -57,6 +57,10 @@ class Auditor {
     check_operations(a);
     check_credits_of(a);
     check_leases_of(a);
+    if (a.raw != nullptr) {
+      const std::string raw = audit_raw(s_, a);
+      expect(raw.empty(), "{}", raw);
+    }
     where_.clear();
   }
 
@@ -314,8 +318,10 @@ class Auditor {
     check_chain(s_.receives.chain(), 0, shared);
     std::uint32_t posted = unmarked(0, shared);
     for (std::uint32_t i = 0; i < s_.agents.capacity() && ok(); ++i) {
-      if (!s_.agents.in_use(i) || s_.agents.at(i).own_queue == kNone) continue;
+      if (!s_.agents.in_use(i)) continue;
       const Agent& a = s_.agents.at(i);
+      if (a.raw != nullptr) posted += raw_receives_posted(a);
+      if (a.own_queue == kNone) continue;
       OwnQueue& queue = s_.own->queues.at(a.own_queue);
       expect(queue.agent == &a, "connection {} has the receives of another", i);
       const std::uint32_t from = s_.own->first + a.own_queue * s_.own->share.slots;

@@ -22,6 +22,10 @@ bool set_up_failed(Shared& s, Agent& a, const Error& error) noexcept {
 }
 
 bool step_expose(Shared& s, Agent& a) noexcept {
+  if (a.raw != nullptr) {  // the peer tells no credit
+    a.stage = Stage::create;
+    return false;
+  }
   a.cell_block = s.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
   if (a.cell_block == nullptr) {
     return set_up_failed(s, a,
@@ -127,6 +131,9 @@ bool step_up(Shared& s, Agent& a) noexcept {
     // Before the peer can send.
     if (const int error = post_own_receives(s, a); error != 0) return receives_refused(s, a, error);
   }
+  if (step.state == IBV_QPS_INIT && a.raw != nullptr) {
+    if (const int error = post_raw_receives(s, a); error != 0) return receives_refused(s, a, error);
+  }
   a.stage = step.next;
   return true;
 }
@@ -163,13 +170,15 @@ Endpoint endpoint(const Shared& s, const Agent& a) noexcept {
   info.qp_num = a.qp->qp_num;
   info.psn = a.psn;
   info.mtu = static_cast<std::uint16_t>(std::min(a.attributes.mtu, place.mtu));
+  info.incarnation = s.incarnation;
+  info.max_rd_atomic = a.attributes.queue_pair.rd_atomic;
+  info.raw = a.raw != nullptr;
+  if (info.raw) return info;
   info.max_message = s.config.connections.message_bytes;
   info.eager_bytes = s.config.connections.eager_bytes;
   info.credits = a.granted;
-  info.incarnation = s.incarnation;
   info.control_address = reinterpret_cast<std::uint64_t>(a.cell);
   info.control_rkey = a.cell_region.rkey;
-  info.max_rd_atomic = a.attributes.queue_pair.rd_atomic;
   return info;
 }
 
@@ -181,7 +190,9 @@ Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
                       "open the same kind of device at both ends; on RoCE set device.gid_index or "
                       "device.address, so that both take the same version");
   }
-  if (peer.credits == 0) {
+  // Of one that comes in, the application has the last word before it is answered.
+  if (auto agreed = a.outbound ? agree_on_raw(a, peer.raw) : Result<void>{}; !agreed) return agreed;
+  if (peer.credits == 0 && !peer.raw) {
     return base::fail(Status::protocol, "take the peer's endpoint", "it grants no credit",
                       "the peer is broken");
   }
@@ -191,6 +202,12 @@ Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
   a.remote.psn = peer.psn;
   a.remote.mtu = peer.mtu;
   a.remote.rd_atomic = peer.max_rd_atomic;
+  a.peer_raw = peer.raw;
+  a.peer_incarnation = peer.incarnation;
+  if (peer.raw) {
+    a.max_message = a.longest_message = kLongestRaw;
+    return {};
+  }
   a.max_message = std::min(peer.eager_bytes, s.config.connections.eager_bytes);
   // A long message is READ by the peer, which it must have the right to.
   a.longest_message = allows(a.attributes.access, Access::remote_read)
@@ -198,7 +215,6 @@ Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
                           : a.max_message;
   a.granted_to_us = a.send_limit = peer.credits;
   a.told_granted = static_cast<std::uint16_t>(peer.credits);
-  a.peer_incarnation = peer.incarnation;
   a.peer_cell = peer.control_address;
   a.peer_cell_key = peer.control_rkey;
   return {};

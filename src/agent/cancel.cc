@@ -142,11 +142,13 @@ void tell(Shared& s, Operation& op) noexcept {
   CompletionCallback done;
   if (calls_back) done = op.done;
   const bool over = !op.with_device;
+  const std::uint32_t list = over && is_raw(op.was) ? detach_list(a, op) : kNone;
   Block* const block = over ? give_back(s, a, op) : nullptr;
   Completion completion;
   completion.status = Status::cancelled;
   if (calls_back) done(completion);
   if (block != nullptr) detail::release(block);
+  if (list != kNone) drop_list(a, list);
   if (over && is_drained(a)) on_drained(s, a);
 }
 
@@ -191,6 +193,8 @@ void end_cancelled(Shared& s, Agent& a, Operation& op, Status status) noexcept {
   op.succeeded = status == Status::ok;
   op.with_device = false;
   if (op.untold) return;  // it ends when its callback has run
+  if (const std::uint32_t list = is_raw(op.was) ? detach_list(a, op) : kNone; list != kNone)
+    drop_list(a, list);
   if (Block* const block = give_back(s, a, op); block != nullptr) detail::release(block);
 }
 

@@ -139,6 +139,7 @@ Status resolve(Shared& s, const Agent& a, const RemoteRegion& leased, RemoteRegi
 Status request(Shared& s, Agent& a, std::size_t bytes, const LeaseOptions& options,
                const LeaseCallback& done) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
+  if (a.raw != nullptr) return Status::unsupported;
   const auto access = static_cast<std::uint8_t>(options.access);
   if (bytes == 0 || !wire::is_remote_access(access) || !is_lease_time(s, options.time))
     return Status::invalid_argument;

@@ -40,7 +40,8 @@ void leave_cm(Agent& a) noexcept {
 /// Whether nothing of the agent's is with the device, in ERR, any more: a receive that completed
 /// after its queue pair is gone would have an entry of the completion queue that nobody counts.
 bool is_drained(Shared& s, const Agent& a) noexcept {
-  return idle(a) && (a.own_queue == kNone || own_receives_posted(s, a) == 0);
+  return idle(a) && (a.own_queue == kNone || own_receives_posted(s, a) == 0) &&
+         (a.raw == nullptr || raw_receives_posted(a) == 0);
 }
 
 bool step_destroy(Shared& s, Agent& a) noexcept {
@@ -51,6 +52,7 @@ bool step_destroy(Shared& s, Agent& a) noexcept {
   s.device->destroy_qp(a.qp);
   a.qp = nullptr;
   flush_everything(s, a);
+  if (a.raw != nullptr) flush_raw_receives(s, a);
   drop_held(s, a);
   a.stage = Stage::conceal;
   return true;
@@ -79,9 +81,12 @@ const char* kind_text(OperationKind kind) noexcept {
   switch (kind) {
     case OperationKind::send:
     case OperationKind::send_imm:
+    case OperationKind::raw_send:
+    case OperationKind::raw_send_imm:
       return "a SEND";
     case OperationKind::write:
     case OperationKind::write_imm:
+    case OperationKind::raw_write_imm:
       return "a WRITE";
     case OperationKind::read:
       return "a READ";
@@ -217,6 +222,10 @@ void prepare_timers(Agent& a) noexcept {
 }
 
 bool promise_receive(Shared& s, Agent& a) noexcept {
+  if (a.raw != nullptr) {
+    a.last_heard = a.last_sent = s.clock.now();
+    return true;
+  }
   const bool shares = s.device->srq() != nullptr;
   if (shares ? s.allotted >= s.receive_capacity : !take_own_queue(s, a)) return false;
   ++allotted_with(s, a);
@@ -377,7 +386,8 @@ void on_goodbye(Shared& s, Agent& a) noexcept {
 }
 
 void on_drained(Shared& s, Agent& a) noexcept {
-  if (a.stage == Stage::up && a.closing && !a.goodbye_sent && !a.goodbye_received) {
+  const bool speaks = a.stage == Stage::up && a.raw == nullptr;
+  if (speaks && a.closing && !a.goodbye_sent && !a.goodbye_received) {
     // Until our offers are answered, and the peer's.
     if (a.transfers.offered != nullptr || !a.transfers.notes.empty()) return;
     a.goodbye_sent = true;
@@ -394,6 +404,7 @@ void look_at_idle(Shared& s, Agent& a) noexcept {
   const Config::Connections& c = s.config.connections;
   const std::uint64_t now = s.clock.now();
   a.looked_at = 0;  // the next look finds new operations, if any
+  if (a.raw != nullptr) return;
   const std::uint64_t silent = now - std::min(a.last_heard, now);
   if (silent > s.clock.ticks(c.keepalive) && !a.keepalive_pending)
     (void)submit_control(s, a, OperationKind::keepalive);
@@ -487,6 +498,10 @@ void finish(Shared& s, Agent& a) noexcept {
   allotted_with(s, a) -= a.allotment;
   a.allotment = 0;
   if (a.own_queue != kNone) reclaim_own_receives(s, a);
+  if (a.raw != nullptr) {
+    flush_raw_receives(s, a);
+    unlist_raw(s, a);
+  }
   s.dirty.remove(a);
   s.grants.remove(a);
   s.starved.remove(a);
@@ -500,6 +515,7 @@ void finish(Shared& s, Agent& a) noexcept {
   const Error cause = final_cause(a);
   a.generation = 0;
   a.again.reset();
+  a.raw.reset();
   s.agents.release(a.index);
   if (on_closed) on_closed(gone, cause);
 }

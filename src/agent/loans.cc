@@ -151,7 +151,8 @@ enum class Step : std::uint8_t { done, later, used_verb, failed };
 
 /// Whether a window of the engine's can be bound to it.
 bool fits_window(const Shared& s, const Loan& loan) noexcept {
-  return loan.agent->domain == nullptr && s.transfers->windows.size() != 0 &&
+  const Agent& a = *loan.agent;
+  return a.domain == nullptr && a.raw == nullptr && s.transfers->windows.size() != 0 &&
          loan.block->lkey == s.staging_block->lkey;
 }
 
@@ -403,6 +404,7 @@ void take_lease_call(Shared& s, Agent& a, const wire::LeaseCall& call,
 Status lend(Shared& s, Agent& a, const BufferSlice& memory, const LeaseOptions& options,
             const LeaseCallback& done) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
+  if (a.raw != nullptr) return Status::unsupported;
   if (!memory || memory.size() == 0) return Status::out_of_bounds;
   const auto asked = static_cast<std::uint8_t>(options.access);
   if (!wire::is_remote_access(asked) || common_rights(s, a, asked) != options.access ||

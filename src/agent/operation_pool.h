@@ -21,6 +21,9 @@ enum class OperationKind : std::uint8_t {
   read,  ///< what ends in the usual way comes before, see is_plain()
   compare_swap,
   fetch_add,
+  raw_send,       ///< of a raw connection
+  raw_send_imm,   ///< the same
+  raw_write_imm,  ///< the same: costs no credit
   // Parts of the application's.
   bind,       ///< of a window, ahead of an offer
   offer,      ///< of a long message
@@ -38,10 +41,13 @@ enum class OperationKind : std::uint8_t {
   cancelled,     ///< one that was the application's, see Operation::was
 };
 constexpr bool is_plain(OperationKind kind) { return kind <= OperationKind::read; }
-constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::fetch_add; }
+constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::raw_write_imm; }
+constexpr bool is_raw(OperationKind kind) {
+  return kind >= OperationKind::raw_send && kind <= OperationKind::raw_write_imm;
+}
 /// Whether its record is one of those for the application.
 constexpr bool takes_users_record(OperationKind kind) { return kind <= OperationKind::offer_imm; }
-inline constexpr std::size_t kOperationKinds = 19;
+inline constexpr std::size_t kOperationKinds = 22;
 
 struct Agent;
 

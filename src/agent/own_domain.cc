@@ -30,7 +30,7 @@ Error too_many(const Shared& s) {
 
 /// In place of what it was promised of the shared queue.
 bool take_receives(Shared& s, Agent& a) noexcept {
-  if (s.device->srq() == nullptr) return true;
+  if (s.device->srq() == nullptr || a.raw != nullptr) return true;
   const std::uint32_t promised = a.allotment;
   if (!take_own_queue(s, a)) return false;
   s.allotted -= promised;
@@ -73,7 +73,7 @@ bool step_slab(Shared& s, Agent& a) noexcept {
     return failed(s, a, why.error());
   }
   a.domain->lkey = mr->lkey;
-  aim_own_receives(s, a, mr->lkey);
+  if (a.own_queue != kNone) aim_own_receives(s, a, mr->lkey);
   a.stage = Stage::expose;
   return true;
 }
@@ -97,7 +97,8 @@ bool reaches(const Shared& s, const OwnDomain& own, const Block& block) noexcept
 
 void use_own_key(const Shared& s, const OwnDomain& own, Operation& op) noexcept {
   for (int i = 0; i < op.wr.num_sge; ++i) {
-    if (op.sges[i].lkey == s.staging_block->lkey) op.sges[i].lkey = own.lkey;
+    ibv_sge& sge = op.wr.sg_list[i];
+    if (sge.lkey == s.staging_block->lkey) sge.lkey = own.lkey;
   }
 }
 

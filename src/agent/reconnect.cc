@@ -41,6 +41,8 @@ void forget_attempt(Agent& a) noexcept {
   } const kept{a.index,          a.generation, a.handlers,   a.tallies, a.messages_received,
                a.bytes_received, a.patience,   a.attributes, a.peer};
   std::unique_ptr<Again> again = std::move(a.again);
+  std::unique_ptr<RawQueue> raw = std::move(a.raw);
+  if (raw != nullptr) renew_raw(*raw);
   a.~Agent();
   new (&a) Agent();
   a.index = kept.index;
@@ -54,6 +56,7 @@ void forget_attempt(Agent& a) noexcept {
   a.peer = kept.peer;
   a.outbound = true;
   a.again = std::move(again);
+  a.raw = std::move(raw);
   prepare_timers(a);
 }
 

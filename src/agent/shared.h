@@ -13,6 +13,7 @@
 #include "agent/own_domain.h"
 #include "agent/own_receives.h"
 #include "agent/qpn_map.h"
+#include "agent/raw.h"
 #include "agent/reconnect.h"
 #include "agent/transfers.h"
 #include "base/index_pool.h"
@@ -82,6 +83,7 @@ struct Attributes {
   Access access = Access::remote_all;  ///< of the peer, to memory exposed to it
   bool own_domain = false;             ///< a protection domain of its own
   LeaseLimits leases;
+  bool raw = false;  ///< then `queue_pair` has the sizes
 };
 
 /// Bits of Agent::detour.
@@ -112,8 +114,8 @@ struct alignas(64) Agent {
   Operation* posted_last = nullptr;
   Operation* deferred = nullptr;
   Operation* deferred_last = nullptr;
-  std::uint32_t sq_used = 0;       ///< work requests accepted, not completed
-  std::uint32_t sq_room = 0;       ///< for the application's; 0 unless ready, and with `domain`
+  std::uint32_t sq_used = 0;  ///< work requests accepted, not completed
+  std::uint32_t sq_room = 0;  ///< for the application's; 0 unless ready, and with `domain` or `raw`
   std::uint32_t max_message = 0;   ///< sent as one SEND
   std::uint32_t inline_bytes = 0;  ///< sent inline up to this many, header included
   // Credits, all counted since the start, modulo 2^32. Ours to spend: granted - returned - sent.
@@ -160,6 +162,8 @@ struct alignas(64) Agent {
   std::unique_ptr<CmLink> cm;         ///< if through rdma_cm
   std::unique_ptr<Again> again;       ///< if it is made again when lost
   std::unique_ptr<OwnDomain> domain;  ///< of its own
+  std::unique_ptr<RawQueue> raw;      ///< if it is raw
+  bool peer_raw = false;              ///< as the handshake told
   std::uint32_t next_setup = kNone;
   Block* cell_block = nullptr;
   RemoteRegion cell_region;  ///< what the peer is told of the cell
@@ -230,7 +234,7 @@ struct Shared {
   QpnMap by_qpn;                        ///< those that share the receive queue
   verbs::ReceiveSlots<Block> receives;  ///< by the slot that a receive's wr_id names
   Work work;
-  std::uint32_t lined_up = 0;  ///< agents with something to pull
+  std::uint32_t lined_up = 0;  ///< agents with something to pull, or receives of their own to post
   AgentList dirty;             ///< with deferred operations
   AgentList grants;            ///< with credit to be told
   std::uint32_t posted_receives = 0;
@@ -254,6 +258,7 @@ struct Shared {
   std::unique_ptr<Leases> leases;
   std::unique_ptr<OwnQueues> own;     ///< of connections that do not share; null: all do
   std::uint32_t own_domains = 0;      ///< connections that have one
+  std::unique_ptr<RawShared> raw;     ///< once there was a raw connection
   std::uint32_t untold = 0;           ///< cancelled ones whose callback is due; the agents
                                       ///< that have any are in `grants`
   Operation* untold_first = nullptr;  ///< of those, but for long messages; oldest first

@@ -26,12 +26,14 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
   switch (kind) {
     case OperationKind::send_imm:
     case OperationKind::offer_imm:
+    case OperationKind::raw_send_imm:
       return IBV_WR_SEND_WITH_IMM;
     case OperationKind::write:
     case OperationKind::credit_write:
     case OperationKind::keepalive:
       return IBV_WR_RDMA_WRITE;
     case OperationKind::write_imm:
+    case OperationKind::raw_write_imm:
       return IBV_WR_RDMA_WRITE_WITH_IMM;
     case OperationKind::read:
     case OperationKind::pull:
@@ -196,10 +198,13 @@ template <OperationKind kind, bool own>
   return post(s, a, r.defer);
 }
 
-/// There is no room where acceptance looks: with a domain of its own, the agent's is elsewhere.
+/// There is no room where acceptance looks: raw, or with a domain of its own, the agent's is
+/// elsewhere.
 template <OperationKind kind>
 [[gnu::noinline]] Status submit_elsewhere(Shared& s, Agent& a, const Request& r) noexcept {
-  if (a.domain == nullptr || a.sq_used >= a.domain->sq_room) return Status::would_block;
+  if (a.raw != nullptr && uses_credit(kind)) return submit_on_raw(s, a, r, kind);
+  if (a.sq_used >= room_in_force(a)) return Status::would_block;
+  if (a.domain == nullptr) return accept<kind, false>(s, a, r);
   if (!reaches(s, *a.domain, *r.block)) return Status::invalid_argument;
   return accept<kind, true>(s, a, r);
 }

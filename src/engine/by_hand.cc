@@ -19,11 +19,14 @@ Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
     return tl::unexpected(good.error());
   const auto attributes = resolve(options.settings, Via::tcp);
   if (!attributes) return tl::unexpected(attributes.error());
+  auto raw = agent::make_raw(shared, *attributes);
+  if (!raw) return tl::unexpected(raw.error());
   Agent* const a = agent::acquire(shared, ConnectionState::exchanging, true, options.timeout);
   if (a == nullptr)
     return tl::unexpected(engine::no_more_connections(shared, "prepare a connection"));
   a->by_hand = true;
   agent::set_attributes(*a, *attributes);
+  (void)agent::use_raw(shared, *a, std::move(*raw));
   a->handlers = options.handlers;
   a->on_endpoint = options.on_endpoint;
   engine::name_peer(*a, "a peer that was not joined yet");

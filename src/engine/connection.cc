@@ -8,29 +8,15 @@
 #include "agent/submit.h"
 #include "base/error.h"
 #include "engine/core.h"
+#include "engine/operate.h"
 
 namespace spinwire {
 
 using agent::Agent;
 using agent::OperationKind;
-
-namespace {
-
-/// The connection's agent, for a call of the engine's thread; else null.
-inline Agent* locate(detail::EngineCore* core, std::uint32_t index,
-                     std::uint32_t generation) noexcept {
-  return core != nullptr && core->guard.owned() ? core->find(index, generation) : nullptr;
-}
-/// Why it is null.
-[[gnu::cold, gnu::noinline]] Status diagnose(const detail::EngineCore* core) noexcept {
-  return core != nullptr && !core->guard.owned() ? core->guard.diagnose() : Status::not_connected;
-}
-
-inline bool deferred(const detail::EngineCore& core, Post post) noexcept {
-  return post == Post::defer || (post == Post::automatic && core.guard.polling());
-}
-
-}  // namespace
+using engine::deferred;
+using engine::diagnose;
+using engine::locate;
 
 std::string_view to_string(ConnectionState state) noexcept {
   constexpr std::array<std::string_view, 5> kNames = {"resolving", "exchanging", "ready",
@@ -148,6 +134,8 @@ Status Connection::flush() {
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
+  if (core_->shared.lined_up != 0 && a->raw != nullptr) [[unlikely]]
+    agent::flush_raw(core_->shared, *a);
   return agent::flush(core_->shared, *a);
 }
 
@@ -223,11 +211,14 @@ ConnectionStats stats_of(const Agent* a) noexcept {
   const auto bytes = [a](OperationKind kind) { return agent::tally(*a, kind).bytes; };
   ConnectionStats stats;
   stats.messages_sent = agent::messages_sent(*a);
-  stats.bytes_sent = bytes(OperationKind::send) + bytes(OperationKind::send_imm);
+  stats.bytes_sent = bytes(OperationKind::send) + bytes(OperationKind::send_imm) +
+                     bytes(OperationKind::raw_send) + bytes(OperationKind::raw_send_imm);
   stats.messages_received = a->messages_received;
   stats.bytes_received = a->bytes_received;
-  stats.writes = count(OperationKind::write) + count(OperationKind::write_imm);
-  stats.bytes_written = bytes(OperationKind::write) + bytes(OperationKind::write_imm);
+  stats.writes = count(OperationKind::write) + count(OperationKind::write_imm) +
+                 count(OperationKind::raw_write_imm);
+  stats.bytes_written = bytes(OperationKind::write) + bytes(OperationKind::write_imm) +
+                        bytes(OperationKind::raw_write_imm);
   stats.reads = count(OperationKind::read);
   stats.bytes_read = bytes(OperationKind::read);
   stats.atomics = count(OperationKind::compare_swap) + count(OperationKind::fetch_add);
@@ -240,7 +231,7 @@ ConnectionStats stats_of(const Agent* a) noexcept {
 Blocker blocker_of(const agent::Shared& s, const Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return Blocker::not_ready;
   if (a.sq_used >= agent::room_in_force(a)) return Blocker::send_queue;
-  if (agent::credits_in_sight(a) == 0) return Blocker::credit;
+  if (a.raw == nullptr && agent::credits_in_sight(a) == 0) return Blocker::credit;
   return s.operations.empty() ? Blocker::operations : Blocker::nothing;
 }
 
@@ -265,8 +256,10 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
   now.state = a->state;
   now.blocked_by = blocker_of(s, *a);
   now.silence = s.clock.duration(s.now - std::min(a->last_heard, s.now));
-  now.messages = outstanding({OperationKind::send, OperationKind::send_imm});
-  now.writes = outstanding({OperationKind::write, OperationKind::write_imm});
+  now.messages = outstanding({OperationKind::send, OperationKind::send_imm, OperationKind::raw_send,
+                              OperationKind::raw_send_imm});
+  now.writes =
+      outstanding({OperationKind::write, OperationKind::write_imm, OperationKind::raw_write_imm});
   now.reads = outstanding({OperationKind::read});
   now.atomics = outstanding({OperationKind::compare_swap, OperationKind::fetch_add});
   now.control = outstanding({OperationKind::credit_return, OperationKind::goodbye,
@@ -275,6 +268,7 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
   now.leased_out_bytes = a->leases.lent_bytes;
   now.leases_held = a->leases.held;
   now.leases_held_bytes = a->leases.held_bytes;
+  if (a->raw != nullptr) now.receives = a->raw->accepted - a->raw->completed;
   now.stats = stats_of(a);
   return now;
 }

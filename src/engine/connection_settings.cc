@@ -79,9 +79,10 @@ Narrow narrow(std::uint32_t value) noexcept {
   return static_cast<Narrow>(value);  // the key's range fits
 }
 
-int access_flags(Access access, const DeviceInfo& device) noexcept {
+int access_flags(Access access, const DeviceInfo& device, bool raw = false) noexcept {
+  int flags = IBV_ACCESS_LOCAL_WRITE;
   // The peer writes its credits to us.
-  int flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  if (!raw || allows(access, Access::remote_write)) flags |= IBV_ACCESS_REMOTE_WRITE;
   if (allows(access, Access::remote_read)) flags |= IBV_ACCESS_REMOTE_READ;
   if (allows(access, Access::remote_atomic) && device.atomics) flags |= IBV_ACCESS_REMOTE_ATOMIC;
   return flags;
@@ -139,6 +140,25 @@ Result<verbs::Place> place_of(verbs::Device& device, const ConnectionSettings& s
   return device.find_place(port, gid_index);
 }
 
+/// A member of RawSettings. More than the device has is seen by Device::check().
+Result<void> check_raw(const char* name, std::uint32_t value) {
+  if (value != 0) return {};
+  return base::fail(Status::invalid_argument, fmt::format("raw.{} = 0", name),
+                    "a raw connection needs one at least", "give 1 or more");
+}
+
+Result<void> take_raw(agent::Attributes& to, const RawSettings& raw, const DeviceInfo& device) {
+  if (auto good = check_raw("receive_depth", raw.receive_depth); !good) return good;
+  if (auto good = check_raw("max_send_sge", raw.max_send_sge); !good) return good;
+  if (auto good = check_raw("max_recv_sge", raw.max_recv_sge); !good) return good;
+  to.raw = true;
+  to.queue_pair.receive_depth = raw.receive_depth;
+  to.queue_pair.send_elements = raw.max_send_sge;
+  to.queue_pair.receive_elements = raw.max_recv_sge;
+  to.queue_pair.access = access_flags(to.access, device, true);
+  return {};
+}
+
 }  // namespace
 
 Result<void> check_access(Access most, Access asked, const DeviceInfo& device, const char* whose) {
@@ -193,6 +213,9 @@ Result<agent::Attributes> resolve(const Config& config, verbs::Device& device,
   if (!place) return tl::unexpected(place.error());
   agent::Attributes result = attributes_of(merged, device.info(), *place);
   result.own_domain = settings.own_domain;
+  if (auto good = settings.raw ? take_raw(result, *settings.raw, device.info()) : Result<void>{};
+      !good)
+    return tl::unexpected(good.error());
   if (auto good = device.check(result.queue_pair); !good) return tl::unexpected(good.error());
   return result;
 }
@@ -230,6 +253,14 @@ Result<void> EngineCore::configure(agent::Agent& a, const ConnectionSettings& se
                     to_string(a.attributes.queue_pair.place.gid_type)),
         "give a place with a GID of the peer's type");
   }
+  if (a.raw != nullptr && a.raw->accepted != a.raw->completed) {
+    return base::fail(Status::invalid_argument, kAsked, "it has receives already",
+                      "configure it before post_receive()");
+  }
+  auto raw = agent::make_raw(shared, *attributes, a.raw.get());
+  if (!raw) return tl::unexpected(raw.error());
+  if (!agent::use_raw(shared, a, std::move(*raw)))
+    return tl::unexpected(engine::no_more_connections(shared, kAsked));
   agent::set_attributes(a, *attributes);
   return {};
 }

@@ -108,7 +108,7 @@ void EngineCore::end_connections() noexcept {
     if (!shared.agents.in_use(i)) continue;
     Agent& a = shared.agents.at(i);
     if (a.handshake != agent::kNone) drop(handshakes.at(a.handshake));
-    if (a.state == ConnectionState::ready && a.stage == agent::Stage::up) {
+    if (a.state == ConnectionState::ready && a.stage == agent::Stage::up && a.raw == nullptr) {
       // The peer shall not have to find out by itself.
       a.goodbye_sent = agent::submit_control(shared, a, agent::OperationKind::goodbye);
       agent::flush(shared, a);

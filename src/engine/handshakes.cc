@@ -179,6 +179,8 @@ Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptio
     return tl::unexpected(valid.error());
   const auto attributes = resolve(options.settings, options.via);
   if (!attributes) return tl::unexpected(attributes.error());
+  auto raw = agent::make_raw(shared, *attributes);
+  if (!raw) return tl::unexpected(raw.error());
   std::unique_ptr<agent::Again> again;
   if (options.reconnect.attempts != 0)
     again = std::make_unique<agent::Again>(options.reconnect, *address, options.via);
@@ -193,6 +195,7 @@ Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptio
   }
   engine::name_peer(*a, address->text().view());
   agent::set_attributes(*a, *attributes);
+  (void)agent::use_raw(shared, *a, std::move(*raw));
   a->handlers = options.handlers;
   a->again = std::move(again);
   attach(std::move(*attempt), *a);
@@ -420,6 +423,8 @@ void EngineCore::take_hello(Handshake& h) noexcept {
     return refuse(h, {Status::refused, "connect", "nobody listens here any more", "try again"});
   }
   if (auto left = check_device_left("accept a connection"); !left) return refuse(h, left.error());
+  auto raw = agent::make_raw(shared, listening->attributes);
+  if (!raw) return refuse(h, raw.error());
   Agent* a = agent::acquire(shared, ConnectionState::exchanging, false);
   if (a == nullptr) {
     return refuse(h, engine::no_more_connections(shared, "accept one more connection"));
@@ -429,6 +434,7 @@ void EngineCore::take_hello(Handshake& h) noexcept {
   a->handshake = h.index;
   engine::name_peer(*a, h.exchange.peer_address());
   agent::set_attributes(*a, listening->attributes);
+  (void)agent::use_raw(shared, *a, std::move(*raw));
   a->handlers = listening->options.handlers;
   const auto taken = agent::take_endpoint(shared, *a, hello->endpoint);
   if (!taken) {
@@ -441,6 +447,9 @@ void EngineCore::take_hello(Handshake& h) noexcept {
   if (on_accept) on_accept(agent::handle(shared, *a));
   if (a->state == ConnectionState::draining) {
     refuse(h, {Status::refused, "connect", "the application refused", "ask its operator"});
+  } else if (const auto agreed = agent::agree_on_raw(*a, a->peer_raw); !agreed) {
+    agent::fail(shared, *a, agreed.error());
+    refuse(h, agreed.error());
   }
 }
 

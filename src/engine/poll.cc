@@ -45,6 +45,8 @@ int EngineCore::poll() noexcept {
 Status EngineCore::flush() noexcept {
   if (!guard.owned()) [[unlikely]]
     return guard.diagnose();
+  if (shared.lined_up != 0 && shared.raw != nullptr) [[unlikely]]
+    agent::post_raw_listed(shared);
   agent::flush_all(shared);
   return Status::ok;
 }

@@ -239,6 +239,8 @@ void EngineCore::take_cm_request(const CmNews& news) {
   if (auto good = check_device(shared.device->info(), id); !good) return refuse(good.error());
   auto peer = read_endpoint(id, shared.device->info(), news);
   if (!peer) return refuse(peer.error());
+  auto raw = agent::make_raw(shared, listening->attributes);
+  if (!raw) return refuse(raw.error());
   Agent* const a = agent::acquire(shared, ConnectionState::exchanging, false);
   if (a == nullptr)
     return refuse(engine::no_more_connections(shared, "accept one more connection"));
@@ -249,11 +251,15 @@ void EngineCore::take_cm_request(const CmNews& news) {
   link->resolved = true;
   attach_link(std::move(link), *a);
   agent::set_attributes(*a, listening->attributes);
+  (void)agent::use_raw(shared, *a, std::move(*raw));
   const ListenOptions options = listening->options;
   if (auto taken = agent::take_endpoint(shared, *a, *peer); !taken)
     return agent::fail(shared, *a, taken.error());  // which rejects it; nobody has heard of it
   a->handlers = options.handlers;
   if (options.on_accept) options.on_accept(agent::handle(shared, *a));
+  if (a->state == ConnectionState::draining) return;
+  if (auto agreed = agent::agree_on_raw(*a, a->peer_raw); !agreed)
+    agent::fail(shared, *a, agreed.error());
 }
 
 void EngineCore::progress_through_cm(Agent& a) noexcept {
@@ -273,7 +279,7 @@ void EngineCore::progress_through_cm(Agent& a) noexcept {
     offer.initiator_depth = std::min(reads, answer ? a.remote.rd_atomic : reads);
     offer.retry_count = ours.retry.retry_count;
     offer.rnr_retry = ours.retry.rnr_retry;
-    offer.shared_receives = shared.device->info().shared_receives;
+    offer.shared_receives = shared.device->info().shared_receives && a.raw == nullptr;
     offer.data = data;
     done = ask ? link.id.connect(offer) : link.id.accept(offer);
     if (ask && done) agent::enter(shared, a, ConnectionState::exchanging);

@@ -114,6 +114,7 @@ Result<void> Device::set_up() {
   max_send_depth_ = static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0));
   ports_ = attr.phys_port_cnt;
   place_ = place_of(s.port, s.port_attr, s.gid);
+  info_.max_sge = static_cast<std::uint32_t>(attr.max_sge);
   info_.atomics = attr.atomic_cap != IBV_ATOMIC_NONE;
   info_.memory_windows = (attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
   info_.shared_receives = options_.shared_receives && shares_receives(attr);
@@ -184,28 +185,33 @@ void Device::probe_memory_windows() noexcept {
   if (window != nullptr) (void)provider().dealloc_mw(window);
 }
 
-ibv_qp* Device::try_qp(std::uint32_t send_depth, std::uint32_t inline_bytes,
-                       ibv_pd* domain) noexcept {
+ibv_qp* Device::try_qp(const QueuePairOptions& options, ibv_pd* domain) noexcept {
   // A shared queue's receives are in the engine's domain, where devices may or may not find them
   // for a queue pair of another.
-  ibv_srq* const shared = domain == nullptr ? srq_ : nullptr;
+  const bool raw = options.receive_depth != 0;
+  ibv_srq* const shared = domain == nullptr && !raw ? srq_ : nullptr;
   ibv_qp_init_attr init{};
   init.send_cq = init.recv_cq = cq_;
   init.srq = shared;
   init.qp_type = IBV_QPT_RC;
-  init.cap.max_send_wr = send_depth;
-  init.cap.max_send_sge = kSendElements;
-  init.cap.max_recv_wr = domain != nullptr ? domain_receives() : info_.own_receives;
-  init.cap.max_recv_sge = shared == nullptr ? 1 : 0;
-  init.cap.max_inline_data = inline_bytes;
+  init.cap.max_send_wr = options.send_depth;
+  init.cap.max_send_sge = options.send_elements;
+  init.cap.max_recv_wr = raw                 ? options.receive_depth
+                         : domain != nullptr ? domain_receives()
+                                             : info_.own_receives;
+  init.cap.max_recv_sge = shared == nullptr ? options.receive_elements : 0;
+  init.cap.max_inline_data = options.inline_bytes;
   return provider().create_qp(domain != nullptr ? domain : queue_pd(), &init);
 }
 
 /// What a queue pair can have together, no attribute tells: one is made to see. Inline data is a
 /// gain, no need, so that less of it will do.
 Result<void> Device::probe_queue_pair() {
+  QueuePairOptions tried;
+  tried.send_depth = options_.send_depth;
   for (std::uint32_t bytes = options_.inline_bytes;; bytes /= 2) {
-    ibv_qp* qp = try_qp(options_.send_depth, bytes);
+    tried.inline_bytes = bytes;
+    ibv_qp* qp = try_qp(tried);
     if (qp != nullptr) {
       info_.inline_bytes = bytes;
       (void)provider().destroy_qp(qp);
@@ -257,10 +263,11 @@ ibv_mr* Device::register_slab(std::span<std::byte> slab) noexcept {
 Result<ibv_qp*> Device::create_qp(const QueuePairOptions& options, ibv_pd* domain) {
   destroy_left();
   leaving_.reserve(queue_pairs_ + 1);
-  ibv_qp* qp = try_qp(options.send_depth, options.inline_bytes, domain);
+  ibv_qp* qp = try_qp(options, domain);
   if (qp == nullptr) {
-    return short_of_memory("make a queue pair", "ibv_create_qp", errno,
-                           std::uint64_t{options.send_depth} * kEntryBytes);
+    return short_of_memory(
+        "make a queue pair", "ibv_create_qp", errno,
+        (std::uint64_t{options.send_depth} + options.receive_depth) * kEntryBytes);
   }
   ++queue_pairs_;
   return qp;

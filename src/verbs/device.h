@@ -79,6 +79,9 @@ struct QueuePairOptions {
   std::uint32_t inline_bytes = 0;
   std::uint8_t rd_atomic = 1;  ///< READs and atomics at once, of each side
   int access = 0;              ///< IBV_ACCESS_*
+  std::uint32_t send_elements = kSendElements;
+  std::uint32_t receive_elements = 1;
+  std::uint32_t receive_depth = 0;  ///< a queue of its own, of this depth; 0: as the engine has it
   Place place;
   PathOptions path;
   RetryOptions retry;
@@ -164,8 +167,8 @@ class Device {
   void probe_memory_windows() noexcept;
   void make_thread_domain() noexcept;
   [[nodiscard]] ibv_pd* queue_pd() const noexcept { return domain_ != nullptr ? domain_ : pd_; }
-  ibv_qp* try_qp(std::uint32_t send_depth, std::uint32_t inline_bytes,
-                 ibv_pd* domain = nullptr) noexcept;
+  ibv_qp* try_qp(const QueuePairOptions& options, ibv_pd* domain = nullptr) noexcept;
+  [[nodiscard]] Result<void> check_raw(const QueuePairOptions& asked) const;
 
   void destroy_left() noexcept;
 
@@ -184,7 +187,7 @@ class Device {
   int max_domains_ = 0;
   Place place_;
   std::uint32_t ports_ = 0;
-  std::uint32_t max_send_depth_ = 0;
+  std::uint32_t max_send_depth_ = 0;  ///< and that of receives
   std::uint32_t max_rd_atomic_ = 0;
   DeviceInfo info_;
 };

@@ -55,6 +55,16 @@ Result<Place> Device::find_place(std::uint8_t port, int gid_index) {
   return place_of(port, attr, table[static_cast<std::size_t>(best)]);
 }
 
+Result<void> Device::check_raw(const QueuePairOptions& asked) const {
+  if (asked.receive_depth > max_send_depth_)
+    return over_limit("raw.receive_depth", asked.receive_depth, max_send_depth_, info_.name);
+  if (asked.send_elements > info_.max_sge)
+    return over_limit("raw.max_send_sge", asked.send_elements, info_.max_sge, info_.name);
+  if (asked.receive_elements > info_.max_sge)
+    return over_limit("raw.max_recv_sge", asked.receive_elements, info_.max_sge, info_.name);
+  return {};
+}
+
 Result<void> Device::check(const QueuePairOptions& asked) {
   if (asked.send_depth > max_send_depth_)
     return over_limit("send_depth", asked.send_depth, max_send_depth_, info_.name);
@@ -64,9 +74,11 @@ Result<void> Device::check(const QueuePairOptions& asked) {
     return over_limit("pkey_index", asked.path.pkey_index, std::max(asked.place.pkeys, 1u) - 1,
                       info_.name);
   }
-  if (asked.send_depth <= options_.send_depth && asked.inline_bytes <= info_.inline_bytes)
+  const bool raw = asked.receive_depth != 0;
+  if (auto good = raw ? check_raw(asked) : Result<void>{}; !good) return good;
+  if (!raw && asked.send_depth <= options_.send_depth && asked.inline_bytes <= info_.inline_bytes)
     return {};
-  ibv_qp* const qp = try_qp(asked.send_depth, asked.inline_bytes);
+  ibv_qp* const qp = try_qp(asked);
   const int error = errno;
   if (qp != nullptr) {
     (void)provider().destroy_qp(qp);
@@ -74,6 +86,15 @@ Result<void> Device::check(const QueuePairOptions& asked) {
   }
   if (asked.inline_bytes > info_.inline_bytes)
     return over_limit("inline_bytes", asked.inline_bytes, info_.inline_bytes, info_.name);
+  if (raw) {
+    return base::fail_errno(
+        Status::limit,
+        fmt::format("raw.receive_depth = {}, max_send_sge = {}, max_recv_sge = {}, with "
+                    "send_depth = {} and inline_bytes = {}",
+                    asked.receive_depth, asked.send_elements, asked.receive_elements,
+                    asked.send_depth, asked.inline_bytes),
+        "ibv_create_qp", error, "lower one of them: no attribute tells what goes together");
+  }
   return base::fail_errno(Status::limit, fmt::format("send_depth = {}", asked.send_depth),
                           "ibv_create_qp", error,
                           fmt::format("lower send_depth; {} is had", options_.send_depth));

@@ -17,7 +17,7 @@ std::array<std::byte, kCmDataBytes> encode_cm(const Endpoint& e, const Speaker& 
   w.copy(cm_at::magic, kMagic);
   w.put<std::uint16_t>(cm_at::version_min, speaker.versions.min);
   w.put<std::uint16_t>(cm_at::version_max, speaker.versions.max);
-  w.put<std::uint32_t>(cm_at::features, speaker.features);
+  w.put<std::uint32_t>(cm_at::features, speaker.features | (e.raw ? feature::raw : 0));
   w.put<std::uint32_t>(cm_at::max_message, e.max_message);
   w.put<std::uint32_t>(cm_at::eager_bytes, e.eager_bytes);
   w.put<std::uint32_t>(cm_at::credits, e.credits);
@@ -34,6 +34,7 @@ Result<void> decode_cm(std::span<const std::byte> data, Endpoint& e, VersionRang
   Reader r(data);
   const VersionRange theirs{r.get<std::uint16_t>(cm_at::version_min),
                             r.get<std::uint16_t>(cm_at::version_max)};
+  e.raw = (r.get<std::uint32_t>(cm_at::features) & feature::raw) != 0;
   e.max_message = r.get<std::uint32_t>(cm_at::max_message);
   e.eager_bytes = r.get<std::uint32_t>(cm_at::eager_bytes);
   e.credits = r.get<std::uint32_t>(cm_at::credits);

@@ -13,6 +13,7 @@ namespace spinwire {
 namespace {
 
 constexpr std::string_view kName = "spinwire-endpoint-1";  // the number is the format's
+constexpr std::string_view kRaw = "raw";                   // a word without a value
 constexpr std::string_view kSpace = " \t\r\n";
 
 tl::unexpected<Error> bad_text(std::string found) {
@@ -38,14 +39,16 @@ std::string_view type_word(GidType type) noexcept {
 struct Number {
   std::string_view name;
   bool hex;
+  bool of_raw;  ///< means something at the end of a raw connection
   std::uint64_t (*get)(const Endpoint&);
   /// False if the field cannot hold it.
   bool (*set)(Endpoint&, std::uint64_t);
 };
 
 template <auto Member>
-constexpr Number number(std::string_view name, bool hex) {
-  return {name, hex, [](const Endpoint& e) { return static_cast<std::uint64_t>(e.*Member); },
+constexpr Number number(std::string_view name, bool hex, bool of_raw = false) {
+  return {name, hex, of_raw,
+          [](const Endpoint& e) { return static_cast<std::uint64_t>(e.*Member); },
           [](Endpoint& e, std::uint64_t value) {
             using Field = std::remove_reference_t<decltype(e.*Member)>;
             if (value > std::numeric_limits<Field>::max()) return false;
@@ -55,17 +58,17 @@ constexpr Number number(std::string_view name, bool hex) {
 }
 
 constexpr std::array kNumbers{
-    number<&Endpoint::lid>("lid", false),
-    number<&Endpoint::qp_num>("qpn", true),
-    number<&Endpoint::psn>("psn", true),
-    number<&Endpoint::mtu>("mtu", false),
+    number<&Endpoint::lid>("lid", false, true),
+    number<&Endpoint::qp_num>("qpn", true, true),
+    number<&Endpoint::psn>("psn", true, true),
+    number<&Endpoint::mtu>("mtu", false, true),
     number<&Endpoint::max_message>("message", false),
     number<&Endpoint::eager_bytes>("eager", false),
     number<&Endpoint::credits>("credits", false),
     number<&Endpoint::incarnation>("incarnation", true),
     number<&Endpoint::control_address>("cell", true),
     number<&Endpoint::control_rkey>("cell-key", true),
-    number<&Endpoint::max_rd_atomic>("rd-atomic", false),
+    number<&Endpoint::max_rd_atomic>("rd-atomic", false, true),
 };
 constexpr std::size_t kGidField = kNumbers.size();
 constexpr std::size_t kTypeField = kNumbers.size() + 1;
@@ -74,6 +77,10 @@ constexpr std::size_t kFields = kNumbers.size() + 2;
 std::string_view field_name(std::size_t field) noexcept {
   if (field == kGidField) return "gid";
   return field == kTypeField ? "type" : kNumbers[field].name;
+}
+
+bool is_needed(const Endpoint& e, std::size_t field) noexcept {
+  return !e.raw || field >= kNumbers.size() || kNumbers[field].of_raw;
 }
 
 Result<void> set_number(Endpoint& e, const Number& field, std::string_view value) {
@@ -136,10 +143,15 @@ Result<Endpoint> parse_words(std::string_view text) {
   Endpoint e;
   std::array<bool, kFields> seen{};
   for (std::string_view word = take_word(text); !word.empty(); word = take_word(text)) {
+    if (word == kRaw && !e.raw) {
+      e.raw = true;
+      continue;
+    }
     if (auto done = set_word(e, seen, word); !done) return tl::unexpected(done.error());
   }
   for (std::size_t field = 0; field < kFields; ++field) {
-    if (!seen[field]) return bad_text(fmt::format("{} is missing", field_name(field)));
+    if (!seen[field] && is_needed(e, field))
+      return bad_text(fmt::format("{} is missing", field_name(field)));
   }
   if (auto valid = wire::check(e); !valid) return tl::unexpected(valid.error());
   return e;
@@ -151,7 +163,9 @@ std::string Endpoint::text() const {
   std::array<char, INET6_ADDRSTRLEN> address{};
   ::inet_ntop(AF_INET6, gid.data(), address.data(), address.size());
   std::string line = fmt::format("{} gid={} type={}", kName, address.data(), type_word(gid_type));
+  if (raw) line += fmt::format(" {}", kRaw);
   for (const Number& field : kNumbers) {
+    if (raw && !field.of_raw) continue;
     const std::uint64_t value = field.get(*this);
     line += field.hex ? fmt::format(" {}={:#x}", field.name, value)
                       : fmt::format(" {}={}", field.name, value);

@@ -120,7 +120,9 @@ std::span<std::byte> body_of(Frame& frame) noexcept {
 }
 
 Frame encode_endpoint(FrameKind kind, const Endpoint& e, const Speaker& speaker) noexcept {
-  Frame frame = begin(kind, kEndpointBytes, speaker);
+  Speaker with = speaker;
+  if (e.raw) with.features |= feature::raw;
+  Frame frame = begin(kind, kEndpointBytes, with);
   Writer w(body_of(frame));
   w.copy(endpoint_at::gid, e.gid);
   w.put<std::uint32_t>(endpoint_at::qp_num, e.qp_num);
@@ -270,6 +272,7 @@ Result<void> check(const Endpoint& e) {
   if (e.mtu < 256 || e.mtu > 4096 || (e.mtu & (e.mtu - 1)) != 0) {
     return bad_field(kWhat, "mtu", std::to_string(e.mtu), "256, 512, 1024, 2048 or 4096 bytes");
   }
+  if (e.raw) return {};  // nothing else is used
   if (e.max_message == 0 || e.max_message > kMessageMax) {
     return bad_field(kWhat, "max_message", std::to_string(e.max_message), "1 to 2147483648 bytes");
   }
@@ -289,12 +292,13 @@ Result<void> check(const Endpoint& e) {
   return {};
 }
 
-Result<Endpoint> decode_endpoint(std::span<const std::byte> body) {
+Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw) {
   if (body.size() != kEndpointBytes) {
     return bad_field("endpoint", "its size", std::to_string(body.size()), "62 bytes");
   }
   Reader r(body);
   Endpoint e;
+  e.raw = raw;
   r.copy(endpoint_at::gid, e.gid);
   e.qp_num = r.get<std::uint32_t>(endpoint_at::qp_num);
   e.psn = r.get<std::uint32_t>(endpoint_at::psn);
@@ -348,12 +352,13 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
   const bool skips = newer(header, ours);
   const auto known =
       body.first(skips ? std::min(body.size(), body_sizes(header.kind).max) : body.size());
+  const bool raw = (header.features & feature::raw) != 0;
   const auto wrap = [&](auto part) { return Received{header, std::move(part)}; };
   switch (header.kind) {
     case FrameKind::hello:
-      return decode_endpoint(known).map([&](const Endpoint& e) { return wrap(Hello{e}); });
+      return decode_endpoint(known, raw).map([&](const Endpoint& e) { return wrap(Hello{e}); });
     case FrameKind::accept:
-      return decode_endpoint(known).map([&](const Endpoint& e) { return wrap(Accept{e}); });
+      return decode_endpoint(known, raw).map([&](const Endpoint& e) { return wrap(Accept{e}); });
     case FrameKind::refuse:
       return decode_refuse(known, skips).map(wrap);
     case FrameKind::ready:

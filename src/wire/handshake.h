@@ -54,6 +54,11 @@ namespace ready_at {
 inline constexpr std::size_t incarnation = 0;
 }
 
+/// Bits of a header's features.
+namespace feature {
+inline constexpr std::uint32_t raw = 1;  ///< the endpoint is a raw connection's
+}
+
 enum class FrameKind : std::uint16_t { hello = 1, accept = 2, refuse = 3, ready = 4 };
 std::string_view to_string(FrameKind kind) noexcept;
 
@@ -141,7 +146,8 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
                              VersionRange ours = kVersions);
 
 /// Decoders of single bodies, of exactly the size of this version.
-Result<Endpoint> decode_endpoint(std::span<const std::byte> body);
+/// `raw`: what the header's features say.
+Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw = false);
 Result<Ready> decode_ready(std::span<const std::byte> body);
 /// From a peer of a newer version, a status that we do not know counts as `refused`.
 Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer = false);

@@ -103,6 +103,7 @@ class Load {
     if (atomics_)
       word_ = server_.engine.expose(words_.slice(0, 8), Access::remote_all)->slice(0, 8);
     into_ = client_.buffer(4096);
+    listen_raw();
     windows_ = client_.engine.device().memory_windows;  // else a long message is registered
     long_ = client_.buffer(kLong);
   }
@@ -129,6 +130,7 @@ class Load {
       }
       if (windows_ && i % 64 == 0 && c.send(long_, done) == Status::ok) ++accepted_;
       if (windows_ && i % 64 == 32) use_lease(c, done);
+      run_raw(i);
       const Buffer free = server_.engine.allocate(100, i % 2 == 0 ? Pool::send : Pool::lease);
       (void)(client_.engine.poll() + server_.engine.poll());
     }
@@ -151,10 +153,46 @@ class Load {
   }
   [[nodiscard]] bool worked() const {
     return completed_ > 1000 && received_ > 1000 && answered_ > 1000 && accepted_ >= completed_ &&
-           (!atomics_ || added_ > 1000) && (!windows_ || (long_received_ > 100 && returned_ > 50));
+           (!atomics_ || added_ > 1000) &&
+           (!windows_ || (long_received_ > 100 && returned_ > 50)) && raw_received_ > 1000 &&
+           raw_told_ >= raw_received_;
   }
 
  private:
+  void listen_raw() {
+    ListenOptions listen;
+    listen.settings.raw.emplace();
+    listen.handlers.on_ready = [this](Connection c) { raw_server_ = c; };
+    raw_listener_ = std::move(*server_.engine.listen("127.0.0.1:0", listen));
+    ConnectOptions options;
+    options.settings = listen.settings;
+    raw_client_ = *client_.engine.connect(raw_listener_.address(), options);
+    EXPECT_TRUE(
+        until({&server_, &client_}, [&] { return raw_client_.ready() && raw_server_.ready(); }));
+    raw_into_ = server_.buffer(4096);
+    receive();
+    receive();
+  }
+  void receive() {
+    const std::array<BufferSlice, 3> parts = {raw_into_.slice(0, 8), raw_into_.slice(100, 1000),
+                                              raw_into_.slice(2000, 1000)};
+    (void)raw_server_.post_receive(
+        parts,
+        [this](const spinwire::RawReceive& r) {
+          raw_received_ += r.status == Status::ok ? 1 : 0;
+          if (r.status == Status::ok) receive();
+        },
+        [this] { ++raw_told_; });
+  }
+  void run_raw(int i) {
+    const std::size_t size = 1 + static_cast<std::size_t>(i) * 37 % 1400;
+    const std::array<BufferSlice, 2> parts = {into_.slice(0, size), into_.slice(2000, 16)};
+    const auto done = [this](const Completion&) { ++completed_; };
+    const Post post = i % 2 == 0 ? Post::now : Post::defer;
+    const Status status = i % 3 == 0 ? raw_client_.send_raw(parts, done, post)
+                                     : raw_client_.send_raw_with_imm(parts[0], 3, done, post);
+    if (status == Status::ok) ++accepted_;
+  }
   static constexpr std::size_t kLong = 20000;
   static Config manual_config() {
     Config c = small_config();
@@ -180,6 +218,12 @@ class Load {
   spinwire::RemoteMemory leased_;
   bool renewed_ = false;
   std::uint64_t returned_ = 0;
+  Listener raw_listener_;
+  Connection raw_server_;
+  Connection raw_client_;
+  Buffer raw_into_;
+  std::uint64_t raw_received_ = 0;
+  std::uint64_t raw_told_ = 0;
   std::uint64_t received_ = 0;
   std::uint64_t answered_ = 0;
   std::uint64_t accepted_ = 0;

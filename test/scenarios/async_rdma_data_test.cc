@@ -11,6 +11,7 @@
 //   13 slices that are none                              here
 //   14 memory that may only be read                      here
 //   18 operations given up in flight                     here, and EngineCancel
+//   21 raw messages, with an immediate and without       here, and EngineRaw
 //
 // Everything runs on the device that SPINWIRE_TEST_DEVICE names.
 #include <gtest/gtest.h>
@@ -432,6 +433,51 @@ TEST(Scenario14, MemoryThatMayOnlyBeReadCannotBeWritten) {
             Status::remote_access);
   EXPECT_EQ(b.memory.data()[0], std::byte{0});
   EXPECT_EQ(b.memory.data()[5], std::byte{42});
+}
+
+TEST(Scenario21, RawMessagesTellTheirTrueLengthAfterThePost) {
+  Node server, client;
+  ListenOptions listen;
+  listen.handlers = server.handlers();
+  listen.settings.raw.emplace();
+  server.listener = std::move(*server.engine.listen("127.0.0.1:0", listen));
+  ConnectOptions options;
+  options.handlers = client.handlers();
+  options.settings = listen.settings;
+  Connection from = *client.engine.connect(server.listener.address(), options);
+  ASSERT_TRUE(until({&server, &client}, [&] { return from.ready() && server.ready.size() == 1; }));
+  Connection to = server.ready[0];
+  for (const std::optional<std::uint32_t> immediate :
+       {std::optional<std::uint32_t>(), std::optional<std::uint32_t>(1)}) {
+    std::vector<int> order;
+    spinwire::RawReceive got;
+    const Buffer into = server.buffer(64);
+    ASSERT_EQ(to.post_receive(
+                  into.slice(),
+                  [&](const spinwire::RawReceive& r) {
+                    order.push_back(2);
+                    got = r;
+                  },
+                  [&] { order.push_back(1); }),
+              Status::ok);
+    ASSERT_TRUE(until({&server, &client}, [&] { return order.size() == 1; }));
+    const Buffer ones = client.buffer(8);
+    std::memset(ones.data(), 1, 8);
+    ASSERT_EQ(client.tally.run([&](auto done) {
+      return immediate ? from.send_raw_with_imm(ones.slice(), *immediate, done)
+                       : from.send_raw(ones.slice(), done);
+    }),
+              Status::ok);
+    ASSERT_TRUE(
+        until({&server, &client}, [&] { return order.size() == 2 && client.tally.idle(); }));
+    EXPECT_EQ(order, (std::vector<int>{1, 2}));
+    EXPECT_EQ(got.status, Status::ok);
+    EXPECT_EQ(got.bytes, 8u);  // of the 64 that there was room for
+    EXPECT_EQ(got.immediate, immediate);
+    EXPECT_EQ(copy(into.bytes().first(8)), bytes_of({1, 1, 1, 1, 1, 1, 1, 1}));
+  }
+  EXPECT_EQ(to.close(), Status::ok);
+  finish(client, server);
 }
 
 }  // namespace

@@ -51,6 +51,18 @@ TEST(CmData, TellsTheRestOfAnEndpoint) {
   EXPECT_EQ(e, whole());
 }
 
+TEST(CmData, ARawEndTellsNothingOfCredit) {
+  Endpoint raw = addressed();
+  raw.raw = true;
+  raw.mtu = whole().mtu;
+  Endpoint e = addressed();
+  const auto done = wire::decode_cm(wire::encode_cm(raw), e);
+  ASSERT_TRUE(done) << done.error().message();
+  EXPECT_EQ(e, raw);
+  raw.mtu = 77;  // what it does tell is checked
+  EXPECT_FALSE(wire::decode_cm(wire::encode_cm(raw), e));
+}
+
 TEST(CmData, PaddingIsSkipped) {
   const auto data = wire::encode_cm(whole());
   std::vector<std::byte> padded(data.begin(), data.end());

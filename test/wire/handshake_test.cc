@@ -61,19 +61,39 @@ std::vector<std::byte> with(std::vector<std::byte> bytes, std::size_t offset, T 
 }
 
 TEST(Handshake, HelloAndAcceptComeBackAsSent) {
-  const wire::Speaker speaker{wire::kVersions, 0xf00dbeefu};
+  const wire::Speaker speaker{wire::kVersions, 0xf00dbeeeu};
   const auto hello = decode(wire::encode(wire::Hello{valid_endpoint()}, speaker).bytes());
   ASSERT_TRUE(hello) << hello.error().message();
   EXPECT_EQ(hello->header.kind, FrameKind::hello);
   EXPECT_EQ(hello->header.versions, wire::kVersions);
   EXPECT_EQ(hello->header.version, wire::kVersions.max);
-  EXPECT_EQ(hello->header.features, 0xf00dbeefu);
+  EXPECT_EQ(hello->header.features, 0xf00dbeeeu);
   EXPECT_EQ(std::get<wire::Hello>(hello->body).endpoint, valid_endpoint());
 
   const auto accept = decode(wire::encode(wire::Accept{valid_endpoint()}).bytes());
   ASSERT_TRUE(accept) << accept.error().message();
   EXPECT_EQ(accept->header.kind, FrameKind::accept);
   EXPECT_EQ(std::get<wire::Accept>(accept->body).endpoint, valid_endpoint());
+}
+
+TEST(Handshake, ARawEndNeedsNoMoreThanItsAddress) {
+  Endpoint e;
+  e.gid = valid_endpoint().gid;
+  e.gid_type = GidType::roce_v2;
+  e.qp_num = 5;
+  e.mtu = 256;
+  e.raw = true;
+  const auto frame = wire::encode(wire::Hello{e});
+  const auto received = decode(frame.bytes());
+  ASSERT_TRUE(received) << received.error().message();
+  EXPECT_EQ(received->header.features, wire::feature::raw);
+  EXPECT_EQ(std::get<wire::Hello>(received->body).endpoint, e);
+  // Without the bit it is an end that lacks everything, whoever says so.
+  const auto plain = decode(with<std::uint32_t>(copy_of(frame), wire::header_at::features, 0));
+  ASSERT_FALSE(plain);
+  EXPECT_EQ(plain.error().status, Status::protocol);
+  e.mtu = 77;
+  EXPECT_FALSE(decode(wire::encode(wire::Hello{e}).bytes()));
 }
 
 TEST(Handshake, ReadyAndRefuseComeBackAsSent) {
