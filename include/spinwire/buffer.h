@@ -166,6 +166,12 @@ constexpr bool allows(Access have, Access want) noexcept {
          static_cast<std::uint8_t>(want);
 }
 
+/// Who can use a key.
+enum class KeyScope : std::uint8_t {
+  domain,      ///< every peer of the engine; or, of a connection with a domain of its own, its peer
+  connection,  ///< the peer of one connection; the device refuses the key to others
+};
+
 /// Memory of a peer that it exposed to us: where it is and the key that opens it. Plain data, meant
 /// to be sent to the peer that shall use it.
 struct RemoteRegion {
@@ -173,13 +179,14 @@ struct RemoteRegion {
   std::uint64_t length = 0;  ///< bytes
   std::uint32_t rkey = 0;
   Access access = Access::local;
+  std::uint32_t lease = 0;  ///< instead of a key: the lease it is part of, see RemoteMemory
 
   /// Bytes [offset, offset + size) of the region; empty (false) if they do not lie within it.
   [[nodiscard]] RemoteRegion slice(std::uint64_t offset, std::uint64_t size) const noexcept {
     if (offset > length || size > length - offset) return {};
-    return {address + offset, size, rkey, access};
+    return {address + offset, size, rkey, access, lease};
   }
-  explicit operator bool() const noexcept { return rkey != 0; }
+  explicit operator bool() const noexcept { return (rkey | lease) != 0; }
 };
 
 }  // namespace spinwire

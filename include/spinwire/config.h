@@ -20,6 +20,15 @@ enum class LockPolicy : std::uint8_t { require, prefer, off };
 enum class SharedReceives : std::uint8_t { automatic, off };
 enum class ControlMode : std::uint8_t { automatic, manual };
 
+/// What peers may have of our memory through one connection, and we of theirs.
+struct LeaseLimits {
+  std::uint32_t count = 64;               ///< leases at once, each way; 0 … 65536
+  std::uint64_t bytes = 16u << 20;        ///< of one that a peer asks for; 0 … 1 GiB
+  std::uint64_t total_bytes = 64u << 20;  ///< of all that a peer asked for; 0 … 1 TiB
+  std::uint32_t alignment = 4096;         ///< that a peer may ask for; 1 … 2 MiB, power of two
+  Nanoseconds longest = std::chrono::minutes(10);  ///< time of one; 1ms … 1h
+};
+
 /// Each member's comment says its unit and range; `section.key` in a file is `section.key` here,
 /// and SPINWIRE_SECTION_KEY (upper case) in the environment.
 struct Config {
@@ -38,8 +47,8 @@ struct Config {
     std::uint64_t receive_bytes = 16u << 20;  ///< receive pool; 2 MiB … 1 TiB
     std::uint64_t lease_bytes = 16u << 20;    ///< pool of memory exposed to peers; 2 MiB … 1 TiB
     std::uint64_t large_bytes = 66u << 20;    ///< pool that large messages arrive in; 0 … 1 TiB
-    /// Memory windows: as many large messages can be on the way from here at once. Without them,
-    /// and on devices without, each costs a registration in send(). 0 … 65536
+    /// Memory windows: as many large messages can be on the way from here, and blocks leased to
+    /// peers, at once. Without them, and on devices without, each costs a registration. 0 … 65536
     std::uint32_t windows = 256;
   } memory;
 
@@ -77,6 +86,14 @@ struct Config {
     Nanoseconds peer_timeout = std::chrono::seconds(10);  ///< unanswered until lost; 1ms … 1h
     Nanoseconds credit_idle = std::chrono::seconds(1);  ///< idle credits go back after; 1ms … 1h
   } connections;
+
+  /// For each connection, which may have others; see ConnectionSettings::leases.
+  struct Leases : LeaseLimits {
+    std::uint32_t maximum = 1024;  ///< of the engine at once, each way; 0 … 32768
+    /// Operations on a peer's memory are not started any more this long before its time is over:
+    /// longer than an operation takes from there to the peer. 1us … 1s
+    Nanoseconds guard = std::chrono::milliseconds(1);
+  } leases;
 
   struct QueuePair {
     std::uint32_t ack_timeout = 14;    ///< 4.096 us * 2^n (IB specification, 9.7.6.1.3); 1 … 31

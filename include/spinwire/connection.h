@@ -1,6 +1,7 @@
 // A connection: a small copyable handle to a pooled state machine inside its engine.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -21,6 +22,11 @@ class Connection;
 class MemoryRegion;
 class Message;
 class Offer;
+class RemoteMemory;
+struct LeaseId;
+struct LeaseOptions;
+struct LeaseReply;
+struct Returned;
 
 enum class ConnectionState : std::uint8_t {
   resolving,   ///< TCP connection being made; leaves by connect or deadline
@@ -50,6 +56,9 @@ struct Completion {
 };
 /// Runs inside poll(), exactly once per accepted operation; it may start further operations.
 using CompletionCallback = Callback<void(const Completion&)>;
+
+/// Tells how a call about a lease ended; see lease.h. Runs like a CompletionCallback.
+using LeaseCallback = Callback<void(LeaseReply&)>;
 
 /// Names an accepted operation until it has ended; plain data. No name comes again within 2^32
 /// operations.
@@ -149,6 +158,11 @@ struct ConnectionHandlers {
   /// A message longer than connections.eager_bytes was announced, maybe while earlier ones are
   /// still on the way: on_message tells when it is there and its turn has come.
   Callback<void(Connection, Offer&)> on_offer;
+  /// The peer leases memory of its own to us: move it away to have it, else it is refused. May
+  /// overtake long messages.
+  Callback<void(Connection, RemoteMemory&)> on_lease;
+  /// Memory that the peer had of us is back, and no peer can reach it any more; see Returned.
+  Callback<void(Connection, const Returned&)> on_returned;
   /// The connection reached `closed`, from any state: once, after its last completion. The error's
   /// status is `ok` after close() here or at the peer; else it is what first went wrong, however
   /// often the connection was tried again since.
@@ -197,8 +211,17 @@ struct ConnectionSnapshot {
   std::uint32_t reads = 0;
   std::uint32_t atomics = 0;
   std::uint32_t control = 0;  ///< the connection's own: credit, keepalives, goodbye
+  // Leases that are not over.
+  std::uint32_t leased_out = 0;  ///< to the peer, keys of KeyScope::connection included
+  std::uint64_t leased_out_bytes = 0;
+  std::uint32_t leases_held = 0;  ///< of the peer's memory
+  std::uint64_t leases_held_bytes = 0;
   ConnectionStats stats;
 };
+
+/// A region as bytes that can be passed on; see Connection::token().
+inline constexpr std::size_t kRegionTokenBytes = 48;
+using RegionToken = std::array<std::byte, kRegionTokenBytes>;
 
 namespace detail {
 class EngineCore;
@@ -298,6 +321,43 @@ class SPINWIRE_API Connection {
   /// then this one alone can, until it ends. Set-up. Errors: those, not_connected (also: its domain
   /// is not there yet).
   Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
+  /// The same with a key for this connection's peer alone, if `scope` says so, where the device has
+  /// memory windows (else with one of the engine's domain). No system call if `slice` is memory of
+  /// the engine's pools and the device has windows: the key is valid for whatever reaches the peer
+  /// after messages sent from now on. Ends with the connection, or by Connection::revoke(). Errors:
+  /// those, and would_block.
+  Result<RemoteRegion> expose(const BufferSlice& slice, Access access, KeyScope scope);
+  /// Ends such an exposure: on_returned tells when no peer can reach the memory any more. The peer
+  /// is not told, and loses the connection if it goes on to use the key. Errors: invalid_argument
+  /// (no exposure of this connection's), not_connected, wrong_thread, forked_child.
+  Status revoke(const RemoteRegion& region);
+  /// A region of our memory that was exposed, as bytes to be passed on by any means: for
+  /// import_token() at a peer. Errors: invalid_argument (empty, or of a lease), not_connected.
+  [[nodiscard]] Result<RegionToken> token(const RemoteRegion& region) const;
+  /// The region of a token that a peer made, for operations on this connection. Set-up. Errors:
+  /// protocol (it is none, or was damaged), invalid_argument (its key cannot be used on this
+  /// connection: it is of another engine, or of another connection), not_connected, wrong_thread,
+  /// forked_child.
+  [[nodiscard]] Result<RemoteRegion> import_token(std::span<const std::byte> token) const;
+
+  /// Asks the peer for `bytes` of memory, zeroed, for a time. done() has it, or says why not: the
+  /// peer's limits, see LeaseRefusal, or flushed if the connection ends first. Errors:
+  /// invalid_argument (no bytes, rights that are none, a time not above leases.guard), would_block
+  /// (leases.maximum is reached, or too much waits to be told to the peer), not_connected,
+  /// wrong_thread, forked_child.
+  Status request_memory(std::size_t bytes, const LeaseOptions& options, const LeaseCallback& done);
+  /// Leases memory of ours to the peer, whose on_lease has it; done() tells whether it was taken.
+  /// Holds a reference to the memory until on_returned, which tells how it came back. No system
+  /// call here; a registration follows in the control step where the device has no windows, or the
+  /// memory is not of the engine's pools. Errors: as request_memory(); invalid_argument also for
+  /// rights that the connection's settings leave out, out_of_bounds (no bytes).
+  Status lease(const BufferSlice& memory, const LeaseOptions& options,
+               const LeaseCallback& done = {});
+  /// Wants memory back that was leased to the peer: the peer stops using it and releases it, else
+  /// it is taken when a peer that stops in time would have. Errors: invalid_argument (no lease of
+  /// this connection's, or over), not_connected, wrong_thread, forked_child.
+  Status recall(LeaseId lease);
+
   /// As Engine::register_memory(), in the same way. Set-up. What a domain of its own has of it ends
   /// with the connection, the region's bytes stay usable by their owner.
   Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "spinwire/buffer.h"
+#include "spinwire/config.h"
 
 namespace spinwire {
 
@@ -44,6 +45,9 @@ struct ConnectionSettings {
   /// must have, since the peer tells credit by WRITEs to a cell of 8 bytes; without remote_write,
   /// Connection::expose() makes no key that a WRITE could use.
   std::optional<Access> access;
+  /// What the peer may have of our memory, and we of its, in the place of the keys under `leases`.
+  /// Its rights are bounded by `access`.
+  std::optional<LeaseLimits> leases;
   /// A protection domain of the connection's own, for its queue pair and all memory that goes
   /// through it; without, it is in the engine's. No key made elsewhere opens memory to its peer,
   /// and none of its own to a peer of another connection: the device answers remote_access. Either

@@ -48,7 +48,7 @@ struct EngineStats {
   std::uint32_t operations = 0;       ///< in flight
   std::uint32_t receives = 0;         ///< posted now
   std::uint32_t credits_granted = 0;  ///< receives promised to peers now
-  std::uint32_t windows_free = 0;     ///< memory windows that no long message uses
+  std::uint32_t windows_free = 0;     ///< memory windows in no use
   std::uint32_t own_domains = 0;      ///< protection domains beside the engine's, closing ones too
   /// Keys made for the application and for connections (one each), beside those of the pools;
   /// those being revoked count.
@@ -219,12 +219,12 @@ class SPINWIRE_API Engine {
 
   /// Checks the engine's books: that what each connection has accepted is completed or outstanding
   /// and all records of operations are accounted for, that credits lie within what is posted and
-  /// each receive is posted, waiting or missing, that registrations agree with the memory they hold
-  /// and each block of the pools is owned once. The error names the first thing that is wrong,
-  /// which is a defect of the library or memory that something has overwritten. Set-up: allocates,
-  /// and takes time in proportion to all that there is; for tests and for finding faults. Errors:
-  /// system (what was found), reentrant (from inside a callback, while books are being kept),
-  /// no_memory, wrong_thread, forked_child.
+  /// each receive is posted, waiting or missing, that leases, memory windows and registrations
+  /// agree with the memory they hold and each block of the pools is owned once. The error names the
+  /// first thing that is wrong, which is a defect of the library or memory that something has
+  /// overwritten. Set-up: allocates, and takes time in proportion to all that there is; for tests
+  /// and for finding faults. Errors: system (what was found), reentrant (from inside a callback,
+  /// while books are being kept), no_memory, wrong_thread, forked_child.
   [[nodiscard]] Result<void> audit() const;
 
   [[nodiscard]] const Config& config() const noexcept;

@@ -12,6 +12,7 @@
 #include "spinwire/endpoint.h"
 #include "spinwire/engine.h"
 #include "spinwire/gid_type.h"
+#include "spinwire/lease.h"
 #include "spinwire/log.h"
 #include "spinwire/status.h"
 #include "spinwire/version.h"

@@ -43,8 +43,10 @@ enum class Status : std::uint8_t {
   system,      ///< The operating system refused a call; the error names it.
   // An accepted operation ended because the application wanted it to.
   cancelled,  ///< By Connection::cancel().
+  // A call was refused, or an accepted one ended, because it came too late.
+  lease_expired,  ///< The lease's time is over, or about to be.
 };
-inline constexpr int kStatusCount = static_cast<int>(Status::cancelled) + 1;
+inline constexpr int kStatusCount = static_cast<int>(Status::lease_expired) + 1;
 
 /// The status's name, as written above. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(Status status) noexcept;

@@ -137,7 +137,7 @@ void grant_more(Shared& s, Agent& a) noexcept;
 }
 /// Work requests that the application may have in the send queue.
 [[nodiscard]] inline std::uint32_t room_of(const Agent& a) noexcept {
-  return a.attributes.queue_pair.send_depth - kControlRequests - kTransferRequests;
+  return a.attributes.queue_pair.send_depth - kControlRequests - kTransferRequests - kLeaseRequests;
 }
 
 // Cold: life cycle.

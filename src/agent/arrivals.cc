@@ -90,18 +90,19 @@ void take_return(Shared& s, Agent& a, std::uint32_t credits) noexcept {
   grant(s, a);
 }
 
-constexpr bool is_transfer(wire::MessageKind kind) noexcept {
-  return kind == wire::MessageKind::offer || kind == wire::MessageKind::answer;
-}
+/// Whether it costs credit without being a message of the application's.
+constexpr bool is_note(wire::MessageKind kind) noexcept { return wire::body_bytes(kind) != 0; }
 
-void take_transfer(Shared& s, Agent& a, const Block* block, const wire::MessageHeader& header,
-                   const ibv_wc& wc) noexcept {
+void take_note(Shared& s, Agent& a, const Block* block, const wire::MessageHeader& header,
+               const ibv_wc& wc) noexcept {
   if (peer_credits(a) == 0) return malformed(s, a, wc.byte_len);
   count_credit(s, a, (header.flags & wire::message_flag::kWantCredit) != 0,
                header.kind == wire::MessageKind::offer || is_holding(a));
   const std::span<const std::byte> body(block->payload, header.length);
   if (header.kind == wire::MessageKind::offer) return take_offer(s, a, wc, body);
-  take_answer(s, a, wc, body);
+  if (header.kind == wire::MessageKind::answer) return take_answer(s, a, wc, body);
+  const bool invalidates = (wc.wc_flags & IBV_WC_WITH_INV) != 0;
+  take_lease_message(s, a, header.kind, body, invalidates ? wc.invalidated_rkey : 0);
 }
 
 /// The peer closes, which comes true when all that it sent before is delivered.
@@ -140,8 +141,8 @@ bool take_message(Shared& s, Agent& a, Block* block, const ibv_wc& wc) noexcept 
   }
   a.told_granted = header.granted;
   if (header.kind != wire::MessageKind::data) [[unlikely]] {
-    if (is_transfer(header.kind)) {
-      take_transfer(s, a, block, header, wc);
+    if (is_note(header.kind)) {
+      take_note(s, a, block, header, wc);
     } else if (header.kind == wire::MessageKind::goodbye) {
       take_goodbye(s, a);
     } else if (header.length >= peer_credits(a)) {

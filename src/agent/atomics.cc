@@ -37,6 +37,11 @@ bool is_atomic(OperationKind kind) noexcept {
 template <OperationKind kind>
 Status submit_atomic(Shared& s, Agent& a, const AtomicRequest& r) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
+  if (r.remote.rkey == 0 && r.remote.lease != 0) {
+    RemoteRegion real;
+    if (const Status status = resolve(s, a, r.remote, real); status != Status::ok) return status;
+    return submit_atomic<kind>(s, a, {real, r.expected, r.operand, r.done, r.defer});
+  }
   if (const Status status = check_atomic(s, r.remote); status != Status::ok) return status;
   if (a.sq_used >= room_in_force(a)) return Status::would_block;
   Operation* const op = s.operations.acquire();
@@ -85,6 +90,12 @@ void follow(Shared& s, Agent& a, OperationKind kind, std::uint32_t length, Statu
     case OperationKind::unbind:
       on_note_done(s, a);
       on_unbound(s, a, length, status);
+      break;
+    case OperationKind::lease_bind:
+      on_lease_bound(a);
+      break;
+    case OperationKind::lease_unbind:
+      on_lease_unbound(s, a, length, status);
       break;
     default:
       break;

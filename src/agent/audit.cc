@@ -27,6 +27,7 @@ class Auditor {
     }
     if (ok()) check_records();
     if (ok()) check_lists();
+    if (ok()) check_windows();
     if (ok()) check_slots();
     if (ok()) check_receives();
     if (ok()) check_credit();
@@ -52,6 +53,7 @@ class Auditor {
     expect(a.cell_block == nullptr || a.cell_block->refs != 0, "its credit cell is free memory");
     check_operations(a);
     check_credits_of(a);
+    check_leases_of(a);
     where_.clear();
   }
 
@@ -143,6 +145,50 @@ class Auditor {
            "the peer was told of {} credits, {} are granted", a.published, a.granted);
     expect(peer_credits(a) <= a.allotment, "the peer has {} credits, {} receives are kept for it",
            peer_credits(a), a.allotment);
+  }
+
+  /// What the agent counts of leases is what there is.
+  void check_leases_of(const Agent& a) {
+    const AgentLeases& leases = a.leases;
+    std::uint64_t loans = 0, lent = 0, requested = 0, holdings = 0, held = 0;
+    for (const Loan* l = leases.loans; l != nullptr && ok(); l = l->next, ++loans) {
+      expect(loans < s_.leases->loans.size() && s_.leases->loans.in_use(l->index) && l->agent == &a,
+             "the list of what was leased to the peer is broken");
+      expect(l->block->refs != 0, "the peer may use memory that is free");
+      lent += l->bytes;
+      requested += l->requested ? l->bytes : 0;
+      windows_ += l->window != memory::WindowPool::kNone ? 1 : 0;
+    }
+    for (const Holding* h = leases.holdings; h != nullptr && ok(); h = h->next, ++holdings) {
+      expect(holdings < s_.leases->holdings.size() && s_.leases->holdings.in_use(h->index) &&
+                 h->agent == &a,
+             "the list of what the peer has leased to us is broken");
+      held += h->region.length;
+    }
+    expect(loans == leases.lent && lent == leases.lent_bytes && requested == leases.requested_bytes,
+           "{} leases of {} bytes, {} of them requested, are the peer's; {}, {} and {} are counted",
+           loans, lent, requested, leases.lent, leases.lent_bytes, leases.requested_bytes);
+    expect(holdings == leases.held && held == leases.held_bytes,
+           "{} leases of {} bytes are ours, {} and {} are counted", holdings, held, leases.held,
+           leases.held_bytes);
+    expect(leases.requests_out == outstanding(tally(a, OperationKind::lease_bind)) +
+                                      outstanding(tally(a, OperationKind::lease_unbind)),
+           "{} requests for windows are counted, others are outstanding", leases.requests_out);
+    loans_ += loans;
+    holdings_ += holdings;
+    for (const Transfer* t = a.transfers.offered; t != nullptr; t = t->next)
+      windows_ += t->window != memory::WindowPool::kNone ? 1 : 0;
+  }
+
+  /// Each window is free, in use or being replaced, and each record of a lease is somebody's.
+  void check_windows() {
+    const memory::WindowPool& pool = s_.transfers->windows;
+    expect(pool.size() == pool.free() + pool.replaced() + windows_,
+           "of {} memory windows {} are free, {} being replaced and {} in use", pool.size(),
+           pool.free(), pool.replaced(), windows_);
+    expect(loans_ == s_.leases->loans.size() && holdings_ == s_.leases->holdings.size(),
+           "{} leases to peers and {} of theirs are connections', {} and {} records are in use",
+           loans_, holdings_, s_.leases->loans.size(), s_.leases->holdings.size());
   }
 
   /// Each record is in use, or free.
@@ -279,6 +325,9 @@ class Auditor {
   Shared& s_;
   std::vector<bool> records_;  ///< found in some list
   std::vector<bool> slots_;    ///< missing, or waiting to be posted
+  std::uint64_t windows_ = 0;  ///< in use
+  std::uint64_t loans_ = 0;
+  std::uint64_t holdings_ = 0;
   std::string where_;
   std::string fault_;
 };

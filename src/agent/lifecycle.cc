@@ -44,7 +44,8 @@ bool is_drained(Shared& s, const Agent& a) noexcept {
 }
 
 bool step_destroy(Shared& s, Agent& a) noexcept {
-  if (!end_offers(s, a)) return true;  // windows go before their queue pair
+  // Windows go before their queue pair.
+  if (!end_offers(s, a) || !end_leases(s, a)) return true;
   leave_cm(a);
   neighbours(s, a).clear(a.qp->qp_num);
   s.device->destroy_qp(a.qp);
@@ -95,6 +96,8 @@ const char* kind_text(OperationKind kind) noexcept {
       return "the READ of a long message";
     case OperationKind::bind:
     case OperationKind::unbind:
+    case OperationKind::lease_bind:
+    case OperationKind::lease_unbind:
       return "a memory window's work request";
     case OperationKind::offer:
     case OperationKind::offer_imm:
@@ -187,7 +190,7 @@ std::unique_ptr<Transfers> make_transfers(const Config& c) {
   const std::uint32_t offers = std::max(c.memory.windows, kRegistered);
   const std::uint32_t held =
       c.queues.receive_depth + c.connections.maximum + c.connections.own_domains * domain_slots(c);
-  return std::make_unique<Transfers>(offers, held, held + offers);
+  return std::make_unique<Transfers>(offers, held, held + offers + 4 * c.leases.maximum);
 }
 
 }  // namespace
@@ -203,6 +206,7 @@ Shared::Shared(const Config& settings, const Clock& time)
       timers(time.ticks(std::chrono::microseconds(100)), time.now()),
       incarnation(base::random_seed() | 1),
       transfers(make_transfers(settings)),
+      leases(std::make_unique<Leases>(settings.leases.maximum)),
       starved(settings.connections.maximum, starved_count) {}
 
 void prepare_timers(Agent& a) noexcept {

@@ -34,14 +34,16 @@ void build_note(Shared& s, Agent& a, Operation& op, const Note& note, bool wants
     return;
   }
   op.kind = OperationKind::note;
-  op.wr.opcode = note.invalidate != 0 ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
+  const bool invalidates = note.invalidate != 0 && s.clock.now() < note.invalidate_until;
+  op.wr.opcode = invalidates ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
   op.wr.num_sge = 1;
-  if (note.invalidate != 0) op.wr.invalidate_rkey = note.invalidate;
+  if (invalidates) op.wr.invalidate_rkey = note.invalidate;
   a.published = a.granted;
   build_control(s, a, op,
                 {note.kind, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
                  static_cast<std::uint16_t>(a.granted), note.size},
                 {note.body.data(), note.size});
+  if (note.fence) op.wr.send_flags |= IBV_SEND_FENCE;
 }
 
 /// False: it lacks credit or a record.
@@ -67,7 +69,8 @@ bool post_note(Shared& s, Agent& a, const Note& note) noexcept {
 
 void tell(Shared& s, Agent& a, const Note& what) noexcept {
   // A peer that goes on to offer without letting us answer is none of ours.
-  const std::uint32_t most = 64 + 4 * s.config.connections.credits + a.transfers.offers;
+  const std::uint32_t most = kNotesOfItsOwn + 4 * s.config.connections.credits +
+                             a.transfers.offers + 2 * (a.leases.lent + a.leases.held);
   const std::uint32_t index =
       a.transfers.notes_waiting < most ? s.transfers->notes.acquire() : kNone;
   if (index == kNone) {
@@ -97,6 +100,11 @@ bool post_notes(Shared& s, Agent& a) noexcept {
   }
   hold_back(a, false);
   return true;
+}
+
+void flush_notes(Shared& s, Agent& a) noexcept {
+  (void)post_notes(s, a);
+  (void)flush(s, a);
 }
 
 void on_note_done(Shared& s, Agent& a) noexcept {

@@ -220,7 +220,7 @@ bool end_offers(Shared& s, Agent& a) noexcept {
   if (t->window == kNoWindow) {
     if (!t->answered) (void)s.registrations->revoke(t->rkey);
   } else {
-    s.transfers->windows.discard(t->window, std::exchange(t->block, nullptr));
+    (void)s.transfers->windows.discard(t->window, std::exchange(t->block, nullptr));
   }
   end_offer(s, a, *t, t->answered ? status_of(t->verdict) : Status::flushed);
   return false;

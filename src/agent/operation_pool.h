@@ -30,16 +30,18 @@ enum class OperationKind : std::uint8_t {
   goodbye,
   credit_write,
   keepalive,
-  pull,       ///< a READ of a long message
-  note,       ///< a control message
-  unbind,     ///< of a window
-  cancelled,  ///< one that was the application's, see Operation::was
+  pull,          ///< a READ of a long message
+  note,          ///< a control message
+  unbind,        ///< of a window
+  lease_bind,    ///< of a lease's window
+  lease_unbind,  ///< the same
+  cancelled,     ///< one that was the application's, see Operation::was
 };
 constexpr bool is_plain(OperationKind kind) { return kind <= OperationKind::read; }
 constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::fetch_add; }
 /// Whether its record is one of those for the application.
 constexpr bool takes_users_record(OperationKind kind) { return kind <= OperationKind::offer_imm; }
-inline constexpr std::size_t kOperationKinds = 17;
+inline constexpr std::size_t kOperationKinds = 19;
 
 struct Agent;
 

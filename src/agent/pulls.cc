@@ -42,11 +42,7 @@ Arrival* next_pull(Arrival* v) noexcept {
 }
 
 void answer(Shared& s, Agent& a, const Arrival& v, wire::Verdict verdict) noexcept {
-  Note note;
-  const auto body = wire::encode(wire::Answer{v.id, verdict});
-  note.kind = wire::MessageKind::answer;
-  note.size = body.size();
-  std::copy(body.begin(), body.end(), note.body.begin());
+  Note note = make_note(wire::MessageKind::answer, wire::encode(wire::Answer{v.id, verdict}));
   if (v.invalidate) note.invalidate = v.rkey;
   tell(s, a, note);
 }

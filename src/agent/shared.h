@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "agent/leases.h"
 #include "agent/operation_pool.h"
 #include "agent/own_domain.h"
 #include "agent/own_receives.h"
@@ -80,6 +81,7 @@ struct Attributes {
   std::int32_t psn = -1;               ///< -1: random
   Access access = Access::remote_all;  ///< of the peer, to memory exposed to it
   bool own_domain = false;             ///< a protection domain of its own
+  LeaseLimits leases;
 };
 
 /// Bits of Agent::detour.
@@ -136,6 +138,7 @@ struct alignas(64) Agent {
   // Cold.
   std::uint32_t longest_message = 0;
   AgentTransfers transfers;
+  AgentLeases leases;
   Attributes attributes;
   ConnectionHandlers next_handlers;
   std::uint64_t looked_at = 0;  ///< tick of the last look that found operations outstanding
@@ -215,7 +218,9 @@ struct Shared {
   Config config;
   Clock clock;
   detail::EngineCore* core = nullptr;  ///< what handles point to
-  std::uint64_t now = 0;               ///< of the poll under way, or the last
+  /// The same for handles that may outlive it: null inside once the engine is gone.
+  const std::shared_ptr<detail::EngineCore*>* anchor = nullptr;
+  std::uint64_t now = 0;  ///< of the poll under way, or the last
   // Hot.
   std::unique_ptr<verbs::Device> device;
   memory::ArenaPtr arena;
@@ -246,10 +251,11 @@ struct Shared {
   std::uint64_t incarnation = 0;
   std::uint32_t receive_capacity = 0;    ///< receives that credit may be granted for
   std::unique_ptr<Transfers> transfers;  ///< long messages
-  std::unique_ptr<OwnQueues> own;        ///< of connections that do not share; null: all do
-  std::uint32_t own_domains = 0;         ///< connections that have one
-  Operation* untold_first = nullptr;     ///< cancelled ones whose callback is due, oldest first;
-  Operation* untold_last = nullptr;      ///< the agents that have any are in `grants`
+  std::unique_ptr<Leases> leases;
+  std::unique_ptr<OwnQueues> own;     ///< of connections that do not share; null: all do
+  std::uint32_t own_domains = 0;      ///< connections that have one
+  Operation* untold_first = nullptr;  ///< cancelled ones whose callback is due, oldest first;
+  Operation* untold_last = nullptr;   ///< the agents that have any are in `grants`
   std::uint32_t starved_count = 0;
   AgentList starved;  ///< refused credit while receives were missing
 

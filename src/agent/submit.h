@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "agent/agent.h"
+#include "agent/leases.h"
 #include "agent/transfers.h"
 
 namespace spinwire::agent {
@@ -36,8 +37,10 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
     case OperationKind::pull:
       return IBV_WR_RDMA_READ;
     case OperationKind::bind:
+    case OperationKind::lease_bind:
       return IBV_WR_BIND_MW;
     case OperationKind::unbind:
+    case OperationKind::lease_unbind:
       return IBV_WR_LOCAL_INV;
     case OperationKind::compare_swap:
       return IBV_WR_ATOMIC_CMP_AND_SWP;
@@ -100,7 +103,7 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
   } else {
     // Without bytes only the notice of a write means anything; less one, no bytes are too many.
     constexpr std::size_t kLeast = kind == OperationKind::write_imm ? 0 : 1;
-    if (!*r.remote || size > r.remote->length || size - kLeast > kLongestTransfer - kLeast)
+    if (r.remote->rkey == 0 || size > r.remote->length || size - kLeast > kLongestTransfer - kLeast)
         [[unlikely]]
       return Status::out_of_bounds;
     constexpr Access kNeed =
@@ -201,6 +204,22 @@ template <OperationKind kind>
   return accept<kind, true>(s, a, r);
 }
 
+/// Whether the region names a lease instead of a key.
+template <OperationKind kind>
+constexpr bool is_leased(const Request& r) noexcept {
+  return !has_header(kind) && r.block != nullptr && r.remote->rkey == 0 && r.remote->lease != 0;
+}
+template <OperationKind kind>
+Status submit_any(Shared& s, Agent& a, const Request& r) noexcept;
+
+/// The same with the key of the lease, which is looked at first.
+template <OperationKind kind>
+[[gnu::noinline]] Status submit_leased(Shared& s, Agent& a, const Request& r) noexcept {
+  RemoteRegion real;
+  if (const Status status = resolve(s, a, *r.remote, real); status != Status::ok) return status;
+  return submit_any<kind>(s, a, {r.block, r.data, r.size, &real, r.immediate, r.done, r.defer});
+}
+
 /// Accepts one of the application's operations, or answers why not and takes nothing.
 template <OperationKind kind>
 [[gnu::noinline]] Status submit_any(Shared& s, Agent& a, const Request& r) noexcept {
@@ -211,7 +230,7 @@ template <OperationKind kind>
       return submit_long(s, a, r, kind == OperationKind::send_imm);
   }
   if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
-    return status;
+    return is_leased<kind>(r) ? submit_leased<kind>(s, a, r) : status;
   if (a.sq_used >= a.sq_room) [[unlikely]]
     return submit_elsewhere<kind>(s, a, r);
   return accept<kind, false>(s, a, r);

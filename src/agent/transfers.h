@@ -4,6 +4,7 @@
 
 #include <infiniband/verbs.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +30,9 @@ inline constexpr std::uint32_t kPullsAtOnce = 4;
 inline constexpr std::uint32_t kPullsOfOne = 2;
 /// Notes of a connection that are outstanding.
 inline constexpr std::uint32_t kNotesAtOnce = 2;
+
+/// Notes that a connection may have in wait in any case.
+inline constexpr std::uint32_t kNotesOfItsOwn = 64;
 
 /// A message that we have offered.
 struct Transfer {
@@ -74,13 +78,25 @@ struct Arrival {
 /// A control message that waits for credit, or a window to be unbound.
 struct Note {
   Note* next = nullptr;
-  Transfer* unbind = nullptr;    ///< then no message
-  std::uint32_t invalidate = 0;  ///< key to be invalidated by it; 0: none
+  Transfer* unbind = nullptr;                          ///< then no message
+  std::uint32_t invalidate = 0;                        ///< key to be invalidated by it; 0: none
+  std::uint64_t invalidate_until = ~std::uint64_t{0};  ///< tick: later it may be dead
+  bool fence = false;  ///< goes out when the READs and atomics before it have ended
   wire::MessageKind kind = wire::MessageKind::answer;
   std::uint32_t size = 0;
   std::array<std::byte, 48> body{};
   std::uint32_t index = 0;
 };
+
+template <std::size_t size>
+Note make_note(wire::MessageKind kind, const std::array<std::byte, size>& body) noexcept {
+  Note note;
+  static_assert(size <= sizeof note.body);
+  note.kind = kind;
+  note.size = size;
+  std::copy(body.begin(), body.end(), note.body.begin());
+  return note;
+}
 
 /// A queue of records that are linked by `next`.
 template <typename T>
@@ -170,6 +186,8 @@ void drop_held(Shared& s, Agent& a) noexcept;
 void tell(Shared& s, Agent& a, const Note& what) noexcept;
 /// Posts notes as credit allows; false: to be tried again by the next poll.
 bool post_notes(Shared& s, Agent& a) noexcept;
+/// The same for what was told outside of a poll, with a doorbell.
+void flush_notes(Shared& s, Agent& a) noexcept;
 void on_note_done(Shared& s, Agent& a) noexcept;
 /// A window was unbound.
 void on_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept;

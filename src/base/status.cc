@@ -57,6 +57,8 @@ std::string_view to_string(Status status) noexcept {
       return "system";
     case Status::cancelled:
       return "cancelled";
+    case Status::lease_expired:
+      return "lease_expired";
   }
   return "unknown status";
 }

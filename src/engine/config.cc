@@ -310,7 +310,8 @@ Result<void> check_queues(const Config& config) {
   }
   // Every work request has at most one completion, so that this many are never too few.
   const bool long_messages = config.connections.message_bytes > config.connections.eager_bytes;
-  const std::uint64_t shared = long_messages ? agent::kTransferRecords : 0;
+  const bool shares = long_messages || config.leases.maximum != 0;
+  const std::uint64_t shared = shares ? agent::kTransferRecords : 0;
   const std::uint64_t receives = queues.receive_depth + domain_receives(config);
   const std::uint64_t entries =
       queues.operations + receives +
@@ -322,7 +323,8 @@ Result<void> check_queues(const Config& config) {
                     setting(config, "queues", "operations"),
                     setting(config, "queues", "receive_depth"), domains_text(config),
                     setting(config, "connections", "maximum"), agent::kControlRequests,
-                    shared != 0 ? fmt::format(", and {} of long messages", shared) : "", entries),
+                    shared != 0 ? fmt::format(", and {} of long messages and leases", shared) : "",
+                    entries),
         fmt::format("give at least {}, or lower one of the others", entries));
   }
   return {};
@@ -371,6 +373,17 @@ Result<void> check_large_pool(const Config& config) {
       fmt::format("raise memory.large_bytes to at least {}, or lower "
                   "connections.message_bytes",
                   base::bytes_text(needed)));
+}
+
+Result<void> check_leases(const Config& config) {
+  if (!std::has_single_bit(config.leases.alignment)) {
+    return disagree(config, "leases", "alignment", "it is no power of two",
+                    "give a power of two up to 2MiB");
+  }
+  if (config.leases.guard < config.leases.longest) return {};
+  return disagree(config, "leases", "guard",
+                  fmt::format("no lease would be usable: {}", setting(config, "leases", "longest")),
+                  "lower the first or raise the second");
 }
 
 Result<void> check_address(const Config& config) {
@@ -440,8 +453,8 @@ Result<Config> Config::parse(std::string_view toml, std::string_view origin) {
 Result<void> Config::check() const {
   return base::no_throw("check the settings", [&]() -> Result<void> {
     for (const auto part : {engine::check_ranges, engine::check_queues, engine::check_receive_pool,
-                            engine::check_large_pool, engine::check_times, engine::check_address,
-                            engine::check_path}) {
+                            engine::check_large_pool, engine::check_leases, engine::check_times,
+                            engine::check_address, engine::check_path}) {
       if (auto done = part(*this); !done) return done;
     }
     return {};

@@ -272,6 +272,10 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
   now.atomics = outstanding({OperationKind::compare_swap, OperationKind::fetch_add});
   now.control = outstanding({OperationKind::credit_return, OperationKind::goodbye,
                              OperationKind::credit_write, OperationKind::keepalive});
+  now.leased_out = a->leases.lent;
+  now.leased_out_bytes = a->leases.lent_bytes;
+  now.leases_held = a->leases.held;
+  now.leases_held_bytes = a->leases.held_bytes;
   now.stats = stats_of(a);
   return now;
 }

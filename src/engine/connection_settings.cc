@@ -111,7 +111,24 @@ agent::Attributes attributes_of(const Config& config, const DeviceInfo& device,
   result.mtu = config.connections.mtu;
   result.psn = c.psn;
   result.access = c.access;
+  result.leases = config.leases;
   return result;
+}
+
+/// As the keys of the same names are checked.
+Result<void> check_limits(const LeaseLimits& limits) {
+  Config config;
+  static_cast<LeaseLimits&>(config.leases) = limits;
+  for (const ConfigKey& key : config_keys()) {
+    if (key.section != "leases" || in_range(key, config)) continue;
+    return base::fail(Status::invalid_argument,
+                      fmt::format("leases.{} = {}", key.name, present_text(key, config)),
+                      fmt::format("is out of range: {}", range_text(key)), wanted_text(key));
+  }
+  if (std::has_single_bit(limits.alignment)) return {};
+  return base::fail(Status::invalid_argument,
+                    fmt::format("leases.alignment = {}", limits.alignment), "it is no power of two",
+                    "give a power of two up to 2MiB");
 }
 
 /// The port and GID that are asked for.
@@ -162,6 +179,10 @@ Result<agent::Attributes> resolve(const Config& config, verbs::Device& device,
                         "combine the named values of Access");
     }
     merged.queue_pair.access = *settings.access;
+  }
+  if (settings.leases) {
+    if (auto good = check_limits(*settings.leases); !good) return tl::unexpected(good.error());
+    static_cast<LeaseLimits&>(merged.leases) = *settings.leases;
   }
   if (settings.own_domain && config.connections.own_domains == 0) {
     return base::fail(
@@ -251,6 +272,27 @@ Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access)
     const auto a = locate_for(core_, index_, generation_, access, kAsked);
     if (!a) return tl::unexpected(a.error());
     return core_->shared.registrations->expose(slice, access, agent::registrations_of(**a));
+  });
+}
+
+Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access, KeyScope scope) {
+  constexpr const char* kAsked = "expose memory to one peer";
+  if (scope == KeyScope::domain) return expose(slice, access);
+  return base::no_throw(kAsked, [&]() -> Result<RemoteRegion> {
+    const auto a = locate_for(core_, index_, generation_, access, kAsked);
+    if (!a) return tl::unexpected(a.error());
+    const bool remote = allows(Access::remote_all, access) && access != Access::local;
+    if (!remote || !slice || slice.size() == 0 || (*a)->state != ConnectionState::ready) {
+      return base::fail(
+          remote && slice ? Status::not_connected : Status::invalid_argument, kAsked,
+          remote && slice ? "the connection is not ready" : "no bytes, or no remote access rights",
+          "give bytes, rights and a connection that is ready");
+    }
+    RemoteRegion region;
+    const Status opened = agent::open_by_hand(core_->shared, **a, slice, access, region);
+    if (opened == Status::ok) return region;
+    return base::fail(opened, kAsked, "keys, records or work requests are used up",
+                      "try again after poll(), or raise leases.maximum or memory.windows");
   });
 }
 

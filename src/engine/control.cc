@@ -70,6 +70,8 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
     }
     return;  // else the agent's own deadline ends it
   }
+  if (timer.kind == agent::kLoanTimer || timer.kind == agent::kHoldingTimer)
+    return agent::on_lease_timer(shared, timer);
   Agent& a = shared.agents.at(timer.index);
   if (a.again != nullptr && a.again->resting && timer.kind == agent::kDeadlineTimer)
     return reconnect(a);
@@ -85,7 +87,9 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (!device_watched) take_async_events();
   if (now >= next_device_look) look_for_device();
   if (shared.deficit != 0) agent::finish_poll(shared);
-  const bool verb = take_setup_step();
+  bool verb = take_setup_step();
+  const agent::LeaseWork leases = agent::work_on_leases(shared, !verb);
+  verb = verb || leases == agent::LeaseWork::verb;
   // In turn: what cannot go yet, because a peer is in the midst of an access, stops nothing else.
   memory::WindowPool& windows = shared.transfers->windows;
   const bool windows_turn = windows.pending() && shared.stats.control_steps % 2 == 0;
@@ -97,9 +101,10 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
       shared.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
   // What callbacks have deferred goes out with this very poll.
   if (agent::has_work(shared) || shared.lined_up != 0) agent::finish_poll(shared);
-  // While set-up work waits, every poll takes a step.
-  if (next_control != ~std::uint64_t{0})
-    next_control = shared.setup_first != kNone ? now : now + control_interval;
+  // While such work goes on, every poll takes a step.
+  const bool more = shared.setup_first != kNone ||
+                    (leases != agent::LeaseWork::none && shared.leases->first != nullptr);
+  if (next_control != ~std::uint64_t{0}) next_control = more ? now : now + control_interval;
   return static_cast<std::uint32_t>(fired) + (verb ? 1u : 0u);
 }
 

@@ -151,7 +151,7 @@ class EngineCore {
   std::uint32_t outbound_handshakes = 0;
   bool ending = false;         ///< no connection begins any more
   EngineCore* kept = nullptr;  ///< in a forked child: the engine that was left before this one
-  std::shared_ptr<EngineCore*> self;  ///< null inside once this is gone; for listeners
+  std::shared_ptr<EngineCore*> self;  ///< null inside once this is gone; for handles
 
  private:
   [[nodiscard]] Result<agent::Attributes> resolve(const ConnectionSettings& settings, Via via);

@@ -35,6 +35,7 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
       handshakes(2 * config.connections.handshakes) {
   shared.core = this;
   self = std::make_shared<EngineCore*>(this);
+  shared.anchor = &self;
   control_interval = clock.ticks(config.engine.control_interval);
   next_control = config.engine.control == ControlMode::manual ? ~std::uint64_t{0} : 0;
 }

@@ -55,13 +55,14 @@ bool WindowPool::deallocate(std::uint32_t index) noexcept {
   return true;
 }
 
-void WindowPool::discard(std::uint32_t index, detail::Block* block) noexcept {
+bool WindowPool::discard(std::uint32_t index, detail::Block* block) noexcept {
   if (!deallocate(index)) {
     leaving_.push_back({index, block});
-    return;
+    return false;
   }
   missing_.push_back(index);
   detail::release(block);
+  return true;
 }
 
 bool WindowPool::poll() noexcept {
@@ -77,7 +78,7 @@ bool WindowPool::poll() noexcept {
   if (leaving_.empty()) return false;
   const Leaving oldest = leaving_.front();
   leaving_.erase(leaving_.begin());
-  discard(oldest.index, oldest.block);
+  (void)discard(oldest.index, oldest.block);
   return true;
 }
 

@@ -53,8 +53,8 @@ class WindowPool {
 
   /// The queue pair that it may be bound to takes no work requests any more: the window goes, and a
   /// new one takes its place by and by. Takes over a reference to `block`, until no peer can be in
-  /// the midst of an access to it. One control verb.
-  void discard(std::uint32_t index, detail::Block* block) noexcept;
+  /// the midst of an access to it, and answers whether that was at once. One control verb.
+  bool discard(std::uint32_t index, detail::Block* block) noexcept;
   /// Goes on with that; at most one control verb. Answers whether there was any. For the control
   /// step.
   bool poll() noexcept;
@@ -68,6 +68,10 @@ class WindowPool {
     return static_cast<std::uint32_t>(windows_.size());
   }
   [[nodiscard]] std::uint32_t free() const noexcept { return free_; }
+  /// Of those that were discarded, what is not there again.
+  [[nodiscard]] std::uint32_t replaced() const noexcept {
+    return static_cast<std::uint32_t>(leaving_.size() + missing_.size());
+  }
 
  private:
   struct Leaving {

@@ -17,6 +17,12 @@ enum class MessageKind : std::uint8_t {
   goodbye = 3,        ///< the sender closes; nothing follows
   offer = 4,          ///< a long message, for the receiver to pull; an Offer follows
   answer = 5,         ///< to an offer: pulled, or refused; an Answer follows
+  // Leases, see wire/lease.h.
+  lease_request = 6,  ///< for memory; a LeaseRequest follows
+  lease_grant = 7,    ///< the answer to it; a LeaseGrant follows
+  lease_push = 8,     ///< memory that nobody asked for; a LeaseGrant follows
+  lease_call = 9,     ///< about a lease; a LeaseCall follows
+  lease_reply = 10,   ///< to such a call; a LeaseReply follows
 };
 
 namespace message_flag {
@@ -67,6 +73,32 @@ constexpr std::uint64_t with_granted(std::uint64_t header, std::uint16_t granted
 
 inline constexpr std::size_t kOfferBytes = 24;
 inline constexpr std::size_t kAnswerBytes = 8;
+inline constexpr std::size_t kLeaseRequestBytes = 32;
+inline constexpr std::size_t kLeaseGrantBytes = 40;
+inline constexpr std::size_t kLeaseCallBytes = 24;
+inline constexpr std::size_t kLeaseReplyBytes = 16;
+
+/// What follows the header of a control message that has a body, bytes; 0: it has none, or is of no
+/// such kind.
+constexpr std::size_t body_bytes(MessageKind kind) noexcept {
+  switch (kind) {
+    case MessageKind::offer:
+      return kOfferBytes;
+    case MessageKind::answer:
+      return kAnswerBytes;
+    case MessageKind::lease_request:
+      return kLeaseRequestBytes;
+    case MessageKind::lease_grant:
+    case MessageKind::lease_push:
+      return kLeaseGrantBytes;
+    case MessageKind::lease_call:
+      return kLeaseCallBytes;
+    case MessageKind::lease_reply:
+      return kLeaseReplyBytes;
+    default:
+      return 0;
+  }
+}
 
 /// Checks a message of `received` bytes that begins at `at`; false if it is malformed.
 inline bool decode(const std::byte* at, std::size_t received, MessageHeader& header) noexcept {
@@ -78,9 +110,8 @@ inline bool decode(const std::byte* at, std::size_t received, MessageHeader& hea
     return false;
   if (header.kind == MessageKind::data) [[likely]]
     return header.length == payload;
-  if (header.kind == MessageKind::offer) return payload == kOfferBytes && header.length == payload;
-  if (header.kind == MessageKind::answer)
-    return payload == kAnswerBytes && header.length == payload;
+  if (const std::size_t body = body_bytes(header.kind); body != 0)
+    return payload == body && header.length == payload;
   if (header.kind == MessageKind::credit_return) return payload == 0 && header.length <= 0x8000;
   return header.kind == MessageKind::goodbye && payload == 0 && header.length == 0;
 }

@@ -182,6 +182,12 @@ class Node {
     h.on_offer = [this](Connection c, spinwire::Offer& offer) {
       if (on_offer) on_offer(c, offer);
     };
+    h.on_lease = [this](Connection c, spinwire::RemoteMemory& memory) {
+      if (on_lease) on_lease(c, memory);
+    };
+    h.on_returned = [this](Connection c, const spinwire::Returned& returned) {
+      if (on_returned) on_returned(c, returned);
+    };
     h.on_closed = [this](Connection c, const Error& e) {
       closed.push_back(e);
       closed_connections.push_back(c);
@@ -257,6 +263,8 @@ class Node {
   std::function<void(Connection)> on_accept, on_ready;
   std::function<void(Connection, Message&)> on_message;
   std::function<void(Connection, spinwire::Offer&)> on_offer;
+  std::function<void(Connection, spinwire::RemoteMemory&)> on_lease;
+  std::function<void(Connection, const spinwire::Returned&)> on_returned;
   std::function<void(Connection, const Error&)> on_closed;
   std::vector<Connection> ready;
   std::vector<Error> closed;

@@ -1,0 +1,285 @@
+// The holder's side of leases: asked for or given, used until their time is nearly over, given up.
+#include <new>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/leases.h"
+#include "agent/transfers.h"
+
+namespace spinwire::agent {
+namespace {
+
+using State = Holding::State;
+using wire::LeaseAction;
+using wire::LeaseVerdict;
+
+constexpr std::uint32_t kIdBits = 16;
+
+Holding* find(Shared& s, const Agent& a, std::uint32_t id) noexcept {
+  Holding* const h = find_holding(s, id);
+  return h != nullptr && h->agent == &a ? h : nullptr;
+}
+
+Holding* make_holding(Shared& s, Agent& a, std::uint64_t bytes) noexcept {
+  auto& all = s.leases->holdings;
+  const std::uint32_t index = all.acquire();
+  if (index == kNone) return nullptr;
+  Holding& h = all.at(index);
+  h.~Holding();
+  new (&h) Holding();
+  h.index = index;
+  h.id = (index + 1) | all.generation(index) << kIdBits;
+  h.timer.index = index;
+  h.timer.kind = kHoldingTimer;
+  h.agent = &a;
+  h.region.length = bytes;
+  h.began = s.clock.now();
+  h.next = a.leases.holdings;
+  if (h.next != nullptr) h.next->prev = &h;
+  a.leases.holdings = &h;
+  ++a.leases.held;
+  a.leases.held_bytes += bytes;
+  return &h;
+}
+
+/// The peer has to answer within the time after which it is lost.
+void await_answer(Shared& s, Holding& h) noexcept {
+  h.calling = true;
+  s.timers.reschedule(h.timer, s.clock.now() + s.clock.ticks(s.config.connections.peer_timeout));
+}
+
+/// Operations on it may be started until then.
+std::uint64_t end_of(const Shared& s, std::uint64_t began, Nanoseconds time) noexcept {
+  const Nanoseconds guard = s.config.leases.guard;
+  return began + (time > guard ? s.clock.ticks(time - guard) : 0);
+}
+
+Nanoseconds duration_of(std::uint64_t ns) noexcept {
+  return Nanoseconds(static_cast<std::int64_t>(ns));
+}
+
+/// Takes over what the owner says of it.
+void take_over(const Shared& s, Holding& h, const wire::LeaseGrant& grant) noexcept {
+  h.region = {grant.address, grant.bytes, grant.rkey, static_cast<Access>(grant.access)};
+  h.theirs = grant.lease;
+  h.invalidate = grant.invalidate;
+  h.until = end_of(s, h.began, duration_of(grant.time));
+  h.state = State::held;
+}
+
+/// The call that was under way has ended.
+void end_call(Shared& s, Holding& h, LeaseReply& told) noexcept {
+  s.timers.cancel(h.timer);
+  h.calling = false;
+  const LeaseCallback done = std::exchange(h.done, {});
+  const bool left = h.state == State::leaving;
+  if (left) forget_holding(s, h);
+  if (done) done(told);
+}
+
+/// Says something about a lease, behind all that was started on it.
+void call(Shared& s, const Holding& h, LeaseAction action, bool ends, std::uint64_t time = 0,
+          LeaseVerdict verdict = LeaseVerdict::granted) noexcept {
+  wire::LeaseCall call;
+  call.lease = h.theirs;
+  call.id = h.id;
+  call.action = action;
+  call.verdict = verdict;
+  call.time = time;
+  Note note = make_note(wire::MessageKind::lease_call, wire::encode(call));
+  note.fence = ends;
+  if (ends && h.invalidate) {
+    note.invalidate = h.region.rkey;
+    note.invalidate_until = h.until;
+  }
+  tell(s, *h.agent, note);
+}
+
+/// Whether a call about it may be begun.
+Status may_call(const Shared& s, const Holding& h) noexcept {
+  if (h.agent->state != ConnectionState::ready) return Status::not_connected;
+  if (h.state != State::held || s.clock.now() >= h.until) return Status::lease_expired;
+  return h.calling || !may_tell(s, *h.agent) ? Status::would_block : Status::ok;
+}
+
+}  // namespace
+
+Holding* find_holding(Shared& s, std::uint32_t id) noexcept {
+  auto& all = s.leases->holdings;
+  const std::uint32_t index = (id & ((1u << kIdBits) - 1)) - 1;
+  if (!all.in_use(index)) return nullptr;
+  Holding& h = all.at(index);
+  return h.id == id ? &h : nullptr;
+}
+
+void forget_holding(Shared& s, Holding& h) noexcept {
+  Agent& a = *h.agent;
+  s.timers.cancel(h.timer);
+  (h.prev == nullptr ? a.leases.holdings : h.prev->next) = h.next;
+  if (h.next != nullptr) h.next->prev = h.prev;
+  --a.leases.held;
+  a.leases.held_bytes -= h.region.length;
+  h.id = 0;
+  s.leases->holdings.release(h.index);
+}
+
+Status resolve(Shared& s, const Agent& a, const RemoteRegion& leased, RemoteRegion& real) noexcept {
+  const Holding* const h = find_holding(s, leased.lease);
+  if (h == nullptr || h->state != State::held || s.clock.now() >= h->until)
+    return Status::lease_expired;
+  if (h->agent != &a) return Status::invalid_argument;
+  const RemoteRegion& whole = h->region;
+  if (leased.length == 0 || leased.address < whole.address || leased.length > whole.length ||
+      leased.address - whole.address > whole.length - leased.length)
+    return Status::out_of_bounds;
+  real = {leased.address, leased.length, whole.rkey, whole.access};
+  return Status::ok;
+}
+
+Status request(Shared& s, Agent& a, std::size_t bytes, const LeaseOptions& options,
+               const LeaseCallback& done) noexcept {
+  if (a.state != ConnectionState::ready) return Status::not_connected;
+  const auto access = static_cast<std::uint8_t>(options.access);
+  if (bytes == 0 || !wire::is_remote_access(access) || !is_lease_time(s, options.time))
+    return Status::invalid_argument;
+  if (!may_tell(s, a)) return Status::would_block;
+  Holding* const h = make_holding(s, a, bytes);
+  if (h == nullptr) return Status::would_block;
+  h->region.access = options.access;
+  h->done = done;
+  h->until = end_of(s, h->began, options.time);
+  await_answer(s, *h);
+  wire::LeaseRequest r;
+  r.bytes = bytes;
+  r.time = static_cast<std::uint64_t>(options.time.count());
+  r.id = h->id;
+  r.alignment = options.alignment;
+  r.access = access;
+  tell(s, a, make_note(wire::MessageKind::lease_request, wire::encode(r)));
+  return Status::ok;
+}
+
+void take_grant(Shared& s, Agent& a, const wire::LeaseGrant& grant) noexcept {
+  Holding* const h = find(s, a, grant.id);
+  if (h == nullptr || h->state != State::asked)
+    return lease_protocol_error(s, a, "it answers no request");
+  LeaseReply told;
+  if (grant.verdict != LeaseVerdict::granted) {
+    told.status = status_of(grant.verdict);
+    told.refusal = refusal_of(grant.verdict);
+    h->state = State::leaving;
+    return end_call(s, *h, told);
+  }
+  const Nanoseconds time = duration_of(grant.time);
+  if (grant.bytes != h->region.length ||
+      !allows(h->region.access, static_cast<Access>(grant.access)) ||
+      end_of(s, h->began, time) > h->until)
+    return lease_protocol_error(s, a, "it grants what was not asked for");
+  take_over(s, *h, grant);
+  told.time = time;
+  told.memory = RemoteMemory(*s.anchor, h->id);
+  end_call(s, *h, told);
+}
+
+void take_push(Shared& s, Agent& a, const wire::LeaseGrant& grant) noexcept {
+  if (grant.verdict != LeaseVerdict::granted)
+    return lease_protocol_error(s, a, "it leases nothing");
+  LeaseVerdict verdict = LeaseVerdict::granted;
+  if ((a.detour & kReplaced) != 0) replace_handlers(a);
+  if (!a.handlers.on_lease) {
+    verdict = LeaseVerdict::unwanted;
+  } else if (duration_of(grant.time) <= s.config.leases.guard) {
+    verdict = LeaseVerdict::bad_time;
+  } else if (a.leases.held >= a.attributes.leases.count) {
+    verdict = LeaseVerdict::too_many;
+  }
+  Holding* const h = verdict == LeaseVerdict::granted ? make_holding(s, a, grant.bytes) : nullptr;
+  if (h == nullptr) {
+    Holding none;
+    none.theirs = grant.lease;
+    none.agent = &a;
+    if (verdict == LeaseVerdict::granted) verdict = LeaseVerdict::no_room;
+    return call(s, none, LeaseAction::took, false, 0, verdict);
+  }
+  take_over(s, *h, grant);
+  call(s, *h, LeaseAction::took, false);
+  RemoteMemory memory(*s.anchor, h->id);
+  a.handlers.on_lease(handle(s, a), memory);
+}
+
+void take_recall(Shared& s, Agent& a, const wire::LeaseCall& call) noexcept {
+  for (Holding* h = a.leases.holdings; h != nullptr; h = h->next) {
+    if (h->theirs != call.lease || h->state != State::held) continue;
+    if (h->calling) {
+      LeaseReply told;
+      told.status = Status::lease_expired;
+      told.refusal = LeaseRefusal::over;
+      const std::uint32_t id = h->id;
+      end_call(s, *h, told);
+      if (h->id != id || h->state != State::held) return;  // the callback gave it up
+    }
+    return release_holding(s, *h);
+  }
+  // It has crossed our giving it up.
+}
+
+void take_reply(Shared& s, Agent& a, const wire::LeaseReply& reply) noexcept {
+  Holding* const h = find(s, a, reply.id);
+  if (h == nullptr || !h->calling || h->state == State::asked) {
+    if (h == nullptr) return;  // a recall has ended the call
+    return lease_protocol_error(s, a, "it replies to no call");
+  }
+  LeaseReply told;
+  told.status = status_of(reply.verdict);
+  told.refusal = refusal_of(reply.verdict);
+  if (h->state == State::held && reply.verdict == LeaseVerdict::granted) {
+    told.time = duration_of(reply.time);
+    h->until = end_of(s, h->renewed, told.time);
+  }
+  end_call(s, *h, told);
+}
+
+Status renew(Shared& s, Holding& h, Nanoseconds time, const LeaseCallback& done) noexcept {
+  if (!is_lease_time(s, time)) return Status::invalid_argument;
+  if (const Status status = may_call(s, h); status != Status::ok) return status;
+  h.renewed = s.clock.now();
+  h.done = done;
+  await_answer(s, h);
+  call(s, h, LeaseAction::renew, false, static_cast<std::uint64_t>(time.count()));
+  return Status::ok;
+}
+
+Status give_back(Shared& s, Holding& h, const LeaseCallback& done) noexcept {
+  if (const Status status = may_call(s, h); status != Status::ok) return status;
+  h.state = State::leaving;
+  h.done = done;
+  await_answer(s, h);
+  call(s, h, LeaseAction::give_back, true);
+  return Status::ok;
+}
+
+void release_holding(Shared& s, Holding& h) noexcept {
+  if (h.state != State::held) return;
+  // A call that is under way finds nobody when it is answered.
+  if (h.agent->state == ConnectionState::ready) call(s, h, LeaseAction::release, true);
+  LeaseReply told;
+  told.status = Status::cancelled;
+  const bool calling = std::exchange(h.calling, false);
+  const LeaseCallback done = std::exchange(h.done, {});
+  forget_holding(s, h);
+  if (calling && done) done(told);
+}
+
+void end_holdings(Shared& s, Agent& a) noexcept {
+  while (a.leases.holdings != nullptr) {
+    Holding& h = *a.leases.holdings;
+    LeaseReply told;
+    told.status = Status::flushed;
+    told.refusal = LeaseRefusal::closing;
+    const LeaseCallback done = std::exchange(h.done, {});
+    forget_holding(s, h);
+    if (done) done(told);
+  }
+}
+
+}  // namespace spinwire::agent

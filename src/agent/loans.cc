@@ -1,0 +1,537 @@
+// The owner's side of leases: memory is opened under a key of its own, granted, and given back to
+// its pool when nothing can touch it any more.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "agent/agent.h"
+#include "agent/leases.h"
+#include "agent/submit.h"
+#include "agent/transfers.h"
+
+namespace spinwire::agent {
+namespace {
+
+using State = Loan::State;
+using wire::LeaseAction;
+using wire::LeaseVerdict;
+
+constexpr std::uint32_t kIdBits = 16;
+constexpr std::uint32_t kNoWindow = memory::WindowPool::kNone;
+constexpr std::uint32_t kBlockAlignment = 64;
+/// Zeroed at once, as long as a message may take; the rest a step at a time.
+constexpr std::uint64_t kZeroedAtOnce = 64u << 10;
+constexpr std::uint64_t kZeroedInStep = 256u << 10;
+
+Loan* find(Shared& s, const Agent& a, std::uint32_t id) noexcept {
+  auto& loans = s.leases->loans;
+  const std::uint32_t index = (id & ((1u << kIdBits) - 1)) - 1;
+  if (!loans.in_use(index)) return nullptr;
+  Loan& loan = loans.at(index);
+  return loan.id == id && loan.agent == &a ? &loan : nullptr;
+}
+
+void line_up(Shared& s, Loan& loan) noexcept {
+  Leases& all = *s.leases;
+  loan.next_in_line = nullptr;
+  (all.first == nullptr ? all.first : all.last->next_in_line) = &loan;
+  all.last = &loan;
+}
+
+/// Out of the line, if it is in it.
+void leave_line(Shared& s, const Loan& loan) noexcept {
+  Leases& all = *s.leases;
+  Loan* before = nullptr;
+  for (Loan* at = all.first; at != nullptr; before = std::exchange(at, at->next_in_line)) {
+    if (at != &loan) continue;
+    (before == nullptr ? all.first : before->next_in_line) = at->next_in_line;
+    if (all.last == at) all.last = before;
+    return;
+  }
+}
+
+/// A record for memory that it takes a reference to; null if they are used up.
+Loan* make_loan(Shared& s, Agent& a, detail::Block* block, std::byte* data, std::uint64_t bytes,
+                Access access) noexcept {
+  const std::uint32_t index = s.leases->loans.acquire();
+  if (index == kNone) return nullptr;
+  Loan& loan = s.leases->loans.at(index);
+  loan.~Loan();
+  new (&loan) Loan();
+  loan.index = index;
+  loan.id = (index + 1) | s.leases->loans.generation(index) << kIdBits;
+  loan.timer.index = index;
+  loan.timer.kind = kLoanTimer;
+  loan.block = block;
+  detail::retain(block);
+  loan.data = data;
+  loan.bytes = bytes;
+  loan.access = access;
+  loan.agent = &a;
+  loan.next = a.leases.loans;
+  if (loan.next != nullptr) loan.next->prev = &loan;
+  a.leases.loans = &loan;
+  ++a.leases.lent;
+  a.leases.lent_bytes += bytes;
+  return &loan;
+}
+
+/// Gives the record back; the reference to the memory is the caller's now.
+detail::Block* drop_loan(Shared& s, Loan& loan) noexcept {
+  Agent& a = *loan.agent;
+  s.timers.cancel(loan.timer);
+  (loan.prev == nullptr ? a.leases.loans : loan.prev->next) = loan.next;
+  if (loan.next != nullptr) loan.next->prev = loan.prev;
+  --a.leases.lent;
+  a.leases.lent_bytes -= loan.bytes;
+  if (loan.requested) a.leases.requested_bytes -= loan.bytes;
+  s.leases->loans.release(loan.index);
+  return loan.block;
+}
+
+void tell_grant(Shared& s, Agent& a, wire::MessageKind kind,
+                const wire::LeaseGrant& grant) noexcept {
+  tell(s, a, make_note(kind, wire::encode(grant)));
+}
+
+void refuse_request(Shared& s, Agent& a, std::uint32_t request, LeaseVerdict why) noexcept {
+  wire::LeaseGrant grant;
+  grant.id = request;
+  grant.verdict = why;
+  tell_grant(s, a, wire::MessageKind::lease_grant, grant);
+}
+
+void reply(Shared& s, Agent& a, std::uint32_t id, LeaseVerdict verdict,
+           std::uint64_t time = 0) noexcept {
+  wire::LeaseReply reply;
+  reply.id = id;
+  reply.verdict = verdict;
+  reply.time = time;
+  tell(s, a, make_note(wire::MessageKind::lease_reply, wire::encode(reply)));
+}
+
+/// Tells the application what became of a push; once.
+void tell_pushed(Loan& loan, LeaseVerdict verdict) noexcept {
+  if (!loan.done) return;
+  const LeaseCallback done = std::exchange(loan.done, {});
+  LeaseReply told;
+  told.status = status_of(verdict);
+  told.refusal = refusal_of(verdict);
+  if (verdict == LeaseVerdict::granted) {
+    told.lease.value = loan.id;
+    told.time = loan.time;
+  }
+  done(told);
+}
+
+/// The peer cannot reach it any more: `memory` is false if it may be in the midst of an access, and
+/// somebody else keeps the reference.
+void finish_loan(Shared& s, Loan& loan, bool memory) noexcept {
+  Agent& a = *loan.agent;
+  const bool told = loan.opened || !loan.requested;
+  const bool replies = loan.answering;
+  const std::uint32_t id = loan.reply;
+  Returned returned;
+  returned.lease.value = loan.id;
+  returned.how = loan.how;
+  returned.requested = loan.requested;
+  if (memory) returned.memory = BufferSlice(loan.block, loan.data, loan.bytes);
+  tell_pushed(loan,
+              loan.how == ReturnedBy::refusal ? LeaseVerdict::unwanted : LeaseVerdict::closing);
+  detail::Block* const block = drop_loan(s, loan);
+  if (replies && a.stage == Stage::up) reply(s, a, id, LeaseVerdict::granted);
+  if ((a.detour & kReplaced) != 0) replace_handlers(a);
+  if (told && a.handlers.on_returned) a.handlers.on_returned(handle(s, a), returned);
+  if (memory) detail::release(block);
+}
+
+enum class Step : std::uint8_t { done, later, used_verb, failed };
+
+/// Whether a window of the engine's can be bound to it.
+bool fits_window(const Shared& s, const Loan& loan) noexcept {
+  return loan.agent->domain == nullptr && s.transfers->windows.size() != 0 &&
+         loan.block->lkey == s.staging_block->lkey;
+}
+
+/// A work request for its window; null if there is none to be had now.
+Operation* begin_request(Shared& s, Agent& a, OperationKind kind, const Loan& loan) noexcept {
+  if (a.stage != Stage::up || a.leases.requests_out >= kLeaseRequests) return nullptr;
+  Operation* const op = s.operations.acquire_for_agent();
+  if (op == nullptr) return nullptr;
+  op->kind = kind;
+  op->block = nullptr;
+  op->length = loan.id;
+  op->beside = false;
+  op->calls_back = false;
+  op->wr.opcode = opcode_of(kind);
+  op->wr.num_sge = 0;
+  op->wr.send_flags = 0;
+  count_begin(a, kind);
+  ++a.leases.requests_out;
+  return op;
+}
+
+Step bind(Shared& s, Loan& loan) noexcept {
+  Agent& a = *loan.agent;
+  memory::WindowPool& windows = s.transfers->windows;
+  if (windows.free() == 0) return Step::failed;
+  Operation* const op = begin_request(s, a, OperationKind::lease_bind, loan);
+  if (op == nullptr) return Step::later;
+  loan.window = windows.take();
+  loan.rkey = windows.next_key(loan.window);
+  op->wr.bind_mw.mw = windows.at(loan.window);
+  op->wr.bind_mw.rkey = loan.rkey;
+  const int rights = memory::exposed_access_flags(loan.access) & ~IBV_ACCESS_LOCAL_WRITE;
+  op->wr.bind_mw.bind_info = {s.device->slab(), reinterpret_cast<std::uint64_t>(loan.data),
+                              loan.bytes, static_cast<unsigned>(rights)};
+  append(a, *op);
+  defer(s, a);
+  loan.opened = true;
+  return Step::done;
+}
+
+Step open(Shared& s, Loan& loan, bool verb_allowed) noexcept {
+  if (fits_window(s, loan)) {
+    const Step bound = bind(s, loan);
+    if (bound != Step::failed) return bound;
+  }
+  if (!verb_allowed) return Step::later;
+  try {
+    auto region = s.registrations->expose(BufferSlice(loan.block, loan.data, loan.bytes),
+                                          loan.access, registrations_of(*loan.agent));
+    if (!region) return Step::failed;
+    loan.rkey = region->rkey;
+    loan.window = kNoWindow;
+    loan.opened = true;
+    return Step::used_verb;
+  } catch (...) {
+    return Step::failed;
+  }
+}
+
+std::uint64_t after(const Shared& s, std::uint64_t ticks) noexcept { return s.clock.now() + ticks; }
+
+/// From then on nothing of the peer's can be under way, counted from now.
+std::uint64_t end_of(const Shared& s, const Loan& loan) noexcept {
+  return after(s, s.clock.ticks(loan.time) + worst_retries(s, *loan.agent));
+}
+
+/// It has a key: the peer is told.
+void announce(Shared& s, Loan& loan) noexcept {
+  Agent& a = *loan.agent;
+  wire::LeaseGrant grant;
+  grant.address = reinterpret_cast<std::uint64_t>(loan.data);
+  grant.bytes = loan.bytes;
+  grant.time = static_cast<std::uint64_t>(loan.time.count());
+  grant.lease = loan.id;
+  grant.rkey = loan.rkey;
+  grant.access = static_cast<std::uint8_t>(loan.access);
+  grant.invalidate = loan.window != kNoWindow;
+  if (loan.requested) {
+    grant.id = loan.request;
+    loan.state = State::open;
+    s.timers.reschedule(loan.timer, end_of(s, loan));
+    return tell_grant(s, a, wire::MessageKind::lease_grant, grant);
+  }
+  loan.state = State::offered;
+  s.timers.reschedule(loan.timer, after(s, s.clock.ticks(s.config.connections.peer_timeout)));
+  tell_grant(s, a, wire::MessageKind::lease_push, grant);
+}
+
+/// No key is to be had for it.
+void refuse_loan(Shared& s, Loan& loan) noexcept {
+  Agent& a = *loan.agent;
+  if (loan.requested) refuse_request(s, a, loan.request, LeaseVerdict::no_room);
+  tell_pushed(loan, LeaseVerdict::no_room);
+  loan.how = ReturnedBy::refusal;
+  finish_loan(s, loan, true);
+}
+
+/// Zeroes what is to be, as far as may be at once, then opens it.
+Step prepare(Shared& s, Loan& loan, std::uint64_t most, bool verb_allowed) noexcept {
+  if (loan.requested && loan.zeroed != loan.bytes) {
+    const std::uint64_t part = std::min(loan.bytes - loan.zeroed, most);
+    std::memset(loan.data + loan.zeroed, 0, part);
+    loan.zeroed += part;
+    if (loan.zeroed != loan.bytes) return Step::later;
+  }
+  const Step step = open(s, loan, verb_allowed);
+  if (step == Step::failed) {
+    refuse_loan(s, loan);
+  } else if (step != Step::later) {
+    announce(s, loan);
+  }
+  return step;
+}
+
+/// Ends its key.
+Step close_key(Shared& s, Loan& loan, bool verb_allowed) noexcept {
+  Agent& a = *loan.agent;
+  if (loan.window != kNoWindow) {
+    Operation* const op = begin_request(s, a, OperationKind::lease_unbind, loan);
+    if (op == nullptr) return Step::later;
+    op->wr.invalidate_rkey = loan.rkey;
+    append(a, *op);
+    defer(s, a);
+    loan.state = State::unbinding;
+    // A peer that keeps the queue from moving shall not keep the memory.
+    s.timers.reschedule(loan.timer, after(s, s.clock.ticks(s.config.connections.close_timeout)));
+    return Step::done;
+  }
+  if (!verb_allowed) return Step::later;
+  if (s.registrations->revoke(loan.rkey) == Status::ok)
+    finish_loan(s, loan, true);
+  else
+    line_up(s, loan);  // a peer is in the midst of an access
+  return Step::used_verb;
+}
+
+/// The lease is over. `dead` is whether its key is already.
+void close_loan(Shared& s, Loan& loan, ReturnedBy how, bool dead = false) noexcept {
+  if (loan.state == State::closing || loan.state == State::unbinding) return;
+  s.timers.cancel(loan.timer);
+  loan.how = how;
+  if (loan.state == State::waiting) leave_line(s, loan);
+  loan.state = State::closing;
+  if (!loan.opened) return finish_loan(s, loan, true);
+  if (dead && loan.window != kNoWindow) {
+    s.transfers->windows.give(loan.window);
+    return finish_loan(s, loan, true);
+  }
+  if (close_key(s, loan, false) == Step::later) line_up(s, loan);
+}
+
+/// Rights that may be given, of those asked for.
+Access common_rights(const Shared& s, const Agent& a, std::uint8_t asked) noexcept {
+  auto rights = static_cast<std::uint8_t>(asked & static_cast<std::uint8_t>(a.attributes.access));
+  if (!s.device->info().atomics)
+    rights &= static_cast<std::uint8_t>(~static_cast<std::uint8_t>(Access::remote_atomic));
+  return static_cast<Access>(rights);
+}
+
+/// Why not, as far as that does not depend on what there is.
+LeaseVerdict judge(const Shared& s, const Agent& a, const wire::LeaseRequest& r) noexcept {
+  const LeaseLimits& most = a.attributes.leases;
+  if (r.bytes > most.bytes) return LeaseVerdict::too_long;
+  if (!std::has_single_bit(r.alignment) || r.alignment > most.alignment)
+    return LeaseVerdict::misaligned;
+  if (r.access > static_cast<std::uint8_t>(Access::remote_all) ||
+      common_rights(s, a, r.access) == Access::local)
+    return LeaseVerdict::no_right;
+  if (r.time == 0 || r.time > static_cast<std::uint64_t>(most.longest.count()))
+    return LeaseVerdict::bad_time;
+  if (a.leases.lent >= most.count) return LeaseVerdict::too_many;
+  if (r.bytes > most.total_bytes - std::min(a.leases.requested_bytes, most.total_bytes))
+    return LeaseVerdict::too_much;
+  return LeaseVerdict::granted;
+}
+
+void take_request(Shared& s, Agent& a, const wire::LeaseRequest& r) noexcept {
+  const LeaseVerdict verdict = judge(s, a, r);
+  if (verdict != LeaseVerdict::granted) return refuse_request(s, a, r.id, verdict);
+  const std::uint32_t slack = std::max(r.alignment, kBlockAlignment) - kBlockAlignment;
+  detail::Block* const block = s.arena->allocate(memory::PoolId::lease, r.bytes + slack);
+  if (block == nullptr) return refuse_request(s, a, r.id, LeaseVerdict::no_room);
+  const auto start = reinterpret_cast<std::uintptr_t>(block->payload);
+  std::byte* const data = block->payload + (-start & (r.alignment - 1));
+  Loan* const loan = make_loan(s, a, block, data, r.bytes, common_rights(s, a, r.access));
+  detail::release(block);  // the record holds it, or nobody does
+  if (loan == nullptr) return refuse_request(s, a, r.id, LeaseVerdict::no_room);
+  loan->requested = true;
+  loan->request = r.id;
+  loan->time = Nanoseconds(static_cast<std::int64_t>(r.time));
+  a.leases.requested_bytes += r.bytes;
+  const bool at_once = r.bytes <= kZeroedAtOnce && s.leases->first == nullptr;
+  if (!at_once || prepare(s, *loan, kZeroedAtOnce, false) == Step::later) line_up(s, *loan);
+}
+
+/// The holder's answer to a push.
+void take_took(Shared& s, Agent& a, Loan* loan, const wire::LeaseCall& call) noexcept {
+  if (loan == nullptr || loan->state != State::offered)
+    return lease_protocol_error(s, a, "it takes what was not leased to it");
+  if (call.verdict != LeaseVerdict::granted) {
+    tell_pushed(*loan, call.verdict);
+    return close_loan(s, *loan, ReturnedBy::refusal);
+  }
+  loan->state = State::open;
+  s.timers.reschedule(loan->timer, end_of(s, *loan));
+  tell_pushed(*loan, LeaseVerdict::granted);
+}
+
+void take_renewal(Shared& s, Agent& a, Loan& loan, const wire::LeaseCall& call) noexcept {
+  if (call.time == 0 || call.time > static_cast<std::uint64_t>(a.attributes.leases.longest.count()))
+    return reply(s, a, call.id, LeaseVerdict::bad_time);
+  if (loan.recalled) return reply(s, a, call.id, LeaseVerdict::over);
+  loan.time = Nanoseconds(static_cast<std::int64_t>(call.time));
+  s.timers.reschedule(loan.timer, end_of(s, loan));
+  reply(s, a, call.id, LeaseVerdict::granted, call.time);
+}
+
+}  // namespace
+
+void take_lease_request(Shared& s, Agent& a, const wire::LeaseRequest& request) noexcept {
+  take_request(s, a, request);
+}
+
+void take_lease_call(Shared& s, Agent& a, const wire::LeaseCall& call,
+                     std::uint32_t invalidated) noexcept {
+  Loan* const loan = find(s, a, call.lease);
+  if (call.action == LeaseAction::took) return take_took(s, a, loan, call);
+  if (loan != nullptr &&
+      (loan->state == State::waiting || loan->state == State::offered || loan->manual))
+    return lease_protocol_error(s, a, "it calls about a lease that it does not have");
+  const bool over = loan == nullptr || loan->state != State::open;
+  const bool dead = !over && invalidated != 0 && invalidated == loan->rkey;
+  switch (call.action) {
+    case LeaseAction::release:  // of one that is over: it has crossed that
+      if (!over)
+        close_loan(s, *loan, loan->recalled ? ReturnedBy::recall : ReturnedBy::release, dead);
+      return;
+    case LeaseAction::give_back:
+      if (over) return reply(s, a, call.id, LeaseVerdict::over);
+      loan->answering = true;
+      loan->reply = call.id;
+      return close_loan(s, *loan, ReturnedBy::give_back, dead);
+    default:
+      if (over) return reply(s, a, call.id, LeaseVerdict::over);
+      return take_renewal(s, a, *loan, call);
+  }
+}
+
+Status lend(Shared& s, Agent& a, const BufferSlice& memory, const LeaseOptions& options,
+            const LeaseCallback& done) noexcept {
+  if (a.state != ConnectionState::ready) return Status::not_connected;
+  if (!memory || memory.size() == 0) return Status::out_of_bounds;
+  const auto asked = static_cast<std::uint8_t>(options.access);
+  if (!wire::is_remote_access(asked) || common_rights(s, a, asked) != options.access ||
+      !is_lease_time(s, options.time))
+    return Status::invalid_argument;
+  if (!may_tell(s, a)) return Status::would_block;
+  Loan* const loan = make_loan(s, a, memory.block(), memory.data(), memory.size(), options.access);
+  if (loan == nullptr) return Status::would_block;
+  loan->time = options.time;
+  loan->done = done;
+  if (s.leases->first != nullptr || prepare(s, *loan, 0, false) == Step::later) line_up(s, *loan);
+  return Status::ok;
+}
+
+Status open_by_hand(Shared& s, Agent& a, const BufferSlice& memory, Access access,
+                    RemoteRegion& region) noexcept {
+  Loan* const loan = make_loan(s, a, memory.block(), memory.data(), memory.size(), access);
+  if (loan == nullptr) return Status::would_block;
+  loan->manual = true;
+  const Step step = open(s, *loan, true);
+  if (step == Step::later || step == Step::failed) {
+    detail::release(drop_loan(s, *loan));
+    return step == Step::later ? Status::would_block : Status::no_memory;
+  }
+  loan->state = State::open;
+  region = {reinterpret_cast<std::uint64_t>(loan->data), loan->bytes, loan->rkey, access};
+  return Status::ok;
+}
+
+Status recall(Shared& s, Agent& a, LeaseId lease) noexcept {
+  Loan* const loan = find(s, a, lease.value);
+  if (loan == nullptr || loan->manual || loan->recalled || loan->state == State::closing ||
+      loan->state == State::unbinding)
+    return Status::invalid_argument;
+  if (loan->state == State::waiting) {
+    close_loan(s, *loan, ReturnedBy::recall);
+    return Status::ok;
+  }
+  loan->recalled = true;
+  wire::LeaseCall call;
+  call.lease = loan->id;
+  call.action = LeaseAction::recall;
+  tell(s, a, make_note(wire::MessageKind::lease_call, wire::encode(call)));
+  if (loan->state == State::open) {
+    const std::uint64_t most =
+        after(s, s.clock.ticks(s.config.connections.close_timeout) + worst_retries(s, a));
+    if (most < loan->timer.deadline) s.timers.reschedule(loan->timer, most);
+  }
+  return Status::ok;
+}
+
+namespace {
+
+Loan* find_by_hand(const Agent& a, std::uint32_t rkey) noexcept {
+  Loan* loan = a.leases.loans;
+  while (loan != nullptr && (!loan->manual || loan->rkey != rkey || loan->state != State::open))
+    loan = loan->next;
+  return loan;
+}
+
+}  // namespace
+
+Status close_by_hand(Shared& s, Agent& a, std::uint32_t rkey) noexcept {
+  Loan* const loan = find_by_hand(a, rkey);
+  if (loan == nullptr) return Status::invalid_argument;
+  close_loan(s, *loan, ReturnedBy::recall);
+  return Status::ok;
+}
+
+bool is_bound_here(const Agent& a, std::uint32_t rkey) noexcept {
+  const Loan* const loan = find_by_hand(a, rkey);
+  return loan != nullptr && loan->window != kNoWindow;
+}
+
+void on_lease_bound(Agent& a) noexcept { --a.leases.requests_out; }
+
+void on_lease_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept {
+  --a.leases.requests_out;
+  Loan* const loan = status == Status::ok ? find(s, a, id) : nullptr;
+  if (loan == nullptr) return;  // the connection ends, and its leases with it
+  s.transfers->windows.give(loan->window);
+  finish_loan(s, *loan, true);
+}
+
+LeaseWork work_on_leases(Shared& s, bool verb_allowed) noexcept {
+  Leases& all = *s.leases;
+  Loan* const loan = all.first;
+  if (loan == nullptr) return LeaseWork::none;
+  all.first = loan->next_in_line;
+  if (all.first == nullptr) all.last = nullptr;
+  const bool waits = loan->state == State::waiting;
+  const std::uint64_t zeroed = loan->zeroed;
+  const Step step =
+      waits ? prepare(s, *loan, kZeroedInStep, verb_allowed) : close_key(s, *loan, verb_allowed);
+  if (step != Step::later) return step == Step::used_verb ? LeaseWork::verb : LeaseWork::some;
+  const bool zeroing = waits && loan->zeroed != zeroed;
+  line_up(s, *loan);
+  return zeroing ? LeaseWork::some : LeaseWork::none;
+}
+
+void on_loan_timer(Shared& s, Loan& loan) noexcept {
+  Agent& a = *loan.agent;
+  if (loan.state == State::open)
+    return close_loan(s, loan, loan.recalled ? ReturnedBy::recall : ReturnedBy::expiry);
+  fail(s, a,
+       {Status::peer_lost, "lease memory to the peer",
+        loan.state == State::offered ? "no answer came in time"
+                                     : "the window that it uses does not end in time",
+        "the peer's process hangs, or is hostile"});
+}
+
+bool end_loans(Shared& s, Agent& a) noexcept {
+  Loan* const loan = a.leases.loans;
+  if (loan == nullptr) return true;
+  leave_line(s, *loan);
+  if (loan->state != State::closing && loan->state != State::unbinding) loan->how = ReturnedBy::end;
+  bool memory = true;
+  if (loan->opened && loan->window != kNoWindow) {
+    // Keeps a reference of its own as long as a peer is in the midst of an access.
+    detail::retain(loan->block);
+    memory = s.transfers->windows.discard(loan->window, loan->block);
+  } else if (loan->opened) {
+    memory = s.registrations->revoke(loan->rkey) == Status::ok;
+  }
+  const bool used_verb = loan->opened;
+  detail::Block* const block = loan->block;
+  finish_loan(s, *loan, memory);
+  if (!memory) detail::release(block);
+  return !used_verb;
+}
+
+}  // namespace spinwire::agent

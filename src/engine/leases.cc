@@ -1,0 +1,210 @@
+// The public face of leases, and of keys that are passed on as bytes.
+#include "agent/leases.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+#include "engine/core.h"
+#include "spinwire/lease.h"
+#include "wire/token.h"
+
+namespace spinwire {
+
+using agent::Agent;
+using agent::Holding;
+
+namespace {
+
+/// The engine of a handle, if it is there and this is its thread.
+detail::EngineCore* core_of(const std::shared_ptr<detail::EngineCore*>& anchor) noexcept {
+  detail::EngineCore* const core = anchor != nullptr ? *anchor : nullptr;
+  return core != nullptr && core->guard.owned() ? core : nullptr;
+}
+
+Holding* find(const std::shared_ptr<detail::EngineCore*>& anchor, std::uint32_t lease) noexcept {
+  detail::EngineCore* const core = core_of(anchor);
+  return core != nullptr ? agent::find_holding(core->shared, lease) : nullptr;
+}
+
+/// Why there is none.
+Status diagnose(const std::shared_ptr<detail::EngineCore*>& anchor) noexcept {
+  detail::EngineCore* const core = anchor != nullptr ? *anchor : nullptr;
+  return core != nullptr && !core->guard.owned() ? core->guard.diagnose() : Status::not_connected;
+}
+
+Status why_not(detail::EngineCore* core) noexcept {
+  return core != nullptr && !core->guard.owned() ? core->guard.diagnose() : Status::not_connected;
+}
+
+Agent* locate(detail::EngineCore* core, std::uint32_t index, std::uint32_t generation) noexcept {
+  return core != nullptr && core->guard.owned() ? core->find(index, generation) : nullptr;
+}
+
+/// What calls outside of poll() have said goes out at once, as operations do.
+void send_notes(detail::EngineCore& core, Agent& a) noexcept {
+  if (core.guard.polling()) return;
+  agent::flush_notes(core.shared, a);
+}
+
+}  // namespace
+
+std::string_view to_string(LeaseRefusal refusal) noexcept {
+  constexpr std::array<std::string_view, 11> kNames = {
+      "none",     "too_long", "misaligned", "too_many", "too_much", "no_room",
+      "no_right", "bad_time", "over",       "unwanted", "closing"};
+  const auto i = static_cast<std::size_t>(refusal);
+  return i < kNames.size() ? kNames[i] : "unknown";
+}
+
+std::string_view to_string(ReturnedBy how) noexcept {
+  constexpr std::array<std::string_view, 6> kNames = {"give_back", "release", "expiry",
+                                                      "recall",    "refusal", "end"};
+  const auto i = static_cast<std::size_t>(how);
+  return i < kNames.size() ? kNames[i] : "unknown";
+}
+
+RemoteRegion RemoteMemory::region() const noexcept {
+  const Holding* const h = find(core_, lease_);
+  if (h == nullptr || h->state != Holding::State::held) return {};
+  return {h->region.address, h->region.length, 0, h->region.access, h->id};
+}
+
+Nanoseconds RemoteMemory::time_left() const noexcept {
+  const Holding* const h = find(core_, lease_);
+  if (h == nullptr || h->state != Holding::State::held) return Nanoseconds(0);
+  const Clock& clock = (*core_)->shared.clock;
+  const std::uint64_t now = clock.now();
+  return clock.duration(h->until - std::min(now, h->until));
+}
+
+Connection RemoteMemory::connection() const noexcept {
+  const Holding* const h = find(core_, lease_);
+  return h != nullptr ? agent::handle((*core_)->shared, *h->agent) : Connection();
+}
+
+Status RemoteMemory::renew(Nanoseconds time, const LeaseCallback& done) {
+  Holding* const h = find(core_, lease_);
+  if (h == nullptr) return diagnose(core_);
+  detail::EngineCore& core = **core_;
+  const Status status = agent::renew(core.shared, *h, time, done);
+  if (status == Status::ok) send_notes(core, *h->agent);
+  return status;
+}
+
+Status RemoteMemory::give_back(const LeaseCallback& done) {
+  Holding* const h = find(core_, lease_);
+  if (h == nullptr) return diagnose(core_);
+  detail::EngineCore& core = **core_;
+  const Status status = agent::give_back(core.shared, *h, done);
+  if (status != Status::ok) return status;
+  send_notes(core, *h->agent);
+  core_.reset();
+  lease_ = 0;
+  return status;
+}
+
+void RemoteMemory::release() noexcept {
+  if (lease_ == 0) return;
+  if (Holding* const h = find(core_, lease_); h != nullptr) {
+    detail::EngineCore& core = **core_;
+    Agent& a = *h->agent;
+    agent::release_holding(core.shared, *h);
+    send_notes(core, a);
+  }
+  core_.reset();
+  lease_ = 0;
+}
+
+RemoteRegion RemoteMemory::detach() noexcept {
+  Holding* const h = find(core_, lease_);
+  if (h == nullptr || h->state != Holding::State::held || h->calling) return {};
+  const RemoteRegion region = h->region;
+  agent::forget_holding((*core_)->shared, *h);
+  core_.reset();
+  lease_ = 0;
+  return region;
+}
+
+Status Connection::request_memory(std::size_t bytes, const LeaseOptions& options,
+                                  const LeaseCallback& done) {
+  Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr) return why_not(core_);
+  const Status status = agent::request(core_->shared, *a, bytes, options, done);
+  if (status == Status::ok) send_notes(*core_, *a);
+  return status;
+}
+
+Status Connection::lease(const BufferSlice& memory, const LeaseOptions& options,
+                         const LeaseCallback& done) {
+  Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr) return why_not(core_);
+  const Status status = agent::lend(core_->shared, *a, memory, options, done);
+  if (status == Status::ok) send_notes(*core_, *a);
+  return status;
+}
+
+Status Connection::recall(LeaseId lease) {
+  Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr) return why_not(core_);
+  const Status status = agent::recall(core_->shared, *a, lease);
+  if (status == Status::ok) send_notes(*core_, *a);
+  return status;
+}
+
+Status Connection::revoke(const RemoteRegion& region) {
+  Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr) return why_not(core_);
+  const Status status = agent::close_by_hand(core_->shared, *a, region.rkey);
+  if (status == Status::ok) send_notes(*core_, *a);
+  return status;
+}
+
+Result<RegionToken> Connection::token(const RemoteRegion& region) const {
+  constexpr const char* kAsked = "make a token of a region";
+  const Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr || a->state != ConnectionState::ready) {
+    return base::fail(a == nullptr ? why_not(core_) : Status::not_connected, kAsked,
+                      "the connection is not ready", "wait for on_ready");
+  }
+  wire::Token token;
+  token.address = region.address;
+  token.length = region.length;
+  token.rkey = region.rkey;
+  token.access = static_cast<std::uint8_t>(region.access);
+  token.incarnation = core_->shared.incarnation;
+  const bool bound = a->domain != nullptr || agent::is_bound_here(*a, region.rkey);
+  token.qp_num = bound ? a->qp->qp_num : 0;
+  const RegionToken bytes = wire::encode(token);
+  if (wire::Token same; region.lease == 0 && wire::decode(bytes, same)) return bytes;
+  return base::fail(Status::invalid_argument, kAsked,
+                    region.lease != 0 ? "it is part of a lease" : "it opens nothing",
+                    "give what expose() or register_memory() answered");
+}
+
+Result<RemoteRegion> Connection::import_token(std::span<const std::byte> bytes) const {
+  constexpr const char* kAsked = "use the token of a peer's memory";
+  const Agent* const a = locate(core_, index_, generation_);
+  if (a == nullptr || a->state != ConnectionState::ready) {
+    return base::fail(a == nullptr ? why_not(core_) : Status::not_connected, kAsked,
+                      "the connection is not ready", "wait for on_ready");
+  }
+  wire::Token token;
+  if (!wire::decode(bytes, token)) {
+    return base::fail(Status::protocol, kAsked, "its bytes are no token, or were damaged",
+                      "pass it on whole, as Connection::token() made it");
+  }
+  if (token.incarnation != a->peer_incarnation) {
+    return base::fail(Status::invalid_argument, kAsked,
+                      "it is of another engine than this connection's peer",
+                      "import it on a connection to the engine that made it");
+  }
+  if (token.qp_num != 0 && token.qp_num != a->remote.qp_num) {
+    return base::fail(Status::invalid_argument, kAsked,
+                      "its key is bound to another connection of the peer",
+                      "use it there, or have it made with KeyScope::domain");
+  }
+  return RemoteRegion{token.address, token.length, token.rkey, static_cast<Access>(token.access)};
+}
+
+}  // namespace spinwire

@@ -1,0 +1,27 @@
+// A region of a peer's memory as bytes that applications pass on.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace spinwire::wire {
+
+inline constexpr std::size_t kTokenBytes = 48;
+
+struct Token {
+  std::uint64_t address = 0;
+  std::uint64_t length = 0;
+  std::uint64_t incarnation = 0;  ///< of the owner's engine
+  std::uint32_t rkey = 0;
+  std::uint32_t qp_num = 0;  ///< the owner's, if the key is bound to that; else 0
+  std::uint8_t access = 0;
+};
+
+std::array<std::byte, kTokenBytes> encode(const Token& token) noexcept;
+/// False if it is malformed: of another size or version, damaged, without bytes, key or rights, or
+/// beyond the end of memory.
+bool decode(std::span<const std::byte> bytes, Token& token) noexcept;
+
+}  // namespace spinwire::wire
