@@ -22,7 +22,7 @@ run() {
   [[ $name != agent ]] || time=$agent_seconds
   mkdir -p "$corpus"
   {
-    "$folder/bin/$name" --seeds "$corpus" &&
+    LLVM_PROFILE_FILE=/dev/null "$folder/bin/$name" --seeds "$corpus" &&
       LLVM_PROFILE_FILE=$folder/profile/$name.profraw timeout -k 10 $((time + 120)) \
         "$folder/bin/$name" -max_total_time="$time" -max_len=2048 -timeout=20 -rss_limit_mb=1536 \
         -malloc_limit_mb=256 -reload=0 -print_final_stats=1 \
