@@ -16,15 +16,18 @@ wanted=${FUZZ_COVERAGE:-90}
 
 # One target; answers whether it found nothing.
 run() {
-  local folder=$1 name=$2 time=$seconds start=$SECONDS code=0 log corpus done
+  local folder=$1 name=$2 time=$seconds length=(-max_len=2048) start=$SECONDS code=0 log corpus done
   log=$folder/log/$name.log
   corpus=$folder/corpus/$name
-  [[ $name != agent ]] || time=$agent_seconds
+  if [[ $name == agent ]]; then
+    time=$agent_seconds
+    length=(-max_len=400 -len_control=0)  # acts tell something together, not one by one
+  fi
   mkdir -p "$corpus"
   {
     LLVM_PROFILE_FILE=/dev/null "$folder/bin/$name" --seeds "$corpus" &&
       LLVM_PROFILE_FILE=$folder/profile/$name.profraw timeout -k 10 $((time + 120)) \
-        "$folder/bin/$name" -max_total_time="$time" -max_len=2048 -timeout=20 -rss_limit_mb=1536 \
+        "$folder/bin/$name" -max_total_time="$time" "${length[@]}" -timeout=20 -rss_limit_mb=1536 \
         -malloc_limit_mb=256 -reload=0 -print_final_stats=1 \
         -artifact_prefix="$folder/findings/$name-" "$corpus"
   } >"$log" 2>&1 || code=$?
