@@ -42,7 +42,7 @@ run() {
 }
 
 run_all() {
-  local folder=$1 name code failed=0 at_once
+  local folder=$1 name failed=0 at_once
   shift
   at_once=$(nproc)
   rm -rf "$folder/profile"
