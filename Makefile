@@ -145,7 +145,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 .PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count \
   compare-softroce \
   count-record conformance conformance-run conformance-proof tidy check-layers check-headers \
-  check-format lint clang format asan tsan install install-deps \
+  check-format lint clang format asan tsan fuzz fuzz-coverage fuzzers install install-deps \
   preload build-tests-first clean help FORCE
 
 ## all: libraries, tools and examples
@@ -361,6 +361,52 @@ $(eval $(foreach s,$(PEER_SRC),$(call program,peer-$(call dashed,$(s)),$(s),$(BE
   -lucp -lucs)))
 $(eval $(call program,spinwire-bench,$(BENCH_SRC),$(BENCH_COMMON),-lbenchmark -lbenchmark_main))
 $(eval $(call program,spinwire-tests,test/all_tests.cc))
+
+# ---- fuzzing ----------------------------------------------------------------------------------
+
+# What the bytes of a peer reach is compiled once more, with clang, its fuzzer, two sanitizers and
+# counters; everything below comes from the ordinary library, and so do the audits, which would take
+# five times as long as all else.
+FUZZ_DIR := $(BUILD)/fuzz
+FUZZ_SRC := $(wildcard test/fuzz/*_fuzz.cc)
+FUZZED_SRC := $(filter-out %audit.cc,$(call find,$(addprefix src/,wire memory agent engine),*.cc))
+FUZZERS := $(patsubst test/fuzz/%_fuzz.cc,$(FUZZ_DIR)/bin/%,$(FUZZ_SRC))
+FUZZ_FLAGS = $(CLANG_FLAGS) $(WERROR) -O1 -gline-tables-only -fno-omit-frame-pointer -fPIC \
+  -ftls-model=initial-exec -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all \
+  -fprofile-instr-generate -fcoverage-mapping
+# The longest first, so that one does not run alone at the end.
+FUZZ_NAMES := $(notdir $(FUZZERS))
+FUZZ_RUN = $(filter $(or $(FUZZ),%),$(filter agent,$(FUZZ_NAMES)) $(filter-out agent,$(FUZZ_NAMES)))
+FUZZ_SECONDS ?= 12
+export FUZZ_SECONDS
+
+## fuzz: fuzzers of all decoders and of the agent (FUZZ_SECONDS= each, FUZZ=pattern, as m%)
+fuzz: $(FUZZERS)
+	@tools/dev/fuzz.sh $(FUZZ_DIR) $(FUZZ_RUN)
+
+## fuzz-coverage: the same, then how much of the decoders they have executed
+fuzz-coverage: fuzz
+	@tools/dev/fuzz.sh --coverage $(FUZZ_DIR) src/wire
+
+fuzzers: $(FUZZERS)
+
+$(FUZZ_DIR)/flags: FORCE
+	$(call write_if_changed,'$(CLANGXX) $(FUZZ_FLAGS)')
+$(FUZZ_DIR)/obj/%.o: %.cc $(FUZZ_DIR)/flags
+	$(call say,FUZZ,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CLANGXX) $(FUZZ_FLAGS) $(call inc_of,$<) -MMD -MP -c $< -o $@
+FUZZ_OBJ := $(patsubst %.cc,$(FUZZ_DIR)/obj/%.o,$(FUZZED_SRC))
+$(FUZZ_DIR)/libfuzzed.a: $(FUZZ_OBJ)
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && ar rcs $@ $^
+$(FUZZ_DIR)/bin/%: $(FUZZ_DIR)/obj/test/fuzz/%_fuzz.o $(FUZZ_DIR)/libfuzzed.a $(STATIC)
+	$(call say,LINK,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CLANGXX) -fsanitize=fuzzer,address,undefined -fprofile-instr-generate $^ $(LIBS) -o $@
+.SECONDARY: $(patsubst %.cc,$(FUZZ_DIR)/obj/%.o,$(FUZZ_SRC))
+
+-include $(patsubst %.cc,$(FUZZ_DIR)/obj/%.d,$(FUZZED_SRC) $(FUZZ_SRC))
 
 # ---- checking ---------------------------------------------------------------------------------
 

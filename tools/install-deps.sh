@@ -16,7 +16,7 @@ packages=(
   libxxhash-dev libfmt-dev libexpected-dev libtomlplusplus-dev libcli11-dev
   # to test, check and measure
   googletest libbenchmark-dev libucx-dev valgrind
-  clang-14 libclang-rt-14-dev 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
+  clang-14 libclang-rt-14-dev llvm-14 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
   ibverbs-utils perftest
   cmake git ca-certificates
 )

@@ -72,7 +72,10 @@ struct OperationId {
 /// An inbound message, valid during its callback.
 class Message {
  public:
-  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
+  /// None of a write, which has put them elsewhere.
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
+    return {data_, data_ != nullptr ? size_ : 0};
+  }
   [[nodiscard]] const std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   /// The sender's 32-bit immediate, in host order.

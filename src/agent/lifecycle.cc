@@ -371,7 +371,9 @@ void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
   if (a.own_queue != kNone) stop_own_receives(s, a);
   if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
   try {
-    fail(s, a, receive_error(a, wc));
+    Error cause = receive_error(a, wc);
+    if (cause.status == Status::protocol) ++s.stats.bad_messages;
+    fail(s, a, std::move(cause));
   } catch (...) {
     fail(s, a, base::out_of_memory());
   }

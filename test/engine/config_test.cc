@@ -304,6 +304,20 @@ TEST(ConfigErrors, SyntaxErrorsNameTheLine) {
             0u);
 }
 
+TEST(ConfigErrors, OddCharactersAreRefusedWhereTheyStand) {
+  // The parser asserts that a key begins like one, and knows not all characters beyond ASCII.
+  EXPECT_EQ(bad("[!]").asked, "test.toml:1:2");
+  EXPECT_EQ(bad("[queues]\n[ # ]").asked.rfind("test.toml:2:", 0), 0u);
+  EXPECT_EQ(bad("[[queu\u044c]]\n").asked, "test.toml:1:7");
+  EXPECT_EQ(bad("[queues] # \u00fcber\n\nsend_depth =\u00e9 8").asked, "test.toml:3:13");
+  EXPECT_EQ(bad("[device]\nname = '''\nx'''").asked, "test.toml:2:8");
+  EXPECT_EQ(bad("[device]\nname = \"\"\"x\u00e9\"\"\"").asked, "test.toml:2:8");
+  EXPECT_EQ(bad("[device]\nname = \"a\\\"b\u00e9\" \u00e9").asked, "test.toml:2:17");
+  const char* const kFine = "\ufeff[device] # \u00fc \"'\nname = \"m\u00e9 # \\\" '\"\n\n";
+  EXPECT_EQ(good(kFine).device.name, "m\u00e9 # \" '");
+  EXPECT_EQ(good("[device]\nname = '\u00e9 \" # \\'").device.name, "\u00e9 \" # \\");
+}
+
 TEST(ConfigErrors, TheFirstInTheFileIsTold) {
   // The parser keeps tables sorted by name; a reader does not.
   const Error error = bad("[queues]\nzzz = 1\n[connections]\naaa = 1\n");

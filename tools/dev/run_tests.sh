@@ -129,6 +129,8 @@ if compgen -G 'test/threads/*_test.cc' >/dev/null; then
 else
   NONE_IS_FINE=1 test_stage tsan "${make[@]}" tsan
 fi
+# Here only to see that nothing is found at once: `make fuzz` runs them longer.
+FUZZ_SECONDS=3 test_stage fuzz "${make[@]}" fuzz-coverage
 stage counts "${make[@]}" count
 code=0
 wait "$asan" || code=$?

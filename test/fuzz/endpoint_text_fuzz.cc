@@ -1,0 +1,51 @@
+// An endpoint as text, from wherever an application got it.
+#include "fuzz/fuzz.h"
+#include "fuzz/samples.h"
+#include "wire/handshake.h"
+
+namespace fuzz {
+
+using namespace spinwire;
+
+namespace {
+
+void check_text(const Endpoint& e) {
+  expect(wire::check(e).has_value(), "an endpoint is in order");
+  const std::string line = e.text();
+  expect(printable(line), "an endpoint's text is one line");
+  const auto again = Endpoint::parse(line);
+  expect(again && *again == e, "an endpoint written and read");
+}
+
+}  // namespace
+
+void run(std::span<const std::byte> data) {
+  const Bytes bytes = alone(data);
+  const auto read = Endpoint::parse(text_of(bytes));
+  if (read) check_text(*read);
+  if (!read) expect(!read.error().found.empty(), "words of a refusal");
+  // Any endpoint that there can be has a text.
+  if (const auto e = wire::decode_endpoint(bytes); e) check_text(*e);
+}
+
+void sow(Seeds& seeds) {
+  Endpoint e = sample_endpoint();
+  seeds.add(e.text());
+  seeds.add(wire::encode(wire::Hello{e}).bytes().subspan(wire::kHeaderBytes));
+  e.gid_type = GidType::embedded;
+  seeds.add(" \t" + e.text() + "\r\n");
+  e.gid_type = GidType::infiniband;
+  e.gid = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1};
+  seeds.add(e.text());
+  e.gid_type = GidType::roce_v1;
+  e.mtu = 77;
+  seeds.add(e.text());
+  seeds.add("spinwire-endpoint-1 gid=::1 gid=::1");
+  seeds.add("spinwire-endpoint-1 gid=nonsense");
+  seeds.add("spinwire-endpoint-1 type=other");
+  seeds.add("spinwire-endpoint-1 lid=99999999");
+  seeds.add("spinwire-endpoint-1 lid=0x");
+  seeds.add("spinwire-endpoint-1 psn=0x12 lid");
+}
+
+}  // namespace fuzz

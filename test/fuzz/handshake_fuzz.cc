@@ -1,0 +1,113 @@
+// The frames of the TCP handshake, as from a peer of any version.
+#include <array>
+
+#include "fuzz/fuzz.h"
+#include "fuzz/samples.h"
+#include "wire/handshake.h"
+
+namespace fuzz {
+namespace {
+
+using namespace spinwire;
+using namespace spinwire::wire;
+
+/// What this end may speak.
+constexpr std::array<VersionRange, 4> kOurs{{kVersions, {1, 3}, {2, 4}, {7, 7}}};
+
+/// An error of a decoder's tells everything, and blames the peer or a version.
+template <typename T>
+bool refused(const Result<T>& result) {
+  if (result) return false;
+  const Error& e = result.error();
+  expect(e.status == Status::protocol || e.status == Status::unsupported, "status of a refusal");
+  expect(!e.asked.empty() && !e.found.empty() && !e.remedy.empty(), "words of a refusal");
+  return true;
+}
+
+bool same_refuse(const Refuse& a, const Refuse& b) {
+  return a.status == b.status && a.message() == b.message();
+}
+void check_refuse(const Refuse& refuse) {
+  expect(refuse.status != Status::ok && static_cast<int>(refuse.status) < kStatusCount,
+         "status of a refuse frame");
+  expect(printable(refuse.message()), "text of a refuse frame");
+  const Frame frame = encode(refuse);
+  const auto again = decode_refuse(frame.bytes().subspan(kHeaderBytes));
+  expect(again && same_refuse(*again, refuse), "a refuse frame encoded and decoded");
+}
+
+/// The body alone, as if a frame had announced it.
+void run_bodies(std::span<const std::byte> body) {
+  if (const auto e = decode_endpoint(body); !refused(e)) {
+    expect(check(*e).has_value(), "a decoded endpoint is in order");
+    expect(same(encode(Hello{*e}).bytes().subspan(kHeaderBytes), body), "an endpoint's bytes");
+  }
+  if (const auto ready = decode_ready(body); !refused(ready)) {
+    expect(same(encode(*ready).bytes().subspan(kHeaderBytes), body), "a ready frame's bytes");
+  }
+  for (const bool newer : {false, true}) {
+    if (const auto refuse = decode_refuse(body, newer); !refused(refuse)) check_refuse(*refuse);
+  }
+}
+
+Frame encode_again(const Received& r) {
+  const Speaker speaker{r.header.versions, r.header.features};
+  return std::visit([&](const auto& body) { return encode(body, speaker); }, r.body);
+}
+
+void check_received(const Received& r, std::span<const std::byte> frame, VersionRange ours) {
+  const FrameHeader& h = r.header;
+  expect(h.version >= ours.min && h.version <= ours.max, "an agreed version is ours");
+  expect(h.version >= h.versions.min && h.version <= h.versions.max, "and theirs");
+  expect(r.body.index() + 1 == static_cast<std::size_t>(h.kind), "a body is of its kind");
+  if (const auto* refuse = std::get_if<Refuse>(&r.body)) return check_refuse(*refuse);
+  const Frame again = encode_again(r);
+  // What a newer version appended is not known here.
+  const std::size_t known = std::min(again.size, frame.size());
+  expect(again.size <= frame.size(), "nothing was made up");
+  expect(h.versions.max > ours.max || again.size == frame.size(), "nothing was left out");
+  constexpr std::size_t kLength = header_at::body_length;
+  expect(same(again.bytes().first(kLength), frame.first(kLength)), "a header's bytes");
+  expect(same(again.bytes().subspan(header_at::features), frame.first(known).subspan(12)),
+         "a frame's bytes");
+}
+
+}  // namespace
+
+void run(std::span<const std::byte> data) {
+  Input in(data);
+  const VersionRange ours = kOurs[in.take<std::uint8_t>() % kOurs.size()];
+  const Bytes frame = alone(in.rest());
+  run_bodies(frame);
+  const auto magic = check_magic(std::span(frame).first(std::min<std::size_t>(frame.size(), 9)));
+  const auto header = decode_header(frame, ours);
+  if (refused(header)) return;
+  expect(magic.has_value(), "a frame with a good header has its magic");
+  expect(to_string(header->kind) != "unknown", "a frame is of a known kind");
+  expect(header->body_length <= kFrameBytesMax - kHeaderBytes, "a body has its limit");
+  const auto body = std::span(frame).subspan(kHeaderBytes);
+  const Bytes announced =
+      alone(body.first(std::min<std::size_t>(body.size(), header->body_length)));
+  const auto received = decode_body(*header, announced, ours);
+  if (refused(received)) return;
+  check_received(*received, std::span(frame).first(kHeaderBytes + announced.size()), ours);
+}
+
+void sow(Seeds& seeds) {
+  const auto sow_frame = [&](const Frame& frame, std::uint8_t ours) {
+    const std::byte first{ours};
+    seeds.add({{&first, 1}, frame.bytes()});
+    seeds.add({{&first, 1}, frame.bytes().subspan(kHeaderBytes)});
+  };
+  const Speaker newer{{1, 9}, 0x55};
+  for (const std::uint8_t ours : {std::uint8_t{0}, std::uint8_t{1}}) {
+    const Speaker speaker = ours == 0 ? Speaker{} : newer;
+    sow_frame(encode(Hello{sample_endpoint()}, speaker), ours);
+    sow_frame(encode(Accept{sample_endpoint()}, speaker), ours);
+    sow_frame(encode(make_refuse(Status::limit, "as many as there may be"), speaker), ours);
+    sow_frame(encode(Ready{77}, speaker), ours);
+  }
+  seeds.add(std::string_view("\0GET / HTTP/1.1", 15));
+}
+
+}  // namespace fuzz

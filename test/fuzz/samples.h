@@ -1,0 +1,26 @@
+// An endpoint that is in order, for the seeds.
+#pragma once
+
+#include "spinwire/endpoint.h"
+
+namespace fuzz {
+
+inline spinwire::Endpoint sample_endpoint() {
+  spinwire::Endpoint e;
+  e.gid = {0x20, 0x01, 0x0d, 0xb8, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  e.gid_type = spinwire::GidType::roce_v2;
+  e.lid = 0x1234;
+  e.qp_num = 0xabcd;
+  e.psn = 0x123456;
+  e.mtu = 4096;
+  e.max_message = 1u << 20;
+  e.eager_bytes = 4096;
+  e.credits = 64;
+  e.incarnation = 0x1122334455667788;
+  e.control_address = 0x7fff00001008;
+  e.control_rkey = 0xcafe;
+  e.max_rd_atomic = 16;
+  return e;
+}
+
+}  // namespace fuzz

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Runs the fuzzers, as many at a time as there are processors, or tells what they have covered.
+#
+#   tools/dev/fuzz.sh FOLDER TARGET...     each for FUZZ_SECONDS, `agent` for FUZZ_AGENT_SECONDS
+#   tools/dev/fuzz.sh --coverage FOLDER SOURCE...
+#
+# FOLDER/bin has the targets; FOLDER/corpus keeps what they have found worth keeping, each run goes
+# on from there; FOLDER/findings has the inputs that something did not hold for. --coverage fails
+# if the last runs have not executed FUZZ_COVERAGE percent of each source's lines. Closes with the
+# lines that a GoogleTest program closes with.
+set -euo pipefail
+
+seconds=${FUZZ_SECONDS:-12}
+agent_seconds=${FUZZ_AGENT_SECONDS:-$((5 * seconds))}
+wanted=${FUZZ_COVERAGE:-90}
+
+# One target; answers whether it found nothing.
+run() {
+  local folder=$1 name=$2 time=$seconds length=(-max_len=2048) start=$SECONDS code=0 log corpus done
+  log=$folder/log/$name.log
+  corpus=$folder/corpus/$name
+  if [[ $name == agent ]]; then
+    time=$agent_seconds
+    length=(-max_len=400 -len_control=0)  # acts tell something together, not one by one
+  fi
+  mkdir -p "$corpus"
+  {
+    LLVM_PROFILE_FILE=/dev/null "$folder/bin/$name" --seeds "$corpus" &&
+      LLVM_PROFILE_FILE=$folder/profile/$name.profraw timeout -k 10 $((time + 120)) \
+        "$folder/bin/$name" -max_total_time="$time" "${length[@]}" -timeout=20 -rss_limit_mb=1536 \
+        -malloc_limit_mb=256 -reload=0 -print_final_stats=1 \
+        -artifact_prefix="$folder/findings/$name-" "$corpus"
+  } >"$log" 2>&1 || code=$?
+  if [[ $code -ne 0 ]]; then
+    tail -n 60 "$log"
+    echo "[  FAILED  ] fuzz.$name ($(((SECONDS - start) * 1000)) ms)"
+    return 1
+  fi
+  done=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  echo "  $name: $done inputs in $time s"
+  echo "[       OK ] fuzz.$name ($(((SECONDS - start) * 1000)) ms)"
+}
+
+run_all() {
+  local folder=$1 name failed=0 at_once
+  shift
+  at_once=$(nproc)
+  rm -rf "$folder/profile"
+  mkdir -p "$folder"/{log,findings,profile}
+  local running=0
+  for name in "$@"; do
+    if [[ $running -ge $at_once ]]; then
+      wait -n || failed=$((failed + 1))
+      running=$((running - 1))
+    fi
+    run "$folder" "$name" &
+    running=$((running + 1))
+  done
+  for (( ; running > 0; --running)); do wait -n || failed=$((failed + 1)); done
+  echo "[  PASSED  ] $(($# - failed)) tests."
+  [[ $failed -eq 0 ]] || echo "[  FAILED  ] $failed tests."
+  return $((failed != 0))
+}
+
+coverage() {
+  local folder=$1 program objects=()
+  shift
+  llvm-profdata-14 merge -sparse "$folder"/profile/*.profraw -o "$folder/profile/all.profdata"
+  for program in "$folder"/bin/*; do objects+=(-object "$program"); done
+  llvm-cov-14 report "${objects[@]}" -instr-profile "$folder/profile/all.profdata" "$@" |
+    awk -v wanted="$wanted" '
+      /%/ && $1 != "TOTAL" {
+        printf "  %6s of %4d lines  %s\n", $10, $8, $1
+        if ($10 + 0 < wanted) bad = bad " " $1
+        ++files
+      }
+      END {
+        if (bad != "") print "less than " wanted "% of the lines executed:" bad
+        exit files == 0 || bad != ""
+      }'
+}
+
+case "${1:-}" in
+  --coverage) shift && coverage "$@" ;;
+  '' | -*) sed -n '2,11s/^# \{0,1\}//p' "$0" && exit 2 ;;
+  *) run_all "$@" ;;
+esac
