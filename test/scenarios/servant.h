@@ -352,7 +352,6 @@ class Servant {
     answer(Status::ok);
   }
 
-  Node node_;
   std::vector<Connection> lines_;  ///< [0]: where commands come from
   std::vector<Event> log_;
   std::size_t reported_ = 0;
@@ -362,6 +361,7 @@ class Servant {
   Buffer moved_;
   ConnectionSettings settings_;
   bool calculates_ = false;
+  Node node_;  ///< last: its end is told to the log
 };
 
 /// A servant in a process of its own, until it is told to quit.
