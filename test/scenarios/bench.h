@@ -3,7 +3,6 @@
 
 #include <sys/wait.h>
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -102,6 +101,7 @@ inline Config scenario_config() {
   c.leases.maximum = 64;
   c.connections.own_domains = 0;
   c.queues.completion_depth = 8192;
+  c.connections.keepalive = 50ms * slowness();
   // Memory that was leased comes back when its time and all repetitions are over.
   if (slowness() == 1) c.queue_pair.ack_timeout = 8;
   return c;
@@ -167,8 +167,12 @@ class Bench {
   [[nodiscard]] Peer& peer(unsigned which = 0) { return *peers_[which]; }
   /// A further connection to a servant, which knows it as line `peer().lines` then.
   Connection open_line(unsigned which = 0, const ConnectionSettings& ours = {}) {
-    ++peers_[which]->lines;
-    return connect(*peers_[which], ours);
+    const std::uint32_t number = ++peers_[which]->lines;
+    const Connection line = connect(*peers_[which], ours);
+    EXPECT_TRUE(until([&] {
+      return ask({.what = Do::greet, .line = number}, nullptr, which).status == Status::ok;
+    }));
+    return line;
   }
   Report ask(const Command& command, Bytes* bytes = nullptr, unsigned which = 0) {
     Peer& peer = *peers_[which];
@@ -211,6 +215,11 @@ class Bench {
   }
   /// The next thing that a servant saw, which must be of a kind and on a line.
   Event next(Saw what, std::uint32_t line = 1, unsigned which = 0) {
+    const Event event = next_of_any(what, which);
+    EXPECT_EQ(event.line, line);
+    return event;
+  }
+  Event next_of_any(Saw what, unsigned which = 0) {
     Peer& peer = *peers_[which];
     EXPECT_TRUE(until([&] {
       if (peer.seen == peer.log.size()) read_log(which);
@@ -219,13 +228,19 @@ class Bench {
     if (peer.seen == peer.log.size()) return {};
     const Event& event = peer.log[peer.seen++];
     EXPECT_EQ(event.what, what);
-    EXPECT_EQ(event.line, line);
     return event;
   }
   void expect_no_more(unsigned which = 0) {
     settle();
     read_log(which);
     EXPECT_EQ(peers_[which]->seen, peers_[which]->log.size()) << "it saw more than was to be";
+  }
+
+  /// Nothing of the connection's is on the way any more, of its own making neither.
+  void quiet(const Connection& line) {
+    EXPECT_TRUE(until([&] { return line.stats().outstanding == 0; }));
+    settle();
+    EXPECT_EQ(line.stats().outstanding, 0u);
   }
 
   /// Starts an operation, again while it would block.

@@ -25,6 +25,7 @@ TEST_P(Scenario15, AConnectionGivesTheRightsOfItsCap) {
   ASSERT_EQ(granted.status, Status::ok);
   EXPECT_EQ(granted.memory.access(), Access::remote_read);
   EXPECT_EQ(b.read(capped, granted.memory.region()), all_of(0, 64));
+  b.quiet(capped);
   const auto refused = [&](const RemoteRegion& region) {
     return b.node.tally.run(
         [&](const auto& done) { return capped.write(ours.slice(), region, done); });

@@ -50,6 +50,7 @@ inline std::uint64_t digest(std::span<const std::byte> bytes) {
 /// What a servant is told to do, and with which of a command's words.
 enum class Do : std::uint8_t {
   report,     ///< the log from `index` on
+  greet,      ///< ok once `line` is ready here
   configure,  ///< `access`, `own_domain`: lines accepted from now on
   calculate,  ///< from now on sums are made of two numbers, see Servant::add()
   expose,     ///< memory of `length` bytes to the peer of `line`, filled by `seed`
@@ -250,6 +251,7 @@ class Servant {
                 c.what == Do::report || c.what == Do::clean);
     switch (c.what) {
       case Do::report: return report(c.index);
+      case Do::greet: return answer(lines_[c.line].ready() ? Status::ok : Status::would_block);
       case Do::configure: return configure(c);
       case Do::calculate: calculates_ = true; return answer(Status::ok);
       case Do::expose: return expose(c);
