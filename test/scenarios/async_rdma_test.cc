@@ -153,9 +153,8 @@ void expect_echo(End& end, std::size_t size = 8) {
     got.assign(m.bytes().begin(), m.bytes().end());
   };
   const Bytes ones = all_of(1, size);
-  ASSERT_EQ(
-      end.node.tally.run([&](auto done) { return end.connection.send_copy(ones, done); }),
-      Status::ok);
+  ASSERT_EQ(end.node.tally.run([&](auto done) { return end.connection.send_copy(ones, done); }),
+            Status::ok);
   ASSERT_TRUE(until({&end.node}, [&] { return end.node.messages == 1 && end.node.tally.idle(); }));
   EXPECT_EQ(got, ones);
   end.node.on_message = {};
@@ -348,8 +347,8 @@ TEST(Scenario24, ABurstIntoAnotherProcessThatDoesNotLookIsSurvived) {
     for (int i = 0; i < 10; ++i) {
       for (std::uint32_t line = 0; line < lines.size(); ++line) {
         const Bytes data = filled(100, ++seed);
-        const Status status = b.node.tally.run(
-            [&](const auto& done) { return lines[line].send_copy(data, done); });
+        const Status status =
+            b.node.tally.run([&](const auto& done) { return lines[line].send_copy(data, done); });
         EXPECT_TRUE(status == Status::ok || status == Status::would_block) << to_string(status);
         if (status == Status::ok) sent.emplace_back(line + 1, seed);
       }

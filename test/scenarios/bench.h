@@ -76,9 +76,9 @@ class Peer {
   }
 
   Connection control;
-  std::uint32_t lines = 0;     ///< opened so far
-  std::vector<Event> log;      ///< as far as it was read
-  std::size_t seen = 0;        ///< by next()
+  std::uint32_t lines = 0;  ///< opened so far
+  std::vector<Event> log;   ///< as far as it was read
+  std::size_t seen = 0;     ///< by next()
   std::optional<Bytes> answer;
 
  private:
@@ -133,7 +133,10 @@ class Bench {
       leased.push_back(std::move(memory));
     };
     node.on_returned = [this](Connection c, const Returned& r) {
-      Event e{.what = Saw::returned, .how = r.how, .requested = r.requested, .line = c.index(),
+      Event e{.what = Saw::returned,
+              .how = r.how,
+              .requested = r.requested,
+              .line = c.index(),
               .size = r.memory.size()};
       e.hold(r.memory.bytes());
       returned.push_back(e);
@@ -247,8 +250,7 @@ class Bench {
   template <typename Call>
   Status start(Call&& call) {
     Status status = Status::would_block;
-    EXPECT_TRUE(
-        until([&] { return (status = node.tally.run(call)) != Status::would_block; }));
+    EXPECT_TRUE(until([&] { return (status = node.tally.run(call)) != Status::would_block; }));
     return status;
   }
   /// And waits for its end.
@@ -394,9 +396,9 @@ inline void expect_bytes(const Event& event, const Bytes& bytes) {
 }  // namespace scenarios
 
 /// A scenario that runs with both ends in this process, and with each in its own.
-#define SPINWIRE_SCENARIO(number)                                                            \
-  class Scenario##number : public testing::TestWithParam<scenarios::Where> {};               \
-  INSTANTIATE_TEST_SUITE_P(Ends, Scenario##number,                                           \
-                           testing::Values(scenarios::Where::one_process,                    \
-                                           scenarios::Where::two_processes),                 \
-                           [](const auto& where) { return scenarios::name_of(where); })
+#define SPINWIRE_SCENARIO(number)                                                      \
+  class Scenario##number : public testing::TestWithParam<scenarios::Where> {};         \
+  INSTANTIATE_TEST_SUITE_P(                                                            \
+      Ends, Scenario##number,                                                          \
+      testing::Values(scenarios::Where::one_process, scenarios::Where::two_processes), \
+      [](const auto& where) { return scenarios::name_of(where); })

@@ -37,9 +37,9 @@ TEST_P(Scenario15, AConnectionGivesTheRightsOfItsCap) {
   EXPECT_EQ(none.status, Status::remote_access);
   EXPECT_EQ(none.refusal, LeaseRefusal::no_right);
   EXPECT_FALSE(none.memory);
-  EXPECT_EQ(b.ask({.what = Do::expose, .access = Access::remote_write, .line = 1, .length = 64})
-                .status,
-            Status::invalid_argument);
+  EXPECT_EQ(
+      b.ask({.what = Do::expose, .access = Access::remote_write, .line = 1, .length = 64}).status,
+      Status::invalid_argument);
 
   // The other one's cap is its own.
   LeaseReply wider = b.request(other, 64);

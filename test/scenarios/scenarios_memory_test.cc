@@ -25,8 +25,7 @@ TEST_P(Scenario8, AtomicsOutOfPlaceAreErrorsAndNothingIsPosted) {
   const auto doorbells = b.node.engine.stats().doorbells;
   for (const RemoteRegion& region : {there.region, granted.memory.region()}) {
     const auto refused = [&](const RemoteRegion& at) {
-      return b.node.tally.run(
-          [&](const auto& done) { return line.compare_swap(at, 0, 1, done); });
+      return b.node.tally.run([&](const auto& done) { return line.compare_swap(at, 0, 1, done); });
     };
     EXPECT_EQ(refused(region.slice(1, 8)), Status::invalid_argument);
     EXPECT_EQ(refused(region.slice(0, 4)), Status::out_of_bounds);
@@ -73,8 +72,7 @@ TEST_P(Scenario11, SlicesOfLocalMemoryAreExact) {
     ASSERT_EQ(b.run([&](const auto& done) { return line.read(into, there.region, done); }).status,
               Status::ok);
     expected = all_of(0xee, 4096);
-    std::copy_n(local.data(), length,
-                expected.begin() + static_cast<std::ptrdiff_t>(part.begin));
+    std::copy_n(local.data(), length, expected.begin() + static_cast<std::ptrdiff_t>(part.begin));
     EXPECT_EQ(Bytes(got.data(), got.data() + 4096), expected);
   }
   const BufferSlice five = local.slice(0, 5);
@@ -262,8 +260,7 @@ TEST_P(Scenario26, RightsAreExactlyThoseGiven) {
   for (const Access access : all) {
     Connection line = b.open_line();
     const std::uint32_t number = b.peer().lines;
-    const Report there =
-        b.expose({.access = access, .line = number, .seed = 2, .length = 8});
+    const Report there = b.expose({.access = access, .line = number, .seed = 2, .length = 8});
     EXPECT_EQ(there.region.access, access);
     // The device is asked what it allows, whatever the region says.
     RemoteRegion claimed = there.region;

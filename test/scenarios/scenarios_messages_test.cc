@@ -257,11 +257,11 @@ TEST_P(Scenario30, WhatWasOutstandingAtAPeerThatIsKilledEndsOnce) {
   outstanding([&](const auto& done) { return doomed.send(longer, done); });
   outstanding([&](const auto& done) { return doomed.send(longer, done); });
   outstanding([&](const auto& done) { return doomed.write(ours.slice(), there, done); });
-  outstanding([&](const auto& done) { return doomed.write_with_imm(ours.slice(), there, 2, done); });
+  outstanding(
+      [&](const auto& done) { return doomed.write_with_imm(ours.slice(), there, 2, done); });
   outstanding([&](const auto& done) { return doomed.read(got.slice(), there, done); });
-  outstanding([&](const auto& done) {
-    return doomed.write(ours.slice(), held.memory.region(), done);
-  });
+  outstanding(
+      [&](const auto& done) { return doomed.write(ours.slice(), held.memory.region(), done); });
   if (atomics) {
     const RemoteRegion word = there.slice(0, 8);
     outstanding([&](const auto& done) { return doomed.compare_swap(word, 0, 1, done); });

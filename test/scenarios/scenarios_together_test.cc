@@ -93,8 +93,8 @@ void scenario_2(Bench& b, Line line) {
 }
 void scenario_3(Bench& b, Line line) {
   const Buffer ones = b.holding(all_of(1, 8));
-  const Completion end = b.run(
-      [&](const auto& done) { return line.ours.send_with_imm(ones.slice(), 1, done); });
+  const Completion end =
+      b.run([&](const auto& done) { return line.ours.send_with_imm(ones.slice(), 1, done); });
   EXPECT_EQ(end.status, Status::ok);
   expect_message(b, line, 1);
 }
@@ -154,8 +154,7 @@ void scenario_6(Bench& b, Line line) {
 }
 
 void scenario_7(Bench& b, Line line) {
-  const Report there =
-      b.expose({.access = Access::remote_all, .line = line.number, .length = 8});
+  const Report there = b.expose({.access = Access::remote_all, .line = line.number, .length = 8});
   constexpr std::uint64_t kOnes = 0x0101'0101'0101'0101;
   const auto swap = [&](std::uint64_t expected, std::uint64_t desired) {
     return b.run([&](const auto& done) {

@@ -92,10 +92,10 @@ struct Event {
   static constexpr std::size_t kHead = 64;
 
   Saw what = Saw::message;
-  Status status = Status::ok;              ///< closed: why
-  ReturnedBy how = ReturnedBy::release;    ///< returned
-  bool requested = false;                  ///< returned
-  bool has_immediate = false;              ///< message, notice
+  Status status = Status::ok;            ///< closed: why
+  ReturnedBy how = ReturnedBy::release;  ///< returned
+  bool requested = false;                ///< returned
+  bool has_immediate = false;            ///< message, notice
   std::uint32_t immediate = 0;
   std::uint32_t line = 0;
   std::uint64_t size = 0;
@@ -207,7 +207,10 @@ class Servant {
     log_.push_back(e);
   }
   void log_returned(std::uint32_t line, const Returned& r) {
-    Event e{.what = Saw::returned, .how = r.how, .requested = r.requested, .line = line,
+    Event e{.what = Saw::returned,
+            .how = r.how,
+            .requested = r.requested,
+            .line = line,
             .size = r.memory.size()};
     e.hold(r.memory.bytes());
     log_.push_back(e);
@@ -250,20 +253,32 @@ class Servant {
     ASSERT_TRUE(c.line < lines_.size() || c.what == Do::configure || c.what == Do::calculate ||
                 c.what == Do::report || c.what == Do::clean);
     switch (c.what) {
-      case Do::report: return report(c.index);
-      case Do::greet: return answer(lines_[c.line].ready() ? Status::ok : Status::would_block);
-      case Do::configure: return configure(c);
-      case Do::calculate: calculates_ = true; return answer(Status::ok);
-      case Do::expose: return expose(c);
-      case Do::look: return look(c);
-      case Do::lease: return lease(c);
+      case Do::report:
+        return report(c.index);
+      case Do::greet:
+        return answer(lines_[c.line].ready() ? Status::ok : Status::would_block);
+      case Do::configure:
+        return configure(c);
+      case Do::calculate:
+        calculates_ = true;
+        return answer(Status::ok);
+      case Do::expose:
+        return expose(c);
+      case Do::look:
+        return look(c);
+      case Do::lease:
+        return lease(c);
       case Do::read:
       case Do::write:
       case Do::give_back:
-      case Do::release: return use(c);
-      case Do::send: return answer(lines_[c.line].send_copy(filled(c.length, c.seed)));
-      case Do::close: return answer(lines_[c.line].close());
-      case Do::clean: return clean();
+      case Do::release:
+        return use(c);
+      case Do::send:
+        return answer(lines_[c.line].send_copy(filled(c.length, c.seed)));
+      case Do::close:
+        return answer(lines_[c.line].close());
+      case Do::clean:
+        return clean();
     }
   }
   void report(std::size_t from) {
@@ -313,12 +328,11 @@ class Servant {
   void lease(const Command& c) {
     memory_.push_back(make(c));
     const LeaseOptions options{.access = c.access, .time = Nanoseconds(c.time), .alignment = 8};
-    answer_later(lines_[c.line].lease(
-        memory_.back().slice(), options, [this](const LeaseReply& r) {
-          answer(Report{.status = r.status,
-                        .refusal = r.refusal,
-                        .index = static_cast<std::uint32_t>(memory_.size() - 1)});
-        }));
+    answer_later(lines_[c.line].lease(memory_.back().slice(), options, [this](const LeaseReply& r) {
+      answer(Report{.status = r.status,
+                    .refusal = r.refusal,
+                    .index = static_cast<std::uint32_t>(memory_.size() - 1)});
+    }));
   }
   void use(const Command& c) {
     ASSERT_LT(c.index, held_.size());
