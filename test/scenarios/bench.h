@@ -102,6 +102,8 @@ inline Config scenario_config() {
   c.connections.own_domains = 0;
   c.queues.completion_depth = 8192;
   c.connections.keepalive = 50ms * slowness();
+  c.connections.handshake_timeout *= slowness();
+  c.connections.connect_timeout *= slowness();
   // Memory that was leased comes back when its time and all repetitions are over.
   if (slowness() == 1) c.queue_pair.ack_timeout = 8;
   return c;
@@ -180,10 +182,12 @@ class Bench {
   Report ask(const Command& command, Bytes* bytes = nullptr, unsigned which = 0) {
     Peer& peer = *peers_[which];
     peer.answer.reset();
+    Report report{.status = Status::timed_out};
+    EXPECT_TRUE(peer.control.ready()) << "nobody to ask";
+    if (!peer.control.ready()) return report;
     const auto words = std::as_bytes(std::span(&command, 1));
     EXPECT_TRUE(until([&] { return peer.control.send_copy(words) == Status::ok; }));
     EXPECT_TRUE(until([&] { return peer.answer.has_value(); })) << "no answer to a command";
-    Report report{.status = Status::timed_out};
     if (!peer.answer || peer.answer->size() < sizeof report) return report;
     std::memcpy(&report, peer.answer->data(), sizeof report);
     if (bytes != nullptr) bytes->assign(peer.answer->begin() + sizeof report, peer.answer->end());
@@ -349,7 +353,8 @@ class Bench {
     auto made = node.engine.connect(peer.address(), options);
     EXPECT_TRUE(made) << made.error().message();
     if (!made) return {};
-    EXPECT_TRUE(until([&] { return made->ready(); })) << to_string(made->state());
+    EXPECT_TRUE(until([&] { return made->state() >= ConnectionState::ready; }));
+    EXPECT_TRUE(made->ready()) << (node.closed.empty() ? "" : node.closed.back().message());
     return *made;
   }
   void read_log(unsigned which) {

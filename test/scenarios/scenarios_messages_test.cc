@@ -223,7 +223,6 @@ Bench::Setup doomed_setup() {
   Bench::Setup setup = long_setup(2 * kMiB);
   setup.peers = 2;
   for (Config* c : {&setup.ours, &setup.theirs}) {
-    c->connections.keepalive = 50ms;
     c->connections.peer_timeout = 2s * slowness();
   }
   return setup;
