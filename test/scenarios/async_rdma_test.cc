@@ -1,30 +1,26 @@
-// Scenarios of an asynchronous framework's users, by number, where no other suite has them:
-//
-//   19 the state of a queue pair, cached and queried    here
-//   20 endpoints swapped out of band                    EngineByHand.EndpointsBroughtAsTextConnect
-//   22 16 bytes echoed through rdma_cm                  RdmaCm.MessagesGoBothWays
-//   23 nothing moves unless polled                      here
-//   24 a completion queue too small for a burst         here
-//   25 more than there can be, of each capacity         here, and by connection
-//                            EngineConnectionSettings.OutOfRangeNamesAskedAndAvailable
-//   27 memory and connections of a protection domain    here, and EngineOwnDomain.*
+// Scenarios of an asynchronous framework's users about setting up and driving an engine, by number;
+// scenarios_together_test.cc has the table of all. With the other end in another process where
+// there is one.
 //
 // Everything runs on the device that SPINWIRE_TEST_DEVICE names.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdlib>
 #include <string>
 
-#include "engine/harness.h"
+#include "scenarios/bench.h"
 
 namespace async_rdma_test {
 namespace {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace scenarios;  // names of the scenarios' own
 using spinwire::DeviceEvent;
 using spinwire::DeviceEventKind;
 using spinwire::Endpoint;
 using spinwire::PrepareOptions;
 using spinwire::QueuePairState;
+using spinwire::Via;
 
 /// One end of a connection made by hand.
 struct End {
@@ -45,56 +41,181 @@ struct End {
   }
 };
 
-TEST(Scenario19, StateIsCachedAndQueried) {
-  End a, b;
-  a.prepare();
-  b.prepare();
-  ASSERT_TRUE(until({&a.node, &b.node}, [&] { return a.told && b.told; }));
-  for (const End* end : {&a, &b}) {
-    EXPECT_EQ(end->connection.state(), ConnectionState::exchanging);
-    ASSERT_TRUE(end->connection.query_state());
-    EXPECT_EQ(*end->connection.query_state(), QueuePairState::init);
+/// Watches a connection that is coming to its end: whether it was ever seen as broken, and never
+/// otherwise, by what we know and by what the device says.
+struct Watch {
+  int seen = 0;
+  bool wrong = false;
+  void look(const Connection& c) {
+    const auto state = c.query_state();
+    if (!state || c.ready()) return;
+    ++seen;
+    wrong = wrong || *state != QueuePairState::err || c.state() != ConnectionState::draining;
   }
-  ASSERT_TRUE(a.connection.join(b.endpoint));
-  ASSERT_TRUE(b.connection.join(a.endpoint));
-  ASSERT_TRUE(
-      until({&a.node, &b.node}, [&] { return a.connection.ready() && b.connection.ready(); }));
-  for (const End* end : {&a, &b}) {
-    ASSERT_TRUE(end->connection.query_state());
-    EXPECT_EQ(*end->connection.query_state(), QueuePairState::rts);
-  }
-  // A key that opens nothing brings both ends to ERR; neither is `ready` then.
-  const Buffer data = a.node.filled(8, 1);
+  [[nodiscard]] bool right() const { return seen > 0 && !wrong; }
+};
+void expect_states(const Connection& c, ConnectionState cached, QueuePairState queried) {
+  EXPECT_EQ(c.state(), cached) << to_string(c.state());
+  const auto state = c.query_state();
+  ASSERT_TRUE(state) << state.error().message();
+  EXPECT_EQ(*state, queried) << to_string(*state);
+}
+/// A key that opens nothing brings both ends to ERR.
+void use_a_forged_key(End& end) {
   RemoteRegion forged;
   forged.address = 4096;
   forged.length = 8;
   forged.rkey = 0x7fffff00;
   forged.access = Access::remote_read_write;
-  ASSERT_EQ(
-      a.node.tally.run([&](auto done) { return a.connection.write(data.slice(), forged, done); }),
-      Status::ok);
-  bool wrong = false;
-  int seen = 0;
-  const auto look = [&](const Connection& c) {
-    const auto state = c.query_state();
-    if (!state || c.ready()) return;
-    ++seen;
-    wrong = wrong || *state != QueuePairState::err || c.state() != ConnectionState::draining;
-  };
-  ASSERT_TRUE(until({&a.node}, [&] {
-    look(a.connection);
-    return !a.node.closed.empty();
+  const Buffer data = end.node.filled(8, 1);
+  ASSERT_EQ(end.node.tally.run(
+                [&](auto done) { return end.connection.write(data.slice(), forged, done); }),
+            Status::ok);
+}
+void expect_broken(End& end) {
+  Watch watch;
+  ASSERT_TRUE(until({&end.node}, [&] {
+    watch.look(end.connection);
+    return !end.node.closed.empty();
   }));
-  EXPECT_GT(seen, 0);
-  seen = 0;
+  EXPECT_TRUE(watch.right());
+  EXPECT_EQ(end.connection.state(), ConnectionState::closed);
+  EXPECT_EQ(end.connection.query_state().error().status, Status::not_connected);
+}
+
+TEST(Scenario19, StateIsCachedAndQueried) {
+  End a, b;
+  a.prepare();
+  b.prepare();
+  ASSERT_TRUE(until({&a.node, &b.node}, [&] { return a.told && b.told; }));
+  for (const End* end : {&a, &b})
+    expect_states(end->connection, ConnectionState::exchanging, QueuePairState::init);
+  ASSERT_TRUE(a.connection.join(b.endpoint));
+  ASSERT_TRUE(b.connection.join(a.endpoint));
+  ASSERT_TRUE(
+      until({&a.node, &b.node}, [&] { return a.connection.ready() && b.connection.ready(); }));
+  for (const End* end : {&a, &b})
+    expect_states(end->connection, ConnectionState::ready, QueuePairState::rts);
+  use_a_forged_key(a);
+  expect_broken(a);
+  Watch watch;
   ASSERT_TRUE(until({&b.node, &a.node}, [&] {
-    look(b.connection);
+    watch.look(b.connection);
     return !b.node.closed.empty();
   }));
-  EXPECT_FALSE(wrong);
-  EXPECT_EQ(a.connection.state(), ConnectionState::closed);
-  EXPECT_EQ(a.connection.query_state().error().status, Status::not_connected);
+  EXPECT_TRUE(watch.right());
   EXPECT_EQ(a.node.tally.ended(Status::remote_access), 1u);
+}
+
+/// Another process's end: its endpoint goes out as a line of text, ours comes in as one. It sends
+/// messages back until the connection ends, and fails if that was not as it should be.
+int far_end(int in, int out, bool breaks) {
+  End end;
+  end.node.on_message = [](Connection c, Message& m) { (void)c.send(m.take()); };
+  end.prepare();
+  if (!until({&end.node}, [&] { return end.told; })) return 1;
+  expect_states(end.connection, ConnectionState::exchanging, QueuePairState::init);
+  write_line(out, end.endpoint.text());
+  std::string theirs;
+  for (char c = 0; read(in, &c, 1) == 1 && c != '\n';) theirs += c;
+  const auto endpoint = Endpoint::parse(theirs);
+  if (!endpoint || !end.connection.join(*endpoint)) return 2;
+  if (!until({&end.node}, [&] { return end.connection.ready(); })) return 3;
+  expect_states(end.connection, ConnectionState::ready, QueuePairState::rts);
+  write_line(out, "ready");
+  Watch watch;
+  const bool closed = until({&end.node}, [&] {
+    if (breaks) watch.look(end.connection);
+    return !end.node.closed.empty();
+  });
+  if (!closed) return 4;
+  EXPECT_EQ(end.node.closed[0].status == Status::ok, !breaks) << end.node.closed[0].message();
+  EXPECT_EQ(watch.right(), breaks);
+  EXPECT_TRUE(end.node.engine.audit());
+  return 0;
+}
+void join(End& end, Child& other) {
+  end.prepare();
+  ASSERT_TRUE(until({&end.node}, [&] { return end.told; }));
+  expect_states(end.connection, ConnectionState::exchanging, QueuePairState::init);
+  const auto theirs = Endpoint::parse(other.line());
+  ASSERT_TRUE(theirs) << theirs.error().message();
+  for (const char c : end.endpoint.text() + "\n") other.tell(c);
+  ASSERT_TRUE(end.connection.join(*theirs));
+  ASSERT_TRUE(until({&end.node}, [&] { return end.connection.ready(); }));
+  EXPECT_EQ(other.line(), "ready");
+  expect_states(end.connection, ConnectionState::ready, QueuePairState::rts);
+}
+/// Ones are sent and come back.
+void expect_echo(End& end, std::size_t size = 8) {
+  Bytes got;
+  end.node.on_message = [&got](Connection, Message& m) {
+    got.assign(m.bytes().begin(), m.bytes().end());
+  };
+  const Bytes ones = all_of(1, size);
+  ASSERT_EQ(end.node.tally.run([&](auto done) { return end.connection.send_copy(ones, done); }),
+            Status::ok);
+  ASSERT_TRUE(until({&end.node}, [&] { return end.node.messages == 1 && end.node.tally.idle(); }));
+  EXPECT_EQ(got, ones);
+  end.node.on_message = {};
+}
+
+TEST(Scenario19, StateIsCachedAndQueriedInTwoProcesses) {
+  Child other([](int in, int out) { return far_end(in, out, true); });
+  End ours;
+  join(ours, other);
+  use_a_forged_key(ours);
+  expect_broken(ours);
+  EXPECT_EQ(ours.node.tally.ended(Status::remote_access), 1u);
+  EXPECT_EQ(other.wait(), 0) << "see what the other process said";
+}
+
+TEST(Scenario20, EndpointsSwappedOutOfBandConnectTwoProcesses) {
+  Child other([](int in, int out) { return far_end(in, out, false); });
+  End ours;
+  join(ours, other);
+  expect_echo(ours);
+  EXPECT_EQ(ours.connection.close(), Status::ok);
+  ASSERT_TRUE(until({&ours.node}, [&] { return !ours.node.closed.empty(); }));
+  EXPECT_EQ(ours.node.closed[0].status, Status::ok) << ours.node.closed[0].message();
+  EXPECT_EQ(other.wait(), 0) << "see what the other process said";
+  ours.node.expect_clean();
+}
+
+TEST(Scenario22, SixteenBytesAreEchoedByAnotherProcessThroughRdmaCm) {
+  const char* address = std::getenv("SPINWIRE_TEST_ADDRESS");
+  if (std::getenv("SPINWIRE_TEST_DEVICE") == nullptr || address == nullptr)
+    GTEST_SKIP() << "needs SPINWIRE_TEST_DEVICE and SPINWIRE_TEST_ADDRESS: a device of rdma_cm's";
+  Child other([address](int, int out) {
+    Node node;
+    node.on_message = [](Connection c, Message& m) { (void)c.send(m.take()); };
+    ListenOptions options;
+    options.handlers = node.handlers();
+    options.via = Via::rdma_cm;
+    auto listener = node.engine.listen(std::string(address) + ":0", options);
+    if (!listener) return 1;
+    write_line(out, listener->address());
+    if (!until({&node}, [&] { return !node.closed.empty(); })) return 2;
+    EXPECT_EQ(node.closed[0].status, Status::ok) << node.closed[0].message();
+    EXPECT_EQ(node.messages, 1u);
+    EXPECT_TRUE(node.engine.audit());
+    return 0;
+  });
+  const std::string there = other.line();
+  End ours;
+  ConnectOptions options;
+  options.handlers = ours.node.handlers();
+  options.via = Via::rdma_cm;
+  const auto made = ours.node.engine.connect(there, options);
+  ASSERT_TRUE(made) << made.error().message();
+  ours.connection = *made;
+  ASSERT_TRUE(until({&ours.node}, [&] { return ours.connection.ready(); }));
+  expect_echo(ours, 16);
+  EXPECT_EQ(ours.connection.close(), Status::ok);
+  ASSERT_TRUE(until({&ours.node}, [&] { return !ours.node.closed.empty(); }));
+  EXPECT_EQ(ours.node.closed[0].status, Status::ok) << ours.node.closed[0].message();
+  EXPECT_EQ(other.wait(), 0) << "see what the other process said";
+  ours.node.expect_clean();
 }
 
 TEST(Scenario23, NothingMovesUnlessPolled) {
@@ -125,8 +246,32 @@ TEST(Scenario23, NothingMovesUnlessPolled) {
   p.finish();
 }
 
+TEST(Scenario23, NothingMovesUnlessPolledWhateverAnotherProcessDoes) {
+  Bench::Setup setup;
+  setup.ours.engine.control = ControlMode::manual;
+  Bench b(Where::two_processes, setup);
+  const Connection line = b.open_line();
+  b.quiet(line);
+  const Command send{.what = Do::send, .seed = 1, .length = 8};
+  Peer& peer = b.peer();
+  peer.answer.reset();
+  ASSERT_EQ(peer.control.send_copy(std::as_bytes(std::span(&send, 1))), Status::ok);
+  // The other process has all the time that it needs to send it.
+  const auto before = b.node.engine.stats();
+  const auto enough = std::chrono::steady_clock::now() + 5ms * slowness();
+  while (std::chrono::steady_clock::now() < enough) (void)sched_yield();
+  EXPECT_TRUE(b.came.empty());
+  EXPECT_EQ(b.node.engine.stats().completions, before.completions);
+  EXPECT_EQ(b.node.engine.stats().control_steps, before.control_steps);
+  EXPECT_EQ(b.node.engine.stats().messages_received, before.messages_received);
+  ASSERT_TRUE(b.until([&] { return !b.came.empty() && peer.answer.has_value(); }));
+  EXPECT_EQ(b.came[0].bytes, filled(8, 1));
+  b.finish();
+}
+
 TEST(Scenario24, ACompletionQueueOfOneIsRefusedWithNeedAndHave) {
   Config c = small_config();
+  c.leases.maximum = 0;
   c.queues.completion_depth = 1;
   const Error tiny = Engine::open(c).error();
   EXPECT_EQ(tiny.status, Status::bad_config);
@@ -143,16 +288,21 @@ TEST(Scenario24, ACompletionQueueOfOneIsRefusedWithNeedAndHave) {
   EXPECT_NE(small.message().find(std::to_string(need)), std::string::npos) << small.message();
 }
 
-TEST(Scenario24, ABurstThatFillsWhatIsAllowedIsSurvived) {
+/// With not one entry more than is needed.
+Config tight_config() {
   Config c = small_config();
+  c.leases.maximum = 0;
   c.queues.operations = 64;
   c.queues.receive_depth = 64;
   c.connections.maximum = 4;
   c.connections.handshakes = 4;
   c.connections.credits = 32;
-  c.leases.maximum = 0;
-  c.queues.completion_depth = 64 + 64 + 4 * 4;  // not one more than is needed
-  Pair p(c);
+  c.queues.completion_depth = 64 + 64 + 4 * 4;
+  return c;
+}
+
+TEST(Scenario24, ABurstThatFillsWhatIsAllowedIsSurvived) {
+  Pair p(tight_config());
   std::vector<Ends> all{p.ends};
   for (int i = 0; i < 3; ++i) all.push_back(connect(p.client, p.server));
   bool overrun = false;
@@ -182,6 +332,47 @@ TEST(Scenario24, ABurstThatFillsWhatIsAllowedIsSurvived) {
   for (const Ends& e : all) EXPECT_TRUE(e.client.ready() && e.server.ready());
 }
 
+TEST(Scenario24, ABurstIntoAnotherProcessThatDoesNotLookIsSurvived) {
+  Bench::Setup setup;
+  setup.ours = setup.theirs = tight_config();
+  Bench b(Where::two_processes, setup);
+  std::array<Connection, 3> lines;
+  for (Connection& line : lines) line = b.open_line();
+  constexpr std::uint32_t kRounds = 4;
+  std::uint32_t seed = 0;
+  for (std::uint32_t round = 0; round < kRounds; ++round) {
+    // All that is accepted while the other process stands still, of ten on each line.
+    b.peer().pause();
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> sent;  // line, seed
+    for (int i = 0; i < 10; ++i) {
+      for (std::uint32_t line = 0; line < lines.size(); ++line) {
+        const Bytes data = filled(100, ++seed);
+        const Status status =
+            b.node.tally.run([&](const auto& done) { return lines[line].send_copy(data, done); });
+        EXPECT_TRUE(status == Status::ok || status == Status::would_block) << to_string(status);
+        if (status == Status::ok) sent.emplace_back(line + 1, seed);
+      }
+    }
+    EXPECT_GE(sent.size(), lines.size());
+    b.peer().resume();
+    // Of each line in order, the lines in any.
+    std::stable_sort(sent.begin(), sent.end(),
+                     [](const auto& x, const auto& y) { return x.first < y.first; });
+    std::vector<Event> seen;
+    for (std::size_t i = 0; i < sent.size(); ++i) seen.push_back(b.next_of_any(Saw::message));
+    std::stable_sort(seen.begin(), seen.end(),
+                     [](const Event& x, const Event& y) { return x.line < y.line; });
+    for (std::size_t i = 0; i < sent.size(); ++i) {
+      EXPECT_EQ(seen[i].line, sent[i].first);
+      expect_bytes(seen[i], filled(100, sent[i].second));
+    }
+  }
+  ASSERT_TRUE(b.until([&] { return b.node.tally.idle(); }));
+  EXPECT_EQ(b.node.tally.ended(Status::ok), b.node.tally.accepted);
+  for (const Connection& line : lines) EXPECT_TRUE(line.ready());
+  b.finish();
+}
+
 TEST(Scenario25, MoreThanThereCanBeNamesAskedAndAvailable) {
   constexpr std::uint32_t kMost = 0xffff'ffff;
   const struct {
@@ -204,83 +395,6 @@ TEST(Scenario25, MoreThanThereCanBeNamesAskedAndAvailable) {
     EXPECT_NE(e.message().find(cap.range), std::string::npos) << e.message();
     EXPECT_NE(e.found.find("4294967295"), std::string::npos) << e.message();
   }
-}
-
-/// An engine is a protection domain: a second one on the same device is another.
-TEST(Scenario27, AConnectionOfAnotherProtectionDomainMovesDataAndReachesNoOther) {
-  Node first, second, client;
-  first.listen();
-  second.listen();
-  Ends to_first = connect(client, first);
-  Ends to_second = connect(client, second);
-  Buffer secret = first.filled(64, 1);
-  Buffer shared = second.filled(64, 2);
-  const auto first_key = first.engine.expose(secret.slice(), Access::remote_read_write);
-  const auto second_key = second.engine.expose(shared.slice(), Access::remote_read_write);
-  ASSERT_TRUE(first_key && second_key);
-  const Buffer ours = client.filled(64, 3);
-  const Buffer got = client.buffer(64);
-  const auto done_of = [&](auto call) {
-    EXPECT_EQ(client.tally.run(call), Status::ok);
-    EXPECT_TRUE(until({&client, &first, &second}, [&] { return client.tally.idle(); }));
-  };
-  done_of([&](auto done) { return to_second.client.write(ours.slice(), *second_key, done); });
-  EXPECT_TRUE(Node::holds(shared.bytes(), 3));
-  done_of([&](auto done) { return to_second.client.read(got.slice(), *second_key, done); });
-  EXPECT_TRUE(Node::holds(got.bytes(), 3));
-  done_of([&](auto done) { return to_second.client.send(ours, done); });
-  ASSERT_TRUE(until({&client, &second}, [&] { return second.messages == 1; }));
-  EXPECT_EQ(client.tally.ended(Status::ok), 3u);
-  // The other domain's key is none here, whatever it says.
-  done_of([&](auto done) { return to_second.client.write(ours.slice(), *first_key, done); });
-  EXPECT_EQ(client.tally.ended(Status::remote_access), 1u);
-  EXPECT_TRUE(Node::holds(secret.bytes(), 1));
-  EXPECT_TRUE(to_first.client.ready());
-  EXPECT_EQ(first.engine.revoke(*first_key), Status::ok);
-  EXPECT_EQ(second.engine.revoke(*second_key), Status::ok);
-}
-
-/// A connection can have one of its own, and another of the same engine then does not reach into
-/// it.
-TEST(Scenario27, AConnectionWithItsOwnProtectionDomainMovesData) {
-  Config config = small_config();
-  config.connections.own_domains = 1;
-  config.connections.credits = 16;
-  Node server(config), client;
-  server.listen();
-  Ends sharing = connect(client, server);
-  server.on_accept = [](Connection c) {
-    spinwire::ConnectionSettings settings;
-    settings.own_domain = true;
-    const auto configured = c.configure(settings);
-    ASSERT_TRUE(configured) << configured.error().message();
-  };
-  Ends owning = connect(client, server);
-  ASSERT_EQ(server.engine.stats().own_domains, 1u);
-  Buffer theirs = server.filled(64, 1);
-  const auto key = owning.server.expose(theirs.slice(), Access::remote_read_write);
-  ASSERT_TRUE(key);
-  const Buffer ours = client.filled(64, 2);
-  const Buffer got = client.buffer(64);
-  const auto done_of = [&](auto call) {
-    EXPECT_EQ(client.tally.run(call), Status::ok);
-    EXPECT_TRUE(until({&client, &server}, [&] { return client.tally.idle(); }));
-  };
-  server.on_message = [&](Connection c, Message& m) {
-    EXPECT_TRUE(Node::holds(m.bytes(), 2));
-    EXPECT_EQ(c.send(m.take()), Status::ok);
-  };
-  client.on_message = [&](Connection, Message& m) { EXPECT_TRUE(Node::holds(m.bytes(), 2)); };
-  done_of([&](auto done) { return owning.client.read(got.slice(), *key, done); });
-  EXPECT_TRUE(Node::holds(got.bytes(), 1));
-  done_of([&](auto done) { return owning.client.write(ours.slice(), *key, done); });
-  EXPECT_TRUE(Node::holds(theirs.bytes(), 2));
-  done_of([&](auto done) { return owning.client.send(ours, done); });
-  ASSERT_TRUE(until({&client, &server}, [&] { return client.messages == 1; }));
-  EXPECT_EQ(client.tally.ended(Status::ok), 3u);
-  done_of([&](auto done) { return sharing.client.write(ours.slice(), *key, done); });
-  EXPECT_EQ(client.tally.ended(Status::remote_access), 1u);
-  EXPECT_TRUE(owning.client.ready());
 }
 
 }  // namespace

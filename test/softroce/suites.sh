@@ -7,7 +7,7 @@ tool_tests=(
   TellsAPanicFromAFailure RunsForAnOrdinaryUser RefusesWhatMakesNoSense
 )
 suite_tests=(
-  IsTriedByTheSpecification RunsTheEnginesSuites RunsTheTools ExchangesOverALossyNetwork
+  IsTriedByTheSpecification RunsTheEnginesSuites RunsTheScenarios RunsTheTools ExchangesOverALossyNetwork
   SurvivesUnplugging LeavesNoObjectsBehind
 )
 
@@ -200,6 +200,20 @@ RunsTheEnginesSuites() {
   expect_equal 'exit status' $status 0
   expect_text output '[  PASSED  ]' "$dir/out"
   check 'connections through rdma_cm are tried' grep -q 'OK \] RdmaCm' "$dir/out"
+  ((status == 0)) || grep -E -A5 '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
+}
+
+# Those of an asynchronous framework's users, with both ends in one process and each in its own.
+RunsTheScenarios() {
+  local status=0
+  timeout 480 "$vm" --timeout 400 --env SPINWIRE_TEST_DEVICE=rxe0 \
+    --env SPINWIRE_TEST_ADDRESS=10.77.0.1 --env SPINWIRE_TEST_SLOWNESS=20 -- \
+    "$bin/spinwire-tests" --gtest_color=no --gtest_filter='*Scenario*' >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output '[  PASSED  ]' "$dir/out"
+  check 'both ends in one process are tried' grep -q 'OK \].*/OneProcess' "$dir/out"
+  check 'each end in its own is tried' grep -q 'OK \].*/TwoProcesses' "$dir/out"
+  check 'an echo through rdma_cm is tried' grep -q 'OK \] Scenario22' "$dir/out"
   ((status == 0)) || grep -E -A5 '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
 }
 

@@ -1,0 +1,320 @@
+// Scenarios about messages and about what becomes of operations, by number; scenarios_together has
+// the table of all.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <optional>
+
+#include "scenarios/bench.h"
+
+namespace scenarios_messages_test {
+namespace {
+
+using namespace scenarios;  // names of the scenarios' own
+
+constexpr std::uint32_t kMiB = 1u << 20;
+
+/// Until the servant grants credit for so many messages at once.
+void warm_up(Bench& b, Connection line, std::uint32_t credits, std::uint32_t number = 1) {
+  const Buffer small = b.holding(filled(8, 1));
+  int sent = 0;
+  ASSERT_TRUE(b.until([&] {
+    if (line.stats().send_credits >= credits) return true;
+    sent += line.send(small) == Status::ok ? 1 : 0;
+    return false;
+  }));
+  while (sent-- > 0) (void)b.next(Saw::message, number);
+  ASSERT_TRUE(b.until([&] { return line.stats().outstanding == 0; }));
+  ASSERT_GE(line.stats().send_credits, credits);
+}
+
+SPINWIRE_SCENARIO(4);
+TEST_P(Scenario4, EachMessageHasItsImmediateOrNone) {
+  Bench b(GetParam());
+  Connection line = b.open_line();
+  const std::optional<std::uint32_t> immediates[] = {7, 0xffff'ffff, {}, {}, 0};
+  std::uint32_t seed = 1;
+  for (const auto& immediate : immediates) {
+    const Buffer data = b.holding(filled(100, seed++));
+    // The next one follows as soon as there is credit, not when the last one has come.
+    ASSERT_EQ(b.start([&](const auto& done) {
+      return immediate ? line.send_with_imm(data.slice(), *immediate, done) : line.send(data, done);
+    }),
+              Status::ok);
+  }
+  seed = 1;
+  for (const auto& immediate : immediates) {
+    const Event seen = b.next(Saw::message);
+    expect_bytes(seen, filled(100, seed++));
+    EXPECT_EQ(seen.has_immediate, immediate.has_value());
+    EXPECT_EQ(seen.immediate, immediate.value_or(0));
+  }
+  ASSERT_TRUE(b.until([&] { return b.node.tally.idle(); }));
+  EXPECT_EQ(b.node.tally.ended(Status::ok), std::size(immediates));
+  b.finish();
+}
+
+SPINWIRE_SCENARIO(10);
+TEST_P(Scenario10, ABurstWaitsForAReceiverThatDoesNotLook) {
+  Bench b(GetParam());
+  Connection line = b.open_line();
+  warm_up(b, line, 10);
+  // All ten are there before the servant runs at all.
+  b.peer().pause();
+  constexpr std::int32_t kFive = 5;
+  const auto number = std::as_bytes(std::span(&kFive, 1));
+  for (int i = 0; i < 10; ++i) {
+    ASSERT_EQ(b.node.tally.run([&](const auto& done) { return line.send_copy(number, done); }),
+              Status::ok);
+  }
+  b.settle();
+  if (on_softverbs()) {
+    EXPECT_EQ(b.node.tally.outstanding(), 10u);
+  }
+  b.peer().resume();
+  for (int i = 0; i < 10; ++i) {
+    expect_bytes(b.next(Saw::message), {number.begin(), number.end()});
+  }
+  ASSERT_TRUE(b.until([&] { return b.node.tally.idle(); }));
+  EXPECT_EQ(b.node.tally.ended(Status::ok), 10u);
+  b.finish();
+}
+
+/// The pool gives the memory of a READ or WRITE that was given up to nobody before it has ended.
+SPINWIRE_SCENARIO(18);
+TEST_P(Scenario18, ABufferIsUsableAgainOnlyAfterTheCompletion) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a send waits until the peer polls";
+  Bench b(GetParam());
+  Connection line = b.open_line();
+  const Report there = b.expose({.seed = 7, .length = 64});
+  Buffer got = b.holding(filled(64, 1));
+  Buffer ours = b.holding(filled(64, 2));
+  Buffer message = b.holding(filled(8, 3));
+  const std::byte* const abandoned[] = {got.data(), ours.data()};
+  // Behind a message that the servant has not taken yet.
+  b.peer().pause();
+  const auto accepted = [&](auto call) { EXPECT_EQ(b.node.tally.run(call), Status::ok); };
+  accepted([&](const auto& done) { return line.send(message, done); });
+  accepted([&](const auto& done) { return line.read(got.slice(), there.region, done); });
+  ASSERT_EQ(line.cancel(line.last_operation()), Status::ok);
+  accepted([&](const auto& done) { return line.write(ours.slice(), there.region, done); });
+  ASSERT_EQ(line.cancel(line.last_operation()), Status::ok);
+  b.settle();
+  ASSERT_EQ(b.node.tally.ended(Status::cancelled), 2u);
+  got.reset();
+  ours.reset();
+  const auto reused = [&] {
+    std::vector<Buffer> all;
+    while (Buffer one = b.node.engine.allocate(64)) all.push_back(std::move(one));
+    EXPECT_GT(all.size(), 1000u);
+    return std::count_if(all.begin(), all.end(), [&](const Buffer& one) {
+      return one.data() == abandoned[0] || one.data() == abandoned[1];
+    });
+  };
+  EXPECT_EQ(reused(), 0);
+  EXPECT_EQ(line.stats().outstanding, 3u);
+  b.peer().resume();
+  ASSERT_TRUE(b.until([&] { return line.stats().outstanding == 0; }));
+  EXPECT_EQ(reused(), 2);
+  // Given up it was, but done all the same, and behind the message.
+  expect_bytes(b.next(Saw::message), filled(8, 3));
+  EXPECT_EQ(b.look(there.index, 64), filled(64, 2));
+  EXPECT_EQ(b.node.tally.completed, 3u);
+  EXPECT_TRUE(line.ready());
+  message.reset();
+  b.finish();
+}
+
+SPINWIRE_SCENARIO(28);
+TEST_P(Scenario28, SumsByMessagesAndByLeasedMemory) {
+  Bench b(GetParam());
+  Connection line = b.open_line();
+  b.order({.what = Do::calculate});
+  const std::array<std::int32_t, 2> ones{1, 1}, twos{2, 2};
+  const auto number = [](const Bytes& bytes) {
+    std::int32_t value = 0;
+    EXPECT_EQ(bytes.size(), sizeof value);
+    std::memcpy(&value, bytes.data(), std::min(bytes.size(), sizeof value));
+    return value;
+  };
+  EXPECT_EQ(b.run([&](const auto& done) {
+               return line.send_copy(std::as_bytes(std::span(ones)), done);
+             }).status,
+            Status::ok);
+  ASSERT_TRUE(b.until([&] { return b.came.size() == 1; }));
+  EXPECT_EQ(number(b.came[0].bytes), 2);
+  // The numbers into memory of the servant's, which comes back to us with the sum.
+  LeaseReply granted = b.request(line, sizeof twos);
+  ASSERT_EQ(granted.status, Status::ok);
+  const auto words = std::as_bytes(std::span(twos));
+  Buffer numbers = b.holding({words.begin(), words.end()});
+  EXPECT_EQ(b.write(line, numbers.slice(), granted.memory.region()), Status::ok);
+  EXPECT_EQ(b.give_back(granted.memory), Status::ok);
+  ASSERT_TRUE(b.until([&] { return b.leased.size() == 1; }));
+  EXPECT_EQ(number(b.read(line, b.leased[0].slice(0, 4))), 4);
+  b.leased[0].release();
+  EXPECT_EQ(b.next(Saw::returned).how, ReturnedBy::release);
+  EXPECT_EQ(b.came.size(), 1u);
+  numbers.reset();
+  b.finish();
+}
+
+Bench::Setup long_setup(std::uint32_t longest) {
+  Bench::Setup setup;
+  for (Config* c : {&setup.ours, &setup.theirs}) {
+    c->connections.message_bytes = longest;
+    c->connections.large_timeout = 5s;
+    c->memory.large_bytes = longest + 2ull * kMiB;
+  }
+  setup.ours.memory.send_bytes = longest + 24ull * kMiB;
+  return setup;
+}
+
+/// On a machine that is said to be slow the longest is a part of 64 MiB.
+SPINWIRE_SCENARIO(29);
+TEST_P(Scenario29, MessagesOfAllLengthsArriveWholeOnceInOrder) {
+  const std::uint32_t longest = std::max(2 * kMiB, amount(64 * kMiB) / kMiB * kMiB);
+  if (longest != 64 * kMiB) {
+    RecordProperty("longest", std::to_string(longest));
+  }
+  Bench b(GetParam(), long_setup(longest));
+  Connection line = b.open_line();
+  ASSERT_EQ(line.max_message(), longest);
+  warm_up(b, line, 10);
+  const std::size_t sizes[] = {0, 511, 512, 513, 4096, kMiB, longest, 4097, 1};
+  std::uint32_t seed = 1;
+  for (const std::size_t size : sizes) {
+    Buffer data = b.node.buffer(std::max<std::size_t>(size, 1));
+    data.resize(size);
+    fill(data.bytes(), seed++);
+    ASSERT_EQ(b.start([&](const auto& done) { return line.send(data, done); }), Status::ok);
+  }
+  seed = 1;
+  for (const std::size_t size : sizes) {
+    SCOPED_TRACE(size);
+    const Event seen = b.next(Saw::message);
+    expect_bytes(seen, filled(size, seed++));
+    EXPECT_FALSE(seen.has_immediate);
+  }
+  ASSERT_TRUE(b.until([&] { return b.node.tally.idle(); }));
+  EXPECT_EQ(b.node.tally.ended(Status::ok), std::size(sizes));
+  EXPECT_TRUE(line.ready());
+  b.finish();
+}
+
+/// Calls about leases: each told once, and how they ended.
+struct Told {
+  std::array<int, 8> times{};
+  std::vector<Status> how;
+  unsigned calls = 0;
+  template <typename Call>
+  void run(Call&& call) {
+    const unsigned id = calls;
+    const Status status = call(LeaseCallback([this, id](const LeaseReply& r) {
+      ++times[id];
+      how.push_back(r.status);
+    }));
+    ASSERT_EQ(status, Status::ok) << to_string(status);
+    ++calls;
+  }
+};
+
+Bench::Setup doomed_setup() {
+  Bench::Setup setup = long_setup(2 * kMiB);
+  setup.peers = 2;
+  for (Config* c : {&setup.ours, &setup.theirs}) {
+    c->connections.peer_timeout = 2s * slowness();
+  }
+  return setup;
+}
+
+/// In one process the peer's engine is dropped, which may say goodbye still.
+SPINWIRE_SCENARIO(30);
+TEST_P(Scenario30, WhatWasOutstandingAtAPeerThatIsKilledEndsOnce) {
+  Bench b(GetParam(), doomed_setup());
+  Connection doomed = b.open_line(0), other = b.open_line(1);
+  const bool atomics = b.node.engine.device().atomics;
+  warm_up(b, doomed, 10);
+  const RemoteRegion there =
+      b.expose({.access = atomics ? Access::remote_all : Access::remote_read_write, .length = 64})
+          .region;
+  LeaseReply held = b.request(doomed, 64);
+  LeaseReply given = b.request(doomed, 64);
+  ASSERT_TRUE(held.memory && given.memory);
+  Buffer ours = b.holding(filled(64, 1));
+  ASSERT_TRUE(b.reply_to([&](const LeaseCallback& done) {
+                 return doomed.lease(ours.slice(), {}, done);
+               }).lease);
+  (void)b.next(Saw::leased);
+  Buffer longer = b.holding(filled(100'000, 2));
+  Buffer got = b.node.buffer(64);
+
+  b.peer(0).pause();
+  const auto outstanding = [&](auto call) { EXPECT_EQ(b.node.tally.run(call), Status::ok); };
+  outstanding([&](const auto& done) { return doomed.send(ours, done); });
+  outstanding([&](const auto& done) { return doomed.send_with_imm(ours.slice(), 1, done); });
+  outstanding([&](const auto& done) { return doomed.send(longer, done); });
+  outstanding([&](const auto& done) { return doomed.send(longer, done); });
+  outstanding([&](const auto& done) { return doomed.write(ours.slice(), there, done); });
+  outstanding(
+      [&](const auto& done) { return doomed.write_with_imm(ours.slice(), there, 2, done); });
+  outstanding([&](const auto& done) { return doomed.read(got.slice(), there, done); });
+  outstanding(
+      [&](const auto& done) { return doomed.write(ours.slice(), held.memory.region(), done); });
+  if (atomics) {
+    const RemoteRegion word = there.slice(0, 8);
+    outstanding([&](const auto& done) { return doomed.compare_swap(word, 0, 1, done); });
+    outstanding([&](const auto& done) { return doomed.fetch_add(word, 1, done); });
+  }
+  Told told;
+  const LeaseOptions options;
+  told.run([&](const auto& done) { return doomed.request_memory(64, options, done); });
+  told.run([&](const auto& done) { return doomed.lease(ours.slice(), options, done); });
+  told.run([&](const auto& done) { return held.memory.renew(60s, done); });
+  told.run([&](const auto& done) { return given.memory.give_back(done); });
+  b.settle();
+  // Elsewhere the peer's device answers in its place, but to what its program has to answer.
+  const std::uint64_t at_least = on_softverbs() ? b.node.tally.accepted : 2;
+  EXPECT_GE(b.node.tally.outstanding(), at_least);
+  EXPECT_TRUE(told.how.empty());
+  EXPECT_TRUE(b.node.closed.empty());
+
+  b.peer(0).kill();
+  ASSERT_TRUE(b.until([&] { return b.node.closed.size() == 2; }));  // the line, and the commands'
+  if (GetParam() == Where::two_processes) {
+    for (const Error& e : b.node.closed) EXPECT_EQ(e.status, Status::peer_lost) << e.message();
+  }
+  b.node.tally.expect_exact();
+  const std::uint64_t failed =
+      b.node.tally.ended(Status::peer_lost) + b.node.tally.ended(Status::flushed);
+  EXPECT_GE(failed, at_least);
+  EXPECT_EQ(failed + b.node.tally.ended(Status::ok), b.node.tally.accepted);
+  ASSERT_EQ(told.how.size(), told.calls);
+  for (unsigned i = 0; i < told.calls; ++i) {
+    EXPECT_EQ(told.times[i], 1) << i;
+    EXPECT_NE(told.how[i], Status::ok) << i;
+  }
+  // What was leased is over at both: nothing can be done with the one, the other is ours again.
+  EXPECT_FALSE(held.memory);
+  EXPECT_EQ(held.memory.renew(1s), Status::not_connected);
+  ASSERT_TRUE(b.until([&] { return b.returned.size() == 2; }));
+  for (const Event& e : b.returned) EXPECT_EQ(e.how, ReturnedBy::end);
+
+  // The other connections of the engine have lost nothing.
+  EXPECT_TRUE(other.ready());
+  EXPECT_EQ(b.run([&](const auto& done) { return other.send(longer, done); }).status, Status::ok);
+  expect_bytes(b.next(Saw::message, 1, 1), filled(100'000, 2));
+  LeaseReply living = b.request(other, 64);
+  ASSERT_EQ(living.status, Status::ok);
+  EXPECT_EQ(b.write(other, ours.slice(), living.memory.region()), Status::ok);
+  EXPECT_EQ(b.give_back(living.memory), Status::ok);
+  expect_bytes(b.next(Saw::returned, 1, 1), filled(64, 1));
+  ours.reset();
+  longer.reset();
+  got.reset();
+  b.node.stale_allowed = true;
+  b.finish();
+}
+
+}  // namespace
+}  // namespace scenarios_messages_test
