@@ -17,10 +17,11 @@
 //   15 a connection that gives fewer rights              scenarios_leases_test.cc
 //   16 a lease whose time is over, and one in time       scenarios_leases_test.cc
 //   17 operations on a lease that is over                scenarios_leases_test.cc
-//   18 operations given up in flight                     scenarios_messages_test.cc, EngineCancel
+//   18 operations given up in flight                     scenarios_messages_test.cc, EngineCancel,
+//                                                        scenarios_raw_test.cc
 //   19 the state of a queue pair, cached and queried     async_rdma_test.cc
 //   20 endpoints swapped out of band                     async_rdma_test.cc, EngineByHand
-//   21 raw mode                                          not here
+//   21 raw mode                                          scenarios_raw_test.cc, EngineRaw
 //   22 16 bytes echoed through rdma_cm                   async_rdma_test.cc, RdmaCm
 //   23 nothing moves unless polled                       async_rdma_test.cc
 //   24 a completion queue too small for a burst          async_rdma_test.cc
@@ -32,7 +33,7 @@
 //   29 messages from none to 64 MiB                      scenarios_messages_test.cc
 //   30 a peer that is killed                             scenarios_messages_test.cc, PeerLoss
 //
-// Each of these files' scenarios runs with both ends in one process and with each in its own, on
+// Most of these scenarios run with both ends in one process and with each in its own, on
 // the device that SPINWIRE_TEST_DEVICE names.
 #include <gtest/gtest.h>
 
