@@ -63,11 +63,12 @@ run_all() {
 }
 
 coverage() {
-  local folder=$1 program objects=()
+  local folder=$1 programs objects=()
   shift
   llvm-profdata-14 merge -sparse "$folder"/profile/*.profraw -o "$folder/profile/all.profdata"
-  for program in "$folder"/bin/*; do objects+=(-object "$program"); done
-  llvm-cov-14 report "${objects[@]}" -instr-profile "$folder/profile/all.profdata" "$@" |
+  programs=("$folder"/bin/*)
+  mapfile -t objects < <(printf -- '-object\n%s\n' "${programs[@]:1}")
+  llvm-cov-14 report "${programs[0]}" "${objects[@]}" -instr-profile "$folder/profile/all.profdata" "$@" |
     awk -v wanted="$wanted" '
       /%/ && $1 != "TOTAL" {
         printf "  %6s of %4d lines  %s\n", $10, $8, $1
