@@ -271,7 +271,6 @@ TEST(Scenario23, NothingMovesUnlessPolledWhateverAnotherProcessDoes) {
 
 TEST(Scenario24, ACompletionQueueOfOneIsRefusedWithNeedAndHave) {
   Config c = small_config();
-  c.leases.maximum = 0;
   c.queues.completion_depth = 1;
   const Error tiny = Engine::open(c).error();
   EXPECT_EQ(tiny.status, Status::bad_config);
