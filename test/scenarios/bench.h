@@ -354,7 +354,11 @@ class Bench {
     EXPECT_TRUE(made) << made.error().message();
     if (!made) return {};
     EXPECT_TRUE(until([&] { return made->state() >= ConnectionState::ready; }));
-    EXPECT_TRUE(made->ready()) << (node.closed.empty() ? "" : node.closed.back().message());
+    if (!made->ready()) {
+      EXPECT_TRUE(until([&] { return !node.closed.empty(); }));
+      ADD_FAILURE() << "not connected: "
+                    << (node.closed.empty() ? "" : node.closed.back().message());
+    }
     return *made;
   }
   void read_log(unsigned which) {
