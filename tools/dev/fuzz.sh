@@ -6,7 +6,7 @@
 #
 # FOLDER/bin has the targets; FOLDER/corpus keeps what they have found worth keeping, each run goes
 # on from there; FOLDER/findings has the inputs that something did not hold for. --coverage fails
-# if the last runs have not executed FUZZ_COVERAGE percent of each source's lines. Closes with the
+# if the last runs have not executed FUZZ_COVERAGE percent of the sources' lines. Closes with the
 # lines that a GoogleTest program closes with.
 set -euo pipefail
 
@@ -16,7 +16,7 @@ wanted=${FUZZ_COVERAGE:-90}
 
 # One target; answers whether it found nothing.
 run() {
-  local folder=$1 name=$2 time=$seconds length=(-max_len=2048) start=$SECONDS code=0 log corpus done
+  local folder=$1 name=$2 time=$seconds length=(-max_len=2048) start=$SECONDS code=0 log corpus ran
   log=$folder/log/$name.log
   corpus=$folder/corpus/$name
   if [[ $name == agent ]]; then
@@ -36,8 +36,8 @@ run() {
     echo "[  FAILED  ] fuzz.$name ($(((SECONDS - start) * 1000)) ms)"
     return 1
   fi
-  done=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
-  echo "  $name: $done inputs in $time s"
+  ran=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  echo "  $name: $ran inputs in $time s"
   echo "[       OK ] fuzz.$name ($(((SECONDS - start) * 1000)) ms)"
 }
 
@@ -70,15 +70,13 @@ coverage() {
   mapfile -t objects < <(printf -- '-object\n%s\n' "${programs[@]:1}")
   llvm-cov-14 report "${programs[0]}" "${objects[@]}" -instr-profile "$folder/profile/all.profdata" "$@" |
     awk -v wanted="$wanted" '
-      /%/ && $1 != "TOTAL" {
-        printf "  %6s of %4d lines  %s\n", $10, $8, $1
-        if ($10 + 0 < wanted) bad = bad " " $1
-        ++files
+      /%/ && $1 != "TOTAL" { printf "  %6s of %4d lines  %s\n", $10, $8, $1; ++files }
+      /%/ && $1 == "TOTAL" {
+        printf "  %6s of %4d lines  in all\n", $10, $8
+        enough = $10 + 0 >= wanted
+        if (!enough) print "less than " wanted "% of the lines were executed"
       }
-      END {
-        if (bad != "") print "less than " wanted "% of the lines executed:" bad
-        exit files == 0 || bad != ""
-      }'
+      END { exit files == 0 || !enough }'
 }
 
 case "${1:-}" in
