@@ -259,7 +259,8 @@ class SPINWIRE_API Connection {
 
   /// Writes `local` to the first bytes of `remote`. The peer's CPU takes no part. Errors besides
   /// those of send(): out_of_bounds (longer than `remote`, or no bytes), remote_access (`remote`
-  /// does not allow it).
+  /// does not allow it), lease_expired and invalid_argument (`remote` is part of a lease that is
+  /// over, or of another connection's).
   Status write(const BufferSlice& local, const RemoteRegion& remote,
                const CompletionCallback& done = {}, Post post = Post::automatic);
   /// The same, and the peer's on_message is told the immediate and the length, in order with

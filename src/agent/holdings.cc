@@ -13,8 +13,6 @@ using State = Holding::State;
 using wire::LeaseAction;
 using wire::LeaseVerdict;
 
-constexpr std::uint32_t kIdBits = 16;
-
 Holding* find(Shared& s, const Agent& a, std::uint32_t id) noexcept {
   Holding* const h = find_holding(s, id);
   return h != nullptr && h->agent == &a ? h : nullptr;
@@ -28,7 +26,7 @@ Holding* make_holding(Shared& s, Agent& a, std::uint64_t bytes) noexcept {
   h.~Holding();
   new (&h) Holding();
   h.index = index;
-  h.id = (index + 1) | all.generation(index) << kIdBits;
+  h.id = name_of(all, index);
   h.timer.index = index;
   h.timer.kind = kHoldingTimer;
   h.agent = &a;
@@ -105,11 +103,7 @@ Status may_call(const Shared& s, const Holding& h) noexcept {
 }  // namespace
 
 Holding* find_holding(Shared& s, std::uint32_t id) noexcept {
-  auto& all = s.leases->holdings;
-  const std::uint32_t index = (id & ((1u << kIdBits) - 1)) - 1;
-  if (!all.in_use(index)) return nullptr;
-  Holding& h = all.at(index);
-  return h.id == id ? &h : nullptr;
+  return find_named(s.leases->holdings, id);
 }
 
 void forget_holding(Shared& s, Holding& h) noexcept {

@@ -102,6 +102,18 @@ struct Leases {
   Loan* last = nullptr;
 };
 
+/// What a record is called by the peer and by handles: never 0, and another with each use.
+template <typename T>
+std::uint32_t name_of(const base::IndexPool<T>& pool, std::uint32_t index) noexcept {
+  return (index + 1) | pool.generation(index) << 16;
+}
+/// Null if that use of the record is over. Takes any number.
+template <typename T>
+T* find_named(base::IndexPool<T>& pool, std::uint32_t name) noexcept {
+  const std::uint32_t index = (name & 0xffff) - 1;
+  return pool.in_use(index) && name_of(pool, index) == name ? &pool.at(index) : nullptr;
+}
+
 /// Timers of records here, told apart from agents' by Timer::kind.
 inline constexpr std::uint16_t kLoanTimer = 4;
 inline constexpr std::uint16_t kHoldingTimer = 5;

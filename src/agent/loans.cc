@@ -18,7 +18,6 @@ using State = Loan::State;
 using wire::LeaseAction;
 using wire::LeaseVerdict;
 
-constexpr std::uint32_t kIdBits = 16;
 constexpr std::uint32_t kNoWindow = memory::WindowPool::kNone;
 constexpr std::uint32_t kBlockAlignment = 64;
 /// Zeroed at once, as long as a message may take; the rest a step at a time.
@@ -26,11 +25,8 @@ constexpr std::uint64_t kZeroedAtOnce = 64u << 10;
 constexpr std::uint64_t kZeroedInStep = 256u << 10;
 
 Loan* find(Shared& s, const Agent& a, std::uint32_t id) noexcept {
-  auto& loans = s.leases->loans;
-  const std::uint32_t index = (id & ((1u << kIdBits) - 1)) - 1;
-  if (!loans.in_use(index)) return nullptr;
-  Loan& loan = loans.at(index);
-  return loan.id == id && loan.agent == &a ? &loan : nullptr;
+  Loan* const loan = find_named(s.leases->loans, id);
+  return loan != nullptr && loan->agent == &a ? loan : nullptr;
 }
 
 void line_up(Shared& s, Loan& loan) noexcept {
@@ -61,7 +57,7 @@ Loan* make_loan(Shared& s, Agent& a, detail::Block* block, std::byte* data, std:
   loan.~Loan();
   new (&loan) Loan();
   loan.index = index;
-  loan.id = (index + 1) | s.leases->loans.generation(index) << kIdBits;
+  loan.id = name_of(s.leases->loans, index);
   loan.timer.index = index;
   loan.timer.kind = kLoanTimer;
   loan.block = block;

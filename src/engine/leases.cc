@@ -5,7 +5,7 @@
 #include <array>
 
 #include "base/error.h"
-#include "engine/core.h"
+#include "engine/operate.h"
 #include "spinwire/lease.h"
 #include "wire/token.h"
 
@@ -29,16 +29,7 @@ Holding* find(const std::shared_ptr<detail::EngineCore*>& anchor, std::uint32_t 
 
 /// Why there is none.
 Status diagnose(const std::shared_ptr<detail::EngineCore*>& anchor) noexcept {
-  detail::EngineCore* const core = anchor != nullptr ? *anchor : nullptr;
-  return core != nullptr && !core->guard.owned() ? core->guard.diagnose() : Status::not_connected;
-}
-
-Status why_not(detail::EngineCore* core) noexcept {
-  return core != nullptr && !core->guard.owned() ? core->guard.diagnose() : Status::not_connected;
-}
-
-Agent* locate(detail::EngineCore* core, std::uint32_t index, std::uint32_t generation) noexcept {
-  return core != nullptr && core->guard.owned() ? core->find(index, generation) : nullptr;
+  return engine::diagnose(anchor != nullptr ? *anchor : nullptr);
 }
 
 /// What calls outside of poll() have said goes out at once, as operations do.
@@ -128,8 +119,8 @@ RemoteRegion RemoteMemory::detach() noexcept {
 
 Status Connection::request_memory(std::size_t bytes, const LeaseOptions& options,
                                   const LeaseCallback& done) {
-  Agent* const a = locate(core_, index_, generation_);
-  if (a == nullptr) return why_not(core_);
+  Agent* const a = engine::locate(core_, index_, generation_);
+  if (a == nullptr) return engine::diagnose(core_);
   const Status status = agent::request(core_->shared, *a, bytes, options, done);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
@@ -137,24 +128,24 @@ Status Connection::request_memory(std::size_t bytes, const LeaseOptions& options
 
 Status Connection::lease(const BufferSlice& memory, const LeaseOptions& options,
                          const LeaseCallback& done) {
-  Agent* const a = locate(core_, index_, generation_);
-  if (a == nullptr) return why_not(core_);
+  Agent* const a = engine::locate(core_, index_, generation_);
+  if (a == nullptr) return engine::diagnose(core_);
   const Status status = agent::lend(core_->shared, *a, memory, options, done);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
 }
 
 Status Connection::recall(LeaseId lease) {
-  Agent* const a = locate(core_, index_, generation_);
-  if (a == nullptr) return why_not(core_);
+  Agent* const a = engine::locate(core_, index_, generation_);
+  if (a == nullptr) return engine::diagnose(core_);
   const Status status = agent::recall(core_->shared, *a, lease);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
 }
 
 Status Connection::revoke(const RemoteRegion& region) {
-  Agent* const a = locate(core_, index_, generation_);
-  if (a == nullptr) return why_not(core_);
+  Agent* const a = engine::locate(core_, index_, generation_);
+  if (a == nullptr) return engine::diagnose(core_);
   const Status status = agent::close_by_hand(core_->shared, *a, region.rkey);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
@@ -162,9 +153,9 @@ Status Connection::revoke(const RemoteRegion& region) {
 
 Result<RegionToken> Connection::token(const RemoteRegion& region) const {
   constexpr const char* kAsked = "make a token of a region";
-  const Agent* const a = locate(core_, index_, generation_);
+  const Agent* const a = engine::locate(core_, index_, generation_);
   if (a == nullptr || a->state != ConnectionState::ready) {
-    return base::fail(a == nullptr ? why_not(core_) : Status::not_connected, kAsked,
+    return base::fail(a == nullptr ? engine::diagnose(core_) : Status::not_connected, kAsked,
                       "the connection is not ready", "wait for on_ready");
   }
   wire::Token token;
@@ -184,9 +175,9 @@ Result<RegionToken> Connection::token(const RemoteRegion& region) const {
 
 Result<RemoteRegion> Connection::import_token(std::span<const std::byte> bytes) const {
   constexpr const char* kAsked = "use the token of a peer's memory";
-  const Agent* const a = locate(core_, index_, generation_);
+  const Agent* const a = engine::locate(core_, index_, generation_);
   if (a == nullptr || a->state != ConnectionState::ready) {
-    return base::fail(a == nullptr ? why_not(core_) : Status::not_connected, kAsked,
+    return base::fail(a == nullptr ? engine::diagnose(core_) : Status::not_connected, kAsked,
                       "the connection is not ready", "wait for on_ready");
   }
   wire::Token token;

@@ -345,6 +345,27 @@ struct Pair {
   Ends ends;
 };
 
+/// Puts one with protection domains of its own at both ends in the place of the pair's connection.
+inline void use_own_domains(Pair& p) {
+  EXPECT_EQ(p.ends.client.close(), Status::ok);
+  spinwire::ConnectionSettings own;
+  own.own_domain = true;
+  p.server.on_accept = [own](Connection c) { EXPECT_TRUE(c.configure(own)); };
+  p.server.ready.clear();
+  ConnectOptions options;
+  options.handlers = p.client.handlers();
+  options.settings = own;
+  auto made = p.client.engine.connect(p.server.listener.address(), options);
+  EXPECT_TRUE(made) << made.error().message();
+  EXPECT_TRUE(p.until([&] {
+    return made->ready() && !p.server.ready.empty() && !p.client.closed.empty() &&
+           !p.server.closed.empty();
+  }));
+  p.client.closed.clear();
+  p.server.closed.clear();
+  p.ends = {*made, p.server.ready.back()};
+}
+
 inline std::size_t open_descriptors() {
   std::size_t n = 0;
   DIR* dir = opendir("/proc/self/fd");

@@ -95,20 +95,7 @@ Config config_by(By by) {
 /// With protection domains of their own at both ends, if asked for.
 struct LongBy : Long {
   explicit LongBy(By by) : Long(config_by(by)) {
-    if (by != By::own_domain) return;
-    EXPECT_EQ(ends.client.close(), Status::ok);
-    spinwire::ConnectionSettings own;
-    own.own_domain = true;
-    server.on_accept = [own](Connection c) { EXPECT_TRUE(c.configure(own)); };
-    server.ready.clear();
-    ConnectOptions options;
-    options.handlers = client.handlers();
-    options.settings = own;
-    auto made = client.engine.connect(server.listener.address(), options);
-    EXPECT_TRUE(made) << made.error().message();
-    EXPECT_TRUE(until([&] { return made->ready() && !server.ready.empty(); }));
-    client.closed.clear();
-    ends = {*made, server.ready.back()};
+    if (by == By::own_domain) use_own_domains(*this);
   }
 };
 

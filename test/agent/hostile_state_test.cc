@@ -1,0 +1,363 @@
+// A peer that says well-formed things out of turn, more than once, too often, or without credit.
+#include "agent/attacked.h"
+
+namespace hostile_state_test {
+namespace {
+
+using namespace attacked;  // NOLINT: a test's helpers
+
+TEST(HostilePeer, NothingComesWithoutCredit) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  const auto offer = wire::encode(t.peer.offer(5000, 1));
+  const auto request = wire::encode(wire::LeaseRequest{64, 1'000'000, 1, 8, 3});
+  const std::vector<Bad> all = {
+      {"message", header(1, 0, 4, 4), kNoHeader},
+      {"message that asks for more", header(1, 1, 4, 4), kNoHeader},
+      {"message with immediate", header(1, 0, 0, 0), kNoHeader, {IBV_WR_SEND_WITH_IMM, 1}},
+      {"notice", {}, kNoHeader, {IBV_WR_RDMA_WRITE_WITH_IMM, 1}},
+      {"return", header(2, 0, 0, 0), kNoHeader},
+      {"offer", message(MessageKind::offer, offer), kNoHeader},
+      {"answer", message(MessageKind::answer, wire::encode(wire::Answer{65536})), kNoHeader},
+      {"request", message(MessageKind::lease_request, request), kNoHeader},
+  };
+  for (const Bad& one : all) {
+    SCOPED_TRACE(one.name);
+    t.begin();
+    const std::vector<Bytes> first = {header(1, 0, 4, 4)};
+    for (std::uint32_t i = 0; i < t.peer.engine().credits; ++i) ASSERT_TRUE(t.peer.send(first[0]));
+    ASSERT_TRUE(t.peer.send(one.bytes, one.how));
+    t.expect_refused(one.words);
+    EXPECT_EQ(t.delivered, t.peer.engine().credits);
+  }
+  t.finish();
+}
+
+TEST(HostilePeer, ANoticeHasNoBytesThatCouldBeRead) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  t.begin();
+  std::size_t size = 0, readable = 77;
+  t.node.on_message = [&](Connection, Message& m) {
+    size = m.size();
+    readable = m.bytes().size();
+  };
+  const Endpoint& e = t.peer.engine();
+  ASSERT_TRUE(
+      t.peer.send(Bytes(8), {IBV_WR_RDMA_WRITE_WITH_IMM, 1, 0, e.control_address, e.control_rkey}));
+  ASSERT_TRUE(t.until([&] { return readable != 77; }));
+  EXPECT_EQ(size, 8u);
+  EXPECT_EQ(readable, 0u);
+  t.node.on_message = [&](Connection from, Message& m) { (void)from.send(m.take()); };
+  (void)t.victim.close();
+  t.expect_ended(Status::ok, "", 0);
+  t.finish();
+}
+
+TEST(HostilePeer, OnlyItsOwnCreditCellIsWritable) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  const struct {
+    const char* name;
+    ibv_wr_opcode opcode;
+    std::int64_t offset;
+    std::uint32_t key;
+    std::size_t size;
+  } cases[] = {
+      {"behind it", IBV_WR_RDMA_WRITE, 8, 0, 8},
+      {"before it", IBV_WR_RDMA_WRITE, -8, 0, 8},
+      {"across its end", IBV_WR_RDMA_WRITE, 4, 0, 8},
+      {"another key", IBV_WR_RDMA_WRITE, 0, 1, 8},
+      {"with notice", IBV_WR_RDMA_WRITE_WITH_IMM, 8, 0, 8},
+      {"read", IBV_WR_RDMA_READ, 0, 0, 8},
+  };
+  for (const auto& one : cases) {
+    SCOPED_TRACE(one.name);
+    t.begin();
+    const Endpoint& e = t.peer.engine();
+    ASSERT_TRUE(
+        t.peer.send(Bytes(one.size),
+                    {one.opcode, 1, 0, e.control_address + static_cast<std::uint64_t>(one.offset),
+                     e.control_rkey + one.key}));
+    ASSERT_TRUE(t.until([&] { return t.peer.dead(); }));
+    // The device has ended the queue pair; the engine learns by its event, or by trying to send.
+    const Buffer b = t.node.filled(8, 1);
+    ASSERT_TRUE(t.until([&] {
+      (void)t.victim.send(b);
+      return !t.node.closed.empty();
+    }));
+    EXPECT_NE(t.node.closed[0].status, Status::ok);
+    EXPECT_EQ(t.delivered, 0u);
+    t.expect_ended(t.node.closed[0].status, "", 0);
+  }
+  t.finish();
+}
+
+TEST(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  for (const std::uint64_t nonsense :
+       {std::uint64_t{1} + 0x8000 + Peer::kReceives, std::uint64_t{0x7fffffff}}) {
+    t.begin();
+    ASSERT_TRUE(t.peer.write_cell(nonsense));
+    ASSERT_TRUE(t.until([&] { return t.peer.idle(); }));
+    const Buffer b = t.node.filled(8, 1);
+    std::uint32_t sent = 0;
+    ASSERT_TRUE(t.until([&] {
+      sent += t.node.tally.run([&](auto done) { return t.victim.send(b, done); }) == Status::ok;
+      return !t.node.closed.empty();
+    }));
+    EXPECT_EQ(sent, Peer::kReceives);
+    t.expect_ended(Status::protocol, "no peer of this protocol writes", 0);
+  }
+  // What is older than what is known is no more than late.
+  t.begin();
+  ASSERT_TRUE(t.peer.write_cell(0xffffffff00000001));
+  t.settle();
+  EXPECT_TRUE(t.victim.ready());
+  EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives);
+  (void)t.victim.close();
+  t.expect_ended(Status::ok, "", 0);
+  t.finish();
+}
+
+/// The victim has offered a long message; the peer knows of it.
+wire::Offer offered_by_victim(Attacked& t, std::size_t size = 20000) {
+  wire::Offer offer;
+  const Buffer b = t.node.filled(size, 3);
+  EXPECT_EQ(t.node.tally.run([&](auto done) { return t.victim.send(b, done); }), Status::ok);
+  EXPECT_TRUE(t.until([&] { return !t.peer.heard.empty(); }));
+  if (!t.peer.heard.empty()) {
+    EXPECT_TRUE(wire::decode(t.peer.heard.back().body, offer));
+  }
+  return offer;
+}
+Bytes answer_to(std::uint32_t id, wire::Verdict verdict = wire::Verdict::pulled) {
+  return message(MessageKind::answer, wire::encode(wire::Answer{id, verdict}));
+}
+
+TEST(HostilePeer, AnAnswerIsGivenOnce) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  for (const bool invalidates : {true, false}) {
+    t.begin();
+    const wire::Offer offer = offered_by_victim(t);
+    const std::uint64_t before = t.node.tally.ended(Status::ok);
+    EXPECT_TRUE(offer.invalidate);
+    const How how = invalidates ? How{IBV_WR_SEND_WITH_INV, 0, offer.rkey} : How{};
+    ASSERT_TRUE(t.peer.send(answer_to(offer.id), how));
+    // One that leaves the key alive has it ended by its owner, and is an answer all the same.
+    ASSERT_TRUE(t.until([&] { return t.node.tally.idle(); }));
+    EXPECT_EQ(t.node.tally.ended(Status::ok), before + 1);
+    ASSERT_TRUE(t.until([&] { return t.node.engine.stats().windows_free == t.windows(); }));
+    EXPECT_TRUE(t.victim.ready());
+    ASSERT_TRUE(t.peer.send(answer_to(offer.id)));
+    t.expect_refused("answers none that is outstanding");
+  }
+  t.finish();
+}
+
+TEST(HostilePeer, AnAnswerTwiceBeforeItsKeyHasEndedIsRefused) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  t.begin();
+  const wire::Offer offer = offered_by_victim(t);
+  // Credit for a second message comes with the flag that asks for it.
+  ASSERT_TRUE(t.peer.send(message(MessageKind::data, {}, 1)));
+  ASSERT_TRUE(t.until([&] { return t.peer.granted() > 2; }));
+  ASSERT_TRUE(t.peer.send(answer_to(offer.id)));
+  ASSERT_TRUE(t.peer.send(answer_to(offer.id)));
+  t.expect_refused("answers none that is outstanding");
+  EXPECT_TRUE(t.node.tally.idle());
+  t.finish();
+}
+
+TEST(HostilePeer, AnAnswerToAnotherConnectionsOfferIsRefused) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  t.friendly.on_offer = [](Connection, Offer&) {};
+  t.begin();
+  // The first that there ever is, of the honest connection, not pulled yet.
+  {
+    const Buffer b = t.node.filled(20000, 3);
+    ASSERT_EQ(t.node.tally.run([&](auto done) { return t.honest.server.send(b, done); }),
+              Status::ok);
+  }
+  ASSERT_TRUE(t.peer.send(answer_to(65536)));
+  while (t.node.closed.empty()) {
+    (void)t.node.poll();  // alone, so that the offer is outstanding meanwhile
+    t.peer.control();
+  }
+  EXPECT_FALSE(t.node.tally.idle());
+  ASSERT_TRUE(t.until([&] { return t.node.tally.idle(); }));
+  EXPECT_EQ(t.node.tally.ended(Status::ok), 1u);
+  t.expect_refused("answers none that is outstanding");
+  t.finish();
+}
+
+TEST(HostilePeer, InvalidatingAnotherKeyEndsTheConnection) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  for (const int which : {0, 1}) {
+    t.begin();
+    const wire::Offer offer = offered_by_victim(t);
+    const std::uint32_t key = which == 0 ? t.peer.engine().control_rkey : offer.rkey + 0x100;
+    ASSERT_TRUE(t.peer.send(answer_to(offer.id), {IBV_WR_SEND_WITH_INV, 0, key}));
+    ASSERT_TRUE(t.until([&] { return !t.node.closed.empty(); }));
+    EXPECT_NE(t.node.closed[0].status, Status::ok);
+    EXPECT_TRUE(t.node.tally.idle());
+    EXPECT_EQ(t.node.tally.ended(Status::ok), 0u);
+    t.expect_ended(t.node.closed[0].status, "", t.counted());
+  }
+  t.finish();
+}
+
+TEST(HostilePeer, WhatCannotBePulledEndsTheConnection) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  for (const int which : {0, 1, 2}) {
+    t.begin();
+    wire::Offer offer = t.peer.offer(300000, 1);
+    if (which == 0) offer.rkey += 0x10000;
+    if (which == 1) offer.address = 4096;
+    if (which == 2) offer.address += Peer::kMemory - Peer::kOffered - 200000;  // ends in between
+    ASSERT_TRUE(t.peer.send(MessageKind::offer, wire::encode(offer)));
+    t.expect_ended(Status::remote_access, "the READ of a long message", 0);
+    EXPECT_EQ(t.delivered, 0u);
+  }
+  t.finish();
+}
+
+TEST(HostilePeer, TheSameOfferAgainIsAnotherMessage) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  t.begin();
+  const auto offer = wire::encode(t.peer.offer(20000, 9));
+  for (std::uint64_t i = 1; i <= 20; ++i) {
+    ASSERT_TRUE(t.peer.send(MessageKind::offer, offer));
+    ASSERT_TRUE(t.until([&] { return t.delivered == i; }));
+    t.peer.grant(1);
+    EXPECT_EQ(t.node.engine.memory_stats(Pool::large).blocks_used, 0u);
+  }
+  ASSERT_TRUE(t.until([&] { return t.peer.heard.size() == 20; }));
+  EXPECT_EQ(t.bytes, 20u * 20000);
+  (void)t.victim.close();
+  t.expect_ended(Status::ok, "", 0);
+  t.finish();
+}
+
+TEST(HostilePeer, OneThatTakesNoAnswersIsEnded) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  // Refused offers, and requests that nobody can have, are answered; for the first there is credit.
+  for (const MessageKind kind : {MessageKind::offer, MessageKind::lease_request}) {
+    t.node.on_offer = [](Connection, Offer& o) { o.refuse(); };
+    t.begin(1);
+    const auto offer = wire::encode(t.peer.offer(20000, 9));
+    const auto request = wire::encode(wire::LeaseRequest{1u << 30, 1'000'000, 1, 8, 3});
+    std::uint64_t sent = 0;
+    ASSERT_TRUE(t.until([&] {
+      for (; sent < t.peer.granted(); ++sent) {
+        if (kind == MessageKind::offer ? !t.peer.send(message(kind, offer, 1))
+                                       : !t.peer.send(message(kind, request, 1)))
+          break;
+      }
+      return !t.node.closed.empty();
+    }));
+    EXPECT_GT(sent, 64u);
+    EXPECT_LT(sent, 64u + 5 * 64u + 64u);  // what may wait, and what was granted meanwhile
+    EXPECT_EQ(t.peer.heard.size(), 1u);
+    t.expect_ended(Status::protocol, "answers wait for its credit", 0);
+  }
+  t.finish();
+}
+
+TEST(HostilePeer, ASecondGoodbyeBehindAMessageThatIsHeldIsRefused) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  t.begin();
+  // The goodbye comes true when the message before it is delivered; a second is none.
+  ASSERT_TRUE(t.peer.send(MessageKind::offer, wire::encode(t.peer.offer(kLongest, 1))));
+  for (int i = 0; i < 40; ++i) ASSERT_TRUE(t.peer.send(MessageKind::goodbye));
+  t.expect_ended(Status::ok, "", 1);
+  t.finish();
+}
+
+TEST(HostilePeer, NothingIsDeliveredBehindAGoodbye) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  for (const bool held : {false, true}) {
+    t.begin();
+    // Credit for all of it.
+    ASSERT_TRUE(t.peer.send(message(MessageKind::data, {}, 1)));
+    ASSERT_TRUE(t.until([&] { return t.peer.granted() > 8; }));
+    if (held) {
+      ASSERT_TRUE(t.peer.send(MessageKind::offer, wire::encode(t.peer.offer(kLongest, 1))));
+    }
+    ASSERT_TRUE(t.peer.send(MessageKind::goodbye));
+    ASSERT_TRUE(t.peer.send(header(1, 0, 4, 4)));
+    ASSERT_TRUE(t.peer.send({}, {IBV_WR_RDMA_WRITE_WITH_IMM, 1}));
+    ASSERT_TRUE(t.peer.send(MessageKind::offer, wire::encode(t.peer.offer(20000, 2))));
+    t.expect_ended(Status::ok, "", 0);
+    EXPECT_EQ(t.delivered, held ? 2u : 1u);
+  }
+  t.finish();
+}
+
+TEST(HostilePeer, WhatComesWhileWeCloseIsPassedOver) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  t.begin();
+  ASSERT_TRUE(t.peer.send(message(MessageKind::data, {}, 1)));
+  ASSERT_TRUE(t.until([&] { return t.peer.granted() > 8; }));
+  const wire::Offer offer = offered_by_victim(t);
+  EXPECT_EQ(t.victim.close(), Status::ok);  // waits for the answer
+  ASSERT_TRUE(t.peer.send(Bytes(3)));
+  ASSERT_TRUE(t.peer.send(header(1, 0xff, 4, 4)));
+  ASSERT_TRUE(t.peer.send(header(1, 0, 4, 4)));
+  ASSERT_TRUE(t.peer.send({}, {IBV_WR_RDMA_WRITE_WITH_IMM, 1}));
+  ASSERT_TRUE(t.peer.send(header(99, 0, 0, 0)));
+  t.settle(20);
+  EXPECT_EQ(t.victim.state(), ConnectionState::draining);
+  ASSERT_TRUE(t.peer.send(answer_to(offer.id), {IBV_WR_SEND_WITH_INV, 0, offer.rkey}));
+  t.expect_ended(Status::ok, "", 0);
+  EXPECT_EQ(t.delivered, 1u);
+  EXPECT_EQ(t.node.tally.ended(Status::ok), 1u);
+  t.finish();
+}
+
+TEST(HostilePeer, RequestsForMemoryHaveTheirLimits) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Attacked t;
+  t.begin();
+  const std::uint32_t most = t.node.engine.config().leases.count;
+  const auto request = wire::encode(wire::LeaseRequest{4096, 100'000'000, 1, 8, 3});
+  std::uint64_t granted = 0, refused = 0;
+  for (std::uint32_t i = 0; i < 10 * most; ++i) {
+    ASSERT_TRUE(t.peer.send(MessageKind::lease_request, request));
+    ASSERT_TRUE(t.until([&] { return t.peer.heard.size() == i + 1; }));
+    wire::LeaseGrant grant;
+    ASSERT_TRUE(wire::decode(t.peer.heard.back().body, grant));
+    if (grant.verdict == wire::LeaseVerdict::granted) {
+      ++granted;
+    } else {
+      EXPECT_EQ(grant.verdict, wire::LeaseVerdict::too_many);
+      ++refused;
+    }
+    t.peer.grant(1);
+  }
+  EXPECT_EQ(granted, most);
+  EXPECT_EQ(refused, 9 * most);
+  EXPECT_EQ(t.node.engine.memory_stats(Pool::lease).blocks_used, most);
+  // It goes without giving anything back.
+  t.peer.fail();
+  ASSERT_TRUE(t.until([&] {
+    (void)t.victim.send_copy(std::as_bytes(std::span("?", 1)));
+    return !t.node.closed.empty();
+  }));
+  t.expect_ended(t.node.closed[0].status, "", 0);
+  t.finish();
+}
+
+}  // namespace
+}  // namespace hostile_state_test

@@ -1,0 +1,252 @@
+// What of leases is refused and why, and the keys that leased and exposed memory is opened with.
+#include "engine/leases.h"
+
+namespace lease_limits_test {
+namespace {
+
+using namespace leases;  // NOLINT: a test's helpers
+
+TEST(EngineLeasesLimits, EachRefusalTellsItsReason) {
+  Config c = lease_config();
+  c.leases.bytes = 64u << 10;
+  c.leases.total_bytes = 100u << 10;
+  c.leases.count = 3;
+  c.leases.alignment = 1024;
+  c.leases.longest = 2s;
+  Leases t(c);
+  LeaseOptions good;
+  good.time = 1s;
+  const auto refused = [&](std::size_t bytes, const LeaseOptions& options, LeaseRefusal why,
+                           Status status) {
+    SCOPED_TRACE(to_string(why));
+    EXPECT_FALSE(t.request(bytes, options));
+    EXPECT_EQ(t.reply->refusal, why) << to_string(t.reply->refusal);
+    EXPECT_EQ(t.reply->status, status);
+  };
+  refused((64u << 10) + 1, good, LeaseRefusal::too_long, Status::limit);
+  for (const std::uint32_t alignment : {0u, 3u, 2048u}) {
+    LeaseOptions o = good;
+    o.alignment = alignment;
+    refused(8, o, LeaseRefusal::misaligned, Status::limit);
+  }
+  LeaseOptions late = good;
+  late.time = 3s;
+  refused(8, late, LeaseRefusal::bad_time, Status::limit);
+  LeaseOptions aligned = good;
+  aligned.alignment = 1024;
+  RemoteMemory first = t.request(64u << 10, aligned);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first.region().address % 1024, 0u);
+  refused((36u << 10) + 1, good, LeaseRefusal::too_much, Status::limit);
+  const RemoteMemory second = t.request(36u << 10, good);
+  ASSERT_TRUE(second);
+  refused(1, good, LeaseRefusal::too_much, Status::limit);
+  first.release();
+  const RemoteMemory third = t.request(8, good), fourth = t.request(8, good);
+  ASSERT_TRUE(third && fourth);
+  refused(8, good, LeaseRefusal::too_many, Status::limit);
+  t.finish();
+}
+
+TEST(EngineLeasesLimits, APoolThatIsDryIsToldAndServesAgain) {
+  Config c = lease_config();
+  c.leases.bytes = 4u << 20;
+  Leases t(c);
+  RemoteMemory most = t.request(3u << 20);
+  ASSERT_TRUE(most) << to_string(t.reply->refusal);
+  EXPECT_FALSE(t.request(2u << 20));
+  EXPECT_EQ(t.reply->refusal, LeaseRefusal::no_room);
+  EXPECT_EQ(t.reply->status, Status::no_buffer);
+  most.release();
+  EXPECT_TRUE(t.request(2u << 20));
+  t.finish();
+}
+
+TEST(EngineLeasesLimits, AConnectionHasItsOwn) {
+  Leases t;
+  spinwire::ConnectionSettings tight;
+  LeaseLimits limits;
+  limits.bytes = 16;
+  limits.alignment = 3;
+  tight.leases = limits;
+  bool told = false;
+  t.server.on_accept = [&](Connection c) {
+    const auto bad = c.configure(tight);
+    ASSERT_FALSE(bad);
+    EXPECT_EQ(bad.error().status, Status::invalid_argument);
+    tight.leases->alignment = 4;
+    EXPECT_TRUE(c.configure(tight));
+    told = true;
+  };
+  const Ends other = connect(t.client, t.server);
+  ASSERT_TRUE(told);
+  std::optional<LeaseRefusal> why;
+  ASSERT_EQ(other.client.state(), ConnectionState::ready);
+  Connection second = other.client;
+  ASSERT_EQ(second.request_memory(17, {}, [&](LeaseReply& r) { why = r.refusal; }), Status::ok);
+  ASSERT_TRUE(t.until([&] { return why.has_value(); }));
+  EXPECT_EQ(*why, LeaseRefusal::too_long);
+  EXPECT_TRUE(t.request(17));  // the first one's are the engine's
+  t.finish();
+}
+
+TEST(EngineLeasesLimits, RightsAreThoseThatBothWant) {
+  Config c = lease_config();
+  c.queue_pair.access = Access::remote_read;
+  Leases t(c);
+  LeaseOptions options;
+  RemoteMemory memory = t.request(64, options);
+  ASSERT_TRUE(memory);
+  EXPECT_EQ(memory.access(), Access::remote_read);
+  EXPECT_EQ(t.write(memory.region(), 1), Status::remote_access);
+  EXPECT_EQ(t.read(memory.region()), zeroes(64));
+  options.access = Access::remote_write;
+  EXPECT_FALSE(t.request(64, options));
+  EXPECT_EQ(t.reply->refusal, LeaseRefusal::no_right);
+  EXPECT_EQ(t.reply->status, Status::remote_access);
+  memory.release();
+  // Ours: not more than the connection may give.
+  Buffer b = t.server.filled(64, 1);
+  EXPECT_EQ(t.ends.server.lease(b.slice(), options), Status::invalid_argument);
+  t.finish(b);
+}
+
+TEST(EngineLeasesLimits, WhatIsNoLeaseIsNotAsked) {
+  Leases t;
+  const LeaseCallback never = [](LeaseReply&) { ADD_FAILURE() << "a refused call is told of"; };
+  LeaseOptions o;
+  EXPECT_EQ(t.ends.client.request_memory(0, o, never), Status::invalid_argument);
+  o.access = Access::local;
+  EXPECT_EQ(t.ends.client.request_memory(8, o, never), Status::invalid_argument);
+  o.access = static_cast<Access>(9);
+  EXPECT_EQ(t.ends.client.request_memory(8, o, never), Status::invalid_argument);
+  o = {};
+  o.time = t.client.engine.config().leases.guard;
+  EXPECT_EQ(t.ends.client.request_memory(8, o, never), Status::invalid_argument);
+  o.time = 2h;
+  EXPECT_EQ(t.ends.client.request_memory(8, o, never), Status::invalid_argument);
+  EXPECT_EQ(t.ends.client.lease({}, {}, never), Status::out_of_bounds);
+  EXPECT_EQ(t.ends.client.recall(LeaseId{}), Status::invalid_argument);
+  EXPECT_EQ(t.ends.client.recall(LeaseId{0x10001}), Status::invalid_argument);
+  EXPECT_EQ(Connection().request_memory(8, {}, never), Status::not_connected);
+  RemoteMemory none;
+  EXPECT_EQ(none.renew(1s), Status::not_connected);
+  EXPECT_EQ(none.give_back(), Status::not_connected);
+  EXPECT_FALSE(none.detach());
+  EXPECT_EQ(none.time_left(), 0s);
+  none.release();
+  // Records: as many as there are, the rest waits.
+  std::vector<RemoteMemory> held;
+  std::size_t accepted = 0;
+  Status last = Status::ok;
+  for (int i = 0; i < 200 && last == Status::ok; ++i) {
+    last = t.ends.client.request_memory(
+        8, {}, [&](LeaseReply& r) { held.push_back(std::move(r.memory)); });
+    accepted += last == Status::ok ? 1 : 0;
+  }
+  EXPECT_EQ(last, Status::would_block);
+  EXPECT_GE(accepted, 32u);
+  ASSERT_TRUE(t.until([&] { return held.size() == accepted; }));
+  held.clear();
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == accepted; }));
+  t.finish();
+}
+
+TEST(EngineLeasesKeys, WithoutAWindowItIsARegistration) {
+  Config c = lease_config();
+  c.memory.windows = 2;
+  Leases t(c);
+  std::vector<RemoteMemory> held;
+  for (int i = 0; i < 6; ++i) {
+    held.push_back(t.request(64));
+    ASSERT_TRUE(held.back());
+    EXPECT_EQ(t.write(held.back().region(), 1), Status::ok);
+  }
+  held.clear();
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == 6; }));
+  t.finish();
+}
+
+TEST(EngineLeasesKeys, AKeyOfOneConnectionIsRefusedToOthers) {
+  Leases t;
+  Buffer b = t.server.filled(64, 3);
+  const auto region =
+      t.ends.server.expose(b.slice(), Access::remote_write, spinwire::KeyScope::connection);
+  ASSERT_TRUE(region) << region.error().message();
+  const auto token = t.ends.server.token(*region);
+  ASSERT_TRUE(token) << token.error().message();
+  // Told by a message behind the binding.
+  std::optional<RemoteRegion> came;
+  t.client.on_message = [&](Connection c, Message& m) {
+    auto imported = c.import_token(m.bytes());
+    ASSERT_TRUE(imported) << imported.error().message();
+    came = *imported;
+  };
+  ASSERT_EQ(t.ends.server.send_copy(*token), Status::ok);
+  ASSERT_TRUE(t.until([&] { return came.has_value(); }));
+  EXPECT_EQ(t.write(*came, 6), Status::ok);
+  EXPECT_TRUE(Node::holds(b.slice().bytes(), 6));
+  const Ends other = connect(t.client, t.server);
+  const auto elsewhere = other.client.import_token(*token);
+  if (on_softverbs()) {
+    ASSERT_FALSE(elsewhere);
+    EXPECT_EQ(elsewhere.error().status, Status::invalid_argument);
+    // Who does not look loses that connection.
+    Connection second = other.client;
+    const Buffer mine = t.client.filled(64, 7);
+    std::optional<Status> ended;
+    ASSERT_EQ(second.write(mine.slice(), *came, [&](const Completion& c) { ended = c.status; }),
+              Status::ok);
+    ASSERT_TRUE(t.until([&] { return ended.has_value(); }));
+    EXPECT_EQ(*ended, Status::remote_access);
+    EXPECT_TRUE(Node::holds(b.slice().bytes(), 6));
+    ASSERT_TRUE(t.until([&] { return t.client.closed.size() == 1; }));
+    t.client.closed.clear();
+  }
+  EXPECT_EQ(t.ends.server.revoke(RemoteRegion{}), Status::invalid_argument);
+  EXPECT_EQ(t.ends.server.revoke(*region), Status::ok);
+  EXPECT_EQ(t.ends.server.revoke(*region), Status::invalid_argument);
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+  EXPECT_EQ(t.returned[0].how, ReturnedBy::recall);
+  EXPECT_EQ(t.write(*came, 8, Status::remote_access), Status::ok);
+  EXPECT_TRUE(Node::holds(b.slice().bytes(), 6));
+  t.returned.clear();
+  b.reset();
+  engine_test::finish(t.client, t.server);
+}
+
+TEST(EngineLeasesKeys, TokensAreCheckedBeforeUse) {
+  Leases t;
+  Buffer b = t.server.filled(64, 3);
+  const auto region = t.ends.server.expose(b.slice(), Access::remote_read);
+  ASSERT_TRUE(region);
+  const auto token = t.ends.server.token(*region);
+  ASSERT_TRUE(token);
+  const auto good = t.ends.client.import_token(*token);
+  ASSERT_TRUE(good) << good.error().message();
+  EXPECT_EQ(good->address, region->address);
+  EXPECT_EQ(good->rkey, region->rkey);
+  EXPECT_EQ(t.read(*good), filled(64, 3));
+  for (std::size_t at = 0; at < token->size(); ++at) {
+    spinwire::RegionToken bad = *token;
+    bad[at] ^= std::byte{1};
+    const auto refused = t.ends.client.import_token(bad);
+    ASSERT_FALSE(refused) << "byte " << at;
+    EXPECT_EQ(refused.error().status, Status::protocol);
+  }
+  EXPECT_FALSE(t.ends.client.import_token(std::span(*token).first(47)));
+  EXPECT_FALSE(t.ends.client.import_token({}));
+  // Of another engine: our own.
+  const auto own = t.ends.server.import_token(*token);
+  ASSERT_FALSE(own);
+  EXPECT_EQ(own.error().status, Status::invalid_argument);
+  EXPECT_FALSE(t.ends.server.token({}));
+  const RemoteMemory leased = t.request(8);
+  ASSERT_TRUE(leased);
+  EXPECT_FALSE(t.ends.client.token(leased.region()));
+  EXPECT_EQ(t.server.engine.revoke(*region), Status::ok);
+  t.finish(b);
+}
+
+}  // namespace
+}  // namespace lease_limits_test
