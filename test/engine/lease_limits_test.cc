@@ -42,6 +42,7 @@ TEST(EngineLeasesLimits, EachRefusalTellsItsReason) {
   ASSERT_TRUE(second);
   refused(1, good, LeaseRefusal::too_much, Status::limit);
   first.release();
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   const RemoteMemory third = t.request(8, good), fourth = t.request(8, good);
   ASSERT_TRUE(third && fourth);
   refused(8, good, LeaseRefusal::too_many, Status::limit);
@@ -58,6 +59,7 @@ TEST(EngineLeasesLimits, APoolThatIsDryIsToldAndServesAgain) {
   EXPECT_EQ(t.reply->refusal, LeaseRefusal::no_room);
   EXPECT_EQ(t.reply->status, Status::no_buffer);
   most.release();
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   EXPECT_TRUE(t.request(2u << 20));
   t.finish();
 }

@@ -63,6 +63,11 @@ struct Leases : Pair {
   explicit Leases(By by, const std::uint64_t* ticks = nullptr) : Leases(lease_config(by), ticks) {
     if (by == By::own_domain) use_own_domains(*this);
   }
+  /// The engines go later, and tell of what ends with them.
+  ~Leases() {
+    server.on_returned = nullptr;
+    client.on_lease = nullptr;
+  }
   void watch() {
     server.on_returned = [this](Connection, const Returned& r) {
       returned.push_back({r.lease, r.how, r.requested,
