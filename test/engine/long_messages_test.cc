@@ -25,7 +25,8 @@ Config long_config() {
   c.memory.large_bytes = 8u << 20;
   c.memory.windows = 32;
   c.connections.message_bytes = 4 * kMiB;
-  c.connections.large_timeout = 50ms;
+  c.connections.large_timeout = 50ms * slowness();
+  c.connections.credit_idle = 1s * slowness();
   return c;
 }
 /// As on a device without windows: each message has a registration.
@@ -354,7 +355,7 @@ TEST(EngineLongMessages, OneThatHoldsItsLineUpStopsNoOther) {
   // Four are kept, the fifth waits; what the first connection sends behind it is held.
   for (int i = 0; i < 4; ++i) ASSERT_EQ(t.send(3 * kMiB / 2), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.kept.size() == 4; }));
-  const auto deadline = std::chrono::steady_clock::now() + 30ms;
+  const auto deadline = std::chrono::steady_clock::now() + 30ms * slowness();
   ASSERT_EQ(t.send(3 * kMiB / 2), Status::ok);
   Buffer b = t.client.filled(100, 1);
   std::uint64_t behind = 0, sent = 0;
