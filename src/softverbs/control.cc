@@ -35,6 +35,16 @@ bool sender_gone(Context& c, std::uint32_t index) noexcept {
   return false;
 }
 
+/// Opens a lane that no poll has looked into, if something lies in it: its sender may have closed
+/// before we could. True if there is something.
+bool open_unread(Context& c, std::uint32_t index) noexcept {
+  if (word_mark(c.segment->lanes[index].lines->word.load(std::memory_order_acquire)) !=
+      lane_mark(0))
+    return false;
+  (void)open_lane(c, index);
+  return true;
+}
+
 /// A lane whose sender let go of it, or is gone, and that is read to its end: zeroed for the next.
 bool reclaim_lane(Context& c, std::uint32_t index, bool gone) {
   LaneEntry& entry = c.segment->directory[index];
@@ -56,7 +66,7 @@ bool reclaim_lane(Context& c, std::uint32_t index, bool gone) {
     if (lane->peer != nullptr && lane->peer->in == lane) lane->peer->in = nullptr;
     sleep_lane(c, *lane);
     c.lanes[index].reset();
-  } else if (!gone && lane_state(state) != LaneState::released) {
+  } else if ((!gone && lane_state(state) != LaneState::released) || open_unread(c, index)) {
     return false;
   }
   std::memset(static_cast<void*>(&c.segment->lanes[index]), 0, sizeof(Lane));
@@ -89,7 +99,9 @@ void open_new_lanes(Context& c) {
     for (std::uint64_t bits = std::exchange(c.new_lane_bits[i], 0); bits != 0; bits &= bits - 1) {
       const std::uint32_t index = i * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
       const LaneEntry& entry = c.segment->directory[index];
-      if (lane_state(entry.state.load(std::memory_order_acquire)) != LaneState::active) continue;
+      const LaneState state = lane_state(entry.state.load(std::memory_order_acquire));
+      if (state == LaneState::released) (void)open_unread(c, index);
+      if (state != LaneState::active) continue;
       const InLane* lane = open_lane(c, index);
       // Short of memory, or of files: scan_lanes() tries again.
       if (lane != nullptr && lane->peer == nullptr) (void)sender_gone(c, index);
@@ -129,6 +141,16 @@ void doze(Context& c) {
 
 /// Whether polls have yet to take what a peer sent before it ended.
 bool left_something(Context& c, const Peer& peer) noexcept {
+  if (peer.in == nullptr) {  // it may have rung since open_new_lanes()
+    const std::uint32_t used = lanes_in_use(*c.segment);
+    for (std::uint32_t i = 0; i < used && peer.in == nullptr; ++i) {
+      const LaneState state =
+          lane_state(c.segment->directory[i].state.load(std::memory_order_acquire));
+      if ((state == LaneState::active || state == LaneState::released) && c.lanes[i] == nullptr &&
+          same_gid(c.segment->directory[i].sender, peer.gid))
+        (void)open_unread(c, i);
+    }
+  }
   InLane* lane = peer.in;
   if (lane == nullptr || word_mark(lane->next->word.load(std::memory_order_acquire)) != lane->mark)
     return false;

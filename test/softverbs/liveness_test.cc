@@ -197,6 +197,36 @@ TEST(SoftverbsClose, WhatASenderLeftBehindIsDelivered) {
   EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
 }
 
+/// A message from a node whose lane the hub has not seen when the node is gone; whether it arrives.
+/// `rings`: whether the doorbell tells of it.
+bool arrives_from_an_unseen_lane(bool rings) {
+  Node hub(Star::small());
+  auto other = std::make_unique<Node>(Star::small());
+  ibv_qp* in = hub.make_qp();
+  ibv_qp* out = other->make_qp();
+  must(hub.init(in) == 0 && other->init(out) == 0, "INIT");
+  must(hub.rtr(in, other->endpoint(out)) == 0 && other->rtr(out, hub.endpoint(in)) == 0, "RTR");
+  must(hub.rts(in) == 0 && other->rts(out) == 0, "RTS");
+  must(hub.internals().peers[0]->in == nullptr, "the lane came after the hub had looked");
+  must(hub.post_recv(5, 0, 64) == 0 && Send(1, other->sge(0, 8)).post(out) == 0, "post");
+  other.reset();
+  if (!rings) {
+    hub.internals().segment->doorbell.store(0);
+    for (auto& bells : hub.internals().segment->doorbells) bells.store(0);
+  }
+  ibv_wc wc{};
+  for (int i = 0; i < 4 && wc.wr_id == 0; ++i) {
+    sv::control_device(hub.context);
+    (void)hub.poll(wc);
+  }
+  return wc.wr_id == 5 && wc.status == IBV_WC_SUCCESS;
+}
+
+TEST(SoftverbsClose, WhatASenderLeftInANewLaneIsDelivered) {
+  EXPECT_TRUE(arrives_from_an_unseen_lane(true));
+  EXPECT_TRUE(arrives_from_an_unseen_lane(false));
+}
+
 TEST(SoftverbsClose, PostingToOneThatIsGone) {
   Star star(1);
   star.others[0].reset();
