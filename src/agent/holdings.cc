@@ -97,7 +97,7 @@ void call(Shared& s, const Holding& h, LeaseAction action, bool ends, std::uint6
 Status may_call(const Shared& s, const Holding& h) noexcept {
   if (h.agent->state != ConnectionState::ready) return Status::not_connected;
   if (h.state != State::held || s.clock.now() >= h.until) return Status::lease_expired;
-  return h.calling || !may_tell(s, *h.agent) ? Status::would_block : Status::ok;
+  return h.calling || !may_tell(*h.agent) ? Status::would_block : Status::ok;
 }
 
 }  // namespace
@@ -137,7 +137,7 @@ Status request(Shared& s, Agent& a, std::size_t bytes, const LeaseOptions& optio
   const auto access = static_cast<std::uint8_t>(options.access);
   if (bytes == 0 || !wire::is_remote_access(access) || !is_lease_time(s, options.time))
     return Status::invalid_argument;
-  if (!may_tell(s, a)) return Status::would_block;
+  if (!may_tell(a)) return Status::would_block;
   Holding* const h = make_holding(s, a, bytes);
   if (h == nullptr) return Status::would_block;
   h->region.access = options.access;

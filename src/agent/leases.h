@@ -45,6 +45,7 @@ struct Loan {
   bool requested = false;  ///< by the peer
   bool manual = false;     ///< nobody but the application knows of it
   bool opened = false;     ///< it has a key
+  bool ending = false;     ///< its key is dead, but a peer was in the midst of an access
   bool recalled = false;   ///< the peer was told to stop
   bool answering = false;  ///< giving it back is to be replied to
   std::uint32_t reply = 0;
@@ -129,7 +130,8 @@ bool end_leases(Shared& s, Agent& a) noexcept;
 enum class LeaseWork : std::uint8_t {
   none,  ///< there is none that could be done now
   some,
-  verb,  ///< and it took a control verb
+  verb,     ///< and it took a control verb
+  in_vain,  ///< a control verb has told that a peer is in the midst of an access
 };
 /// Takes the next step of the first loan in line, with at most one control verb, and none unless
 /// `verb_allowed`.
@@ -186,7 +188,7 @@ void lease_protocol_error(Shared& s, Agent& a, const char* found) noexcept;
 /// Whether a lease may be for that long.
 bool is_lease_time(const Shared& s, Nanoseconds time) noexcept;
 /// Whether the agent may tell the peer of one more thing that the application wants.
-bool may_tell(const Shared& s, const Agent& a) noexcept;
+bool may_tell(const Agent& a) noexcept;
 /// How long an operation that was started may still be under way, ticks.
 std::uint64_t worst_retries(const Shared& s, const Agent& a) noexcept;
 Status status_of(wire::LeaseVerdict verdict) noexcept;

@@ -277,11 +277,18 @@ Step close_key(Shared& s, Loan& loan, bool verb_allowed) noexcept {
     s.timers.reschedule(loan.timer, after(s, s.clock.ticks(s.config.connections.close_timeout)));
     return Step::done;
   }
-  if (!verb_allowed) return Step::later;
-  if (s.registrations->revoke(loan.rkey) == Status::ok)
+  if (loan.ending) {
+    if (!s.registrations->has_ended(loan.rkey)) return Step::later;
     finish_loan(s, loan, true);
-  else
-    line_up(s, loan);  // a peer is in the midst of an access
+    return Step::done;
+  }
+  if (!verb_allowed) return Step::later;
+  loan.ending = s.registrations->revoke(loan.rkey) != Status::ok;
+  if (loan.ending) {
+    line_up(s, loan);
+  } else {
+    finish_loan(s, loan, true);
+  }
   return Step::used_verb;
 }
 
@@ -406,7 +413,7 @@ Status lend(Shared& s, Agent& a, const BufferSlice& memory, const LeaseOptions& 
   if (!wire::is_remote_access(asked) || common_rights(s, a, asked) != options.access ||
       !is_lease_time(s, options.time))
     return Status::invalid_argument;
-  if (!may_tell(s, a)) return Status::would_block;
+  if (!may_tell(a)) return Status::would_block;
   Loan* const loan = make_loan(s, a, memory.block(), memory.data(), memory.size(), options.access);
   if (loan == nullptr) return Status::would_block;
   loan->time = options.time;
@@ -494,6 +501,7 @@ LeaseWork work_on_leases(Shared& s, bool verb_allowed) noexcept {
   if (loan == nullptr) return LeaseWork::none;
   all.first = loan->next_in_line;
   if (all.first == nullptr) all.last = nullptr;
+  if (loan->agent->stage != Stage::up) return LeaseWork::some;  // end_loans() will see to it
   const bool waits = loan->state == State::waiting;
   const std::uint64_t zeroed = loan->zeroed;
   const Step step =
@@ -525,10 +533,12 @@ bool end_loans(Shared& s, Agent& a) noexcept {
     // Keeps a reference of its own as long as a peer is in the midst of an access.
     detail::retain(loan->block);
     memory = s.transfers->windows.discard(loan->window, loan->block);
+  } else if (loan->ending) {
+    memory = s.registrations->has_ended(loan->rkey);
   } else if (loan->opened) {
     memory = s.registrations->revoke(loan->rkey) == Status::ok;
   }
-  const bool used_verb = loan->opened;
+  const bool used_verb = loan->opened && !loan->ending;
   detail::Block* const block = loan->block;
   finish_loan(s, *loan, memory);
   if (!memory) detail::release(block);

@@ -3,29 +3,23 @@
 
 #include <cstddef>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define SPINWIRE_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SPINWIRE_ASAN 1
-#endif
-#endif
+#include "base/sanitizers.h"
 
-#ifdef SPINWIRE_ASAN
+#if SPINWIRE_ASAN
 #include <sanitizer/asan_interface.h>
 #endif
 
 namespace spinwire::memory {
 
 inline void poison([[maybe_unused]] const void* data, [[maybe_unused]] std::size_t size) noexcept {
-#ifdef SPINWIRE_ASAN
+#if SPINWIRE_ASAN
   __asan_poison_memory_region(data, size);
 #endif
 }
 
 inline void unpoison([[maybe_unused]] const void* data,
                      [[maybe_unused]] std::size_t size) noexcept {
-#ifdef SPINWIRE_ASAN
+#if SPINWIRE_ASAN
   __asan_unpoison_memory_region(data, size);
 #endif
 }

@@ -187,6 +187,14 @@ Status RegistrationTable::revoke(std::uint32_t rkey) noexcept {
   return Status::ok;
 }
 
+bool RegistrationTable::has_ended(std::uint32_t rkey) noexcept {
+  const std::uint32_t* found = find(rkey);
+  if (found == nullptr) return true;
+  const State state = entries_.at(*found).state;
+  if (state == State::ended) forget(*found);
+  return state != State::pending;  // a live one is another's: the device gives keys again
+}
+
 bool RegistrationTable::end_next(Group& group) noexcept {
   const std::uint32_t index = group.live.head;
   if (index == kNone) return false;

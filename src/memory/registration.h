@@ -85,6 +85,9 @@ class RegistrationTable {
   ///   invalid_argument  no such exposure
   /// The call that first answers ok ends the key's life here; later ones answer invalid_argument.
   Status revoke(std::uint32_t rkey) noexcept;
+  /// Whether the access is over that revoke() answered would_block for; once it is, the key's life
+  /// here ends. Takes no control verb: poll_revocations() does.
+  bool has_ended(std::uint32_t rkey) noexcept;
 
   /// Ends the oldest registration of a group, with one control verb; false if there is none left.
   /// Registered memory that is still held becomes plain memory. What cannot be deregistered at once

@@ -118,9 +118,8 @@ TEST(PeerLoss, KilledProcess) {
   victim.signal(SIGSTOP);
   int refused = 0;
   ASSERT_TRUE(until({&client}, [&] {
-    const bool taken = client.tally.run([&](CompletionCallback done) {
-      return busy.send(b, done);
-    }) == Status::ok;
+    const bool taken =
+        client.tally.run([&](CompletionCallback done) { return busy.send(b, done); }) == Status::ok;
     refused = taken ? 0 : refused + 1;
     return refused == 1000;
   }));

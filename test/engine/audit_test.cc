@@ -202,11 +202,11 @@ TEST(EngineAudit, FindsDamagedMemory) {
 }
 
 TEST(EngineAudit, FindsNothingWhereThereIsNothing) {
+  int done = 0;
   Open o;
   ASSERT_TRUE(o.core.audit());
   ASSERT_EQ(o.c.cancel(o.c.last_operation()), Status::ok);
   ASSERT_TRUE(o.core.audit()) << o.core.audit().error().message();
-  int done = 0;
   ASSERT_TRUE(o.until([&] { return o.c.stats().outstanding == 0; }));
   ASSERT_TRUE(o.core.audit()) << o.core.audit().error().message();
   for (int i = 0; i < 200; ++i) {

@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "spinwire/spinwire.h"
 
 namespace engine_test {
@@ -382,7 +383,7 @@ inline std::size_t mappings() {
 }
 
 /// Mappings by which the C library's heap may have grown meanwhile; a sanitizer's grows in many.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if SPINWIRE_ASAN || SPINWIRE_TSAN
 inline constexpr std::size_t kHeapMappings = 64;
 #else
 inline constexpr std::size_t kHeapMappings = 4;

@@ -479,7 +479,7 @@ TEST(EngineRefusals, MissingHugepages) {
 TEST(EngineRefusals, LockedMemoryLimit) {
   if (!on_softverbs())
     GTEST_SKIP() << kSoftverbsOnly << "elsewhere what is registered counts as locked";
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if SPINWIRE_ASAN || SPINWIRE_TSAN
   GTEST_SKIP() << "under this sanitizer mlock does nothing";
 #endif
   Child child([](int, int out) {

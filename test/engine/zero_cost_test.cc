@@ -13,7 +13,7 @@
 #include "engine/harness.h"
 
 // A sanitizer brings an allocator of its own, which is not to be replaced.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !SPINWIRE_ASAN && !SPINWIRE_TSAN
 #define SPINWIRE_TEST_COUNTS_HEAP 1
 #else
 #define SPINWIRE_TEST_COUNTS_HEAP 0

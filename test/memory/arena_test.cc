@@ -502,7 +502,7 @@ TEST(ArenaTest, MisuseTraps) {
 }
 
 TEST(ArenaTest, FreePayloadsArePoisoned) {
-#ifndef SPINWIRE_ASAN
+#if !SPINWIRE_ASAN
   GTEST_SKIP() << "needs AddressSanitizer: make asan";
 #else
   ArenaPtr arena = make_arena(2);

@@ -377,7 +377,7 @@ TEST(HugepagesTest, FallbackAsksTheKernelToMergePages) {
 class MemlockRealTest : public testing::Test {
  protected:
   void SetUp() override {
-#ifdef SPINWIRE_ASAN
+#if SPINWIRE_ASAN
     GTEST_SKIP() << "AddressSanitizer makes mlock do nothing";
 #endif
   }

@@ -301,6 +301,31 @@ TEST(RegistrationTest, RevocationThatEndsInTheControlStepIsStillToldOnce) {
   EXPECT_EQ(device.dereg_calls, calls);
 }
 
+TEST(RegistrationTest, AskingWhetherItHasEndedTakesNoVerb) {
+  FakeDevice device;
+  RegistrationTable table(device.provider, &device.pd, 8);
+  FakeBlock memory;
+  FakeBlock other;
+  const std::uint32_t key = table.expose(memory.slice, Access::remote_read)->rkey;
+  memory.slice = {};
+  device.busy = {key};
+  EXPECT_EQ(table.revoke(key), Status::would_block);
+  const int calls = device.dereg_calls;
+  EXPECT_FALSE(table.has_ended(key));
+  device.busy.clear();
+  EXPECT_FALSE(table.has_ended(key)) << "only the device can tell";
+  EXPECT_EQ(device.dereg_calls, calls);
+  EXPECT_TRUE(table.poll_revocations());
+  EXPECT_TRUE(table.has_ended(key));
+  EXPECT_EQ(table.revoke(key), Status::invalid_argument) << "it is over";
+  EXPECT_TRUE(table.has_ended(key));
+  // Nor does it touch who has the key now.
+  device.next_key = key;
+  ASSERT_EQ(table.expose(other.slice, Access::remote_read)->rkey, key);
+  EXPECT_TRUE(table.has_ended(key));
+  EXPECT_EQ(table.revoke(key), Status::ok);
+}
+
 TEST(RegistrationTest, ControlStepRetriesOneAtATimeAndAllInTurn) {
   FakeDevice device;
   RegistrationTable table(device.provider, &device.pd, 8);

@@ -115,7 +115,7 @@ if [[ "${SOFTROCE:-on}" == off ]]; then
 else
   test_stage softroce "${make[@]}" test-softroce
 fi
-stage clang "${make[@]}" clang
+stage clang "${make[@]}" clang-others
 # Each is one long compilation and a little more: the two go together.
 stage build-sanitized sanitized_builds
 # One core each: the tests under ASan, and what else is left.

@@ -1,0 +1,124 @@
+// Leases on a device that cannot end a registration yet: a peer is in the midst of an access.
+#include <gtest/gtest.h>
+#include <infiniband/verbs.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/core.h"
+#include "engine/leases.h"
+#include "verbs/providers.h"
+
+namespace lease_device_test {
+namespace {
+
+using namespace leases;  // NOLINT: a test's helpers
+using spinwire::detail::EngineCore;
+using spinwire::verbs::Provider;
+
+/// An engine that lends by registrations, one of which its device does not end at will; time moves
+/// only with the test.
+struct Lender {
+  static inline ibv_mr* busy;        ///< the first that was to end while `stuck`
+  static inline std::uint32_t vain;  ///< attempts to end it
+  static inline bool stuck;
+
+  Lender() : provider(spinwire::verbs::softverbs_provider()) {
+    busy = nullptr;
+    vain = 0;
+    stuck = false;
+    provider.dereg_mr = [](ibv_mr* mr) {
+      if (stuck && busy == nullptr) busy = mr;
+      if (!stuck || mr != busy) return spinwire::verbs::softverbs_provider().dereg_mr(mr);
+      ++vain;
+      return EBUSY;
+    };
+    engine = std::make_unique<EngineCore>(lease_config(By::registration), Clock::manual(&ticks),
+                                          std::move(*spinwire::base::OwnerGuard::create()));
+    const Provider* const all[] = {&provider};
+    const auto opened = engine->open(all);
+    EXPECT_TRUE(opened) << opened.error().message();
+  }
+  Connection begin(Node& to) {
+    ConnectOptions options;
+    options.handlers.on_returned = [this](Connection, const Returned& r) {
+      returned.push_back(r.lease);
+    };
+    return engine->connect(to.listener.address(), options).value();
+  }
+  [[nodiscard]] std::uint64_t steps() const { return engine->shared.stats.control_steps; }
+  template <typename Done>
+  bool until(Node& peer, Done&& done) {
+    return engine_test::until({&peer}, [&] {
+      (void)engine->poll();
+      (void)engine->poll_control();
+      return done();
+    });
+  }
+
+  std::uint64_t ticks = 1'000'000;
+  Provider provider;
+  std::vector<LeaseId> returned;
+  std::unique_ptr<EngineCore> engine;
+};
+
+TEST(EngineLeasesDevice, WhatIsInUseStopsNothingElse) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
+  Lender lender;
+  Node holder(lease_config(By::registration));
+  holder.listen();
+  Connection made = lender.begin(holder);
+  ASSERT_TRUE(lender.until(holder, [&] { return made.ready() && holder.ready.size() == 1; }));
+  std::vector<RemoteMemory> held;
+  const auto lend = [&](std::size_t count) {
+    for (std::size_t i = held.size(); i < count; ++i)
+      ASSERT_EQ(holder.ready[0].request_memory(
+                    1000, {}, [&](LeaseReply& r) { held.push_back(std::move(r.memory)); }),
+                Status::ok);
+    ASSERT_TRUE(lender.until(holder, [&] { return held.size() == count; }));
+  };
+  lend(2);
+
+  lender.stuck = true;
+  held[0].release();
+  ASSERT_TRUE(lender.until(holder, [&] { return lender.vain != 0; }));
+  EXPECT_EQ(lender.returned.size(), 0u);
+  // The time does not move, so that no control step is due: none is taken just to try again.
+  const std::uint64_t before = lender.steps();
+  for (int i = 0; i < 1000; ++i) (void)lender.engine->poll();
+  EXPECT_LE(lender.steps(), before + 4);
+  // Steps that are taken try it again, each at most once.
+  const std::uint32_t tried = lender.vain;
+  for (int i = 0; i < 400; ++i) (void)lender.engine->poll_control();
+  EXPECT_GE(lender.vain, tried + 100);
+  EXPECT_LE(lender.vain, tried + 400);
+  // The other lease ends, and new ones come and go, though that one is first in line.
+  for (std::size_t i = 1; i < 20; ++i) {
+    held[i].release();
+    ASSERT_TRUE(lender.until(holder, [&] { return lender.returned.size() == i; })) << i;
+    lend(i + 2);
+  }
+  // So it does when its time comes.
+  lender.stuck = false;
+  ASSERT_TRUE(lender.until(holder, [&] { return lender.returned.size() == 20; }));
+
+  // One that is in use when its connection ends holds up neither the close nor others.
+  lender.stuck = true;
+  lender.busy = nullptr;
+  held.back().release();
+  ASSERT_TRUE(lender.until(holder, [&] { return lender.busy != nullptr; }));
+  EXPECT_EQ(made.close(), Status::ok);
+  ASSERT_TRUE(lender.until(holder, [&] { return holder.closed.size() == 1; }));
+  Connection next = lender.begin(holder);
+  ASSERT_TRUE(lender.until(holder, [&] { return next.ready(); }));
+  lender.stuck = false;
+  ASSERT_TRUE(lender.until(holder, [&] { return made.state() == ConnectionState::closed; }));
+  held.clear();
+  EXPECT_EQ(next.close(), Status::ok);
+  ASSERT_TRUE(lender.until(holder, [&] { return next.state() == ConnectionState::closed; }));
+}
+
+}  // namespace
+}  // namespace lease_device_test
