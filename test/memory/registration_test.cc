@@ -220,8 +220,8 @@ TEST(RegistrationTest, ClosedTableRegistersNothing) {
 
 TEST(RegistrationTest, ExposesExactlyTheSliceUnderAKeyOfItsOwn) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 8);
   FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, 8);
   const struct {
     Access access;
     int flags;
@@ -261,8 +261,8 @@ TEST(RegistrationTest, ExposesExactlyTheSliceUnderAKeyOfItsOwn) {
 
 TEST(RegistrationTest, RevokingUnderAccessHoldsTheBlockUntilItEnds) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 8);
   FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, 8);
   auto region = table.expose(memory.slice, Access::remote_write);
   ASSERT_TRUE(region.has_value());
   memory.slice = {};
@@ -280,8 +280,8 @@ TEST(RegistrationTest, RevokingUnderAccessHoldsTheBlockUntilItEnds) {
 
 TEST(RegistrationTest, RevocationThatEndsInTheControlStepIsStillToldOnce) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 8);
   FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, 8);
   auto region = table.expose(memory.slice, Access::remote_read);
   ASSERT_TRUE(region.has_value());
   memory.slice = {};
@@ -303,9 +303,9 @@ TEST(RegistrationTest, RevocationThatEndsInTheControlStepIsStillToldOnce) {
 
 TEST(RegistrationTest, AskingWhetherItHasEndedTakesNoVerb) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 8);
   FakeBlock memory;
   FakeBlock other;
+  RegistrationTable table(device.provider, &device.pd, 8);
   const std::uint32_t key = table.expose(memory.slice, Access::remote_read)->rkey;
   memory.slice = {};
   device.busy = {key};
@@ -328,8 +328,8 @@ TEST(RegistrationTest, AskingWhetherItHasEndedTakesNoVerb) {
 
 TEST(RegistrationTest, ControlStepRetriesOneAtATimeAndAllInTurn) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 8);
   FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, 8);
   std::vector<std::uint32_t> keys;
   for (int i = 0; i < 3; ++i) {
     keys.push_back(table.expose(memory.slice, Access::remote_read)->rkey);
@@ -351,8 +351,8 @@ TEST(RegistrationTest, ControlStepRetriesOneAtATimeAndAllInTurn) {
 
 TEST(RegistrationTest, EndedRevocationsGiveWayToNewOnes) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 2);
   FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, 2);
   std::uint32_t keys[2];
   for (std::uint32_t& key : keys) {
     key = table.expose(memory.slice, Access::remote_read)->rkey;
@@ -370,9 +370,9 @@ TEST(RegistrationTest, EndedRevocationsGiveWayToNewOnes) {
 
 TEST(RegistrationTest, KeyThatTheDeviceReusesMeansItsNewUse) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 8);
   FakeBlock first;
   FakeBlock second;
+  RegistrationTable table(device.provider, &device.pd, 8);
   const std::uint32_t key = table.expose(first.slice, Access::remote_read)->rkey;
   device.busy = {key};
   EXPECT_EQ(table.revoke(key), Status::would_block);
@@ -389,8 +389,8 @@ TEST(RegistrationTest, KeyThatTheDeviceReusesMeansItsNewUse) {
 
 TEST(RegistrationTest, DeviceThatRefusesKeepsTheMemoryHeld) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 8);
   FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, 8);
   const std::uint32_t key = table.expose(memory.slice, Access::remote_read)->rkey;
   memory.slice = {};
   device.busy = {key};
@@ -443,8 +443,8 @@ TEST(RegistrationTest, ExposureMayHoldTheLastReferenceToOwnMemory) {
 
 TEST(RegistrationTest, RefusesMisuseWithoutAskingTheDevice) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 8);
   FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, 8);
   std::vector<std::byte> bytes(10);
   const Status invalid = Status::invalid_argument;
   EXPECT_EQ(table.register_memory({}, Access::local).error().status, invalid);
@@ -461,8 +461,8 @@ TEST(RegistrationTest, RefusesMisuseWithoutAskingTheDevice) {
 
 TEST(RegistrationTest, LimitIsAnErrorThatNamesIt) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 2);
   FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, 2);
   auto one = table.expose(memory.slice, Access::remote_read);
   auto two = table.register_memory(memory.bytes, Access::local);
   ASSERT_TRUE(one.has_value() && two.has_value());
@@ -477,8 +477,8 @@ TEST(RegistrationTest, LimitIsAnErrorThatNamesIt) {
 
 TEST(RegistrationTest, DeviceErrorsAreTranslated) {
   FakeDevice device;
-  RegistrationTable table(device.provider, &device.pd, 1);
   FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, 1);
   const struct {
     int error;
     Status status;
@@ -510,8 +510,8 @@ TEST(RegistrationTest, DeviceErrorsAreTranslated) {
 TEST(RegistrationTest, RandomExposuresKeepReferencesAndKeysInStep) {
   FakeDevice device;
   constexpr std::uint32_t kLimit = 16;
-  RegistrationTable table(device.provider, &device.pd, kLimit);
   FakeBlock memory;
+  RegistrationTable table(device.provider, &device.pd, kLimit);
   spinwire::base::Random random(7);
   std::set<std::uint32_t> live;     // exposed
   std::set<std::uint32_t> pending;  // answered would_block since
