@@ -394,6 +394,7 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
     case Progress::frame:
       return take_answer(h, a);
     case Progress::closed:
+      if (h.confirmed && h.exchange.all_sent()) break;  // it has read that already
       agent::fail(shared, a,
                   {Status::peer_lost, fmt::format("connect to {}", a.peer.data()),
                    "the peer closed the TCP connection in the handshake",

@@ -1,12 +1,19 @@
 #include <gtest/gtest.h>
+#include <infiniband/verbs.h>
 
 #include <array>
 #include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/unique_fd.h"
 #include "connect/loopback.h"
+#include "engine/core.h"
 #include "engine/harness.h"
+#include "verbs/providers.h"
 #include "wire/handshake.h"
 
 namespace handshakes_test {
@@ -249,6 +256,71 @@ TEST(EngineHandshakes, AListenerThatSpeaksAnotherProtocol) {
   ASSERT_TRUE(until({&node}, [&] { return node.closed.size() == 2; }));
   EXPECT_EQ(node.closed[1].status, Status::peer_lost) << node.closed[1].message();
   node.expect_clean();
+}
+
+/// Between a client and a server; hangs up on the client at a word.
+struct Middle {
+  explicit Middle(const Node& server) : to_server(attack(server)), door(loopback::listener()) {}
+  void step() {
+    if (!to_client) {
+      if (auto accepted = door.accept(); accepted && *accepted)
+        to_client = std::move((*accepted)->fd);
+    }
+    if (!to_client) return;
+    pass(to_client, to_server);
+    if (!hung_up) pass(to_server, to_client);
+  }
+  static void pass(const UniqueFd& from, const UniqueFd& to) {
+    std::array<std::byte, 1024> bytes;
+    const ssize_t got = ::recv(from.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got > 0) say(to, std::span(bytes).first(static_cast<std::size_t>(got)));
+  }
+  void hang_up() {
+    EXPECT_EQ(::shutdown(to_client.get(), SHUT_WR), 0);
+    hung_up = true;
+  }
+
+  UniqueFd to_server, to_client;
+  spinwire::connect::ListenSocket door;
+  bool hung_up = false;
+};
+
+TEST(EngineHandshakes, APeerThatHasReadTheLastFrameMayHangUpAtOnce) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
+  Node server;
+  server.listen();
+  Middle middle(server);
+  // As late as it can be told: the next thing that the client does is to write that frame, and to
+  // look for more.
+  static Middle* at_rts = nullptr;
+  at_rts = &middle;
+  auto provider = spinwire::verbs::softverbs_provider();
+  provider.modify_qp = [](ibv_qp* qp, ibv_qp_attr* attr, int mask) {
+    if ((mask & IBV_QP_STATE) != 0 && attr->qp_state == IBV_QPS_RTS) at_rts->hang_up();
+    return spinwire::verbs::softverbs_provider().modify_qp(qp, attr, mask);
+  };
+  spinwire::detail::EngineCore client(small_config(), Clock::real(),
+                                      std::move(*spinwire::base::OwnerGuard::create()));
+  const spinwire::verbs::Provider* const all[] = {&provider};
+  ASSERT_TRUE(client.open(all));
+  std::optional<Error> closed;
+  ConnectOptions options;
+  options.handlers.on_closed = [&closed](Connection, const Error& e) { closed = e; };
+  const auto text = middle.door.local().text();
+  Connection made = client.connect(text.view(), options).value();
+  ASSERT_TRUE(until({&server}, [&] {
+    (void)client.poll();
+    middle.step();
+    return closed || (made.ready() && server.ready.size() == 1);
+  }));
+  EXPECT_TRUE(middle.hung_up);
+  ASSERT_FALSE(closed) << closed->message();
+  EXPECT_EQ(made.close(), Status::ok);
+  ASSERT_TRUE(until({&server}, [&] {
+    (void)client.poll();
+    return closed && server.closed.size() == 1;
+  }));
+  EXPECT_EQ(server.closed[0].status, Status::ok) << server.closed[0].message();
 }
 
 TEST(EngineHandshakes, AnEngineConnectsToItself) {
