@@ -130,8 +130,7 @@ bool end_leases(Shared& s, Agent& a) noexcept;
 enum class LeaseWork : std::uint8_t {
   none,  ///< there is none that could be done now
   some,
-  verb,     ///< and it took a control verb
-  in_vain,  ///< a control verb has told that a peer is in the midst of an access
+  verb,  ///< and it took a control verb
 };
 /// Takes the next step of the first loan in line, with at most one control verb, and none unless
 /// `verb_allowed`.

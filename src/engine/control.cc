@@ -88,13 +88,8 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (now >= next_device_look) look_for_device();
   if (shared.deficit != 0) agent::finish_poll(shared);
   bool verb = take_setup_step();
-  using agent::LeaseWork;
-  // What waits for a peer's access to end takes a verb each fourth step only, or nothing else would
-  // have one while that lasts.
-  const bool leases_turn = !leases_wait || shared.stats.control_steps % 4 == 1;
-  const LeaseWork leases = agent::work_on_leases(shared, !verb && leases_turn);
-  if (leases != LeaseWork::none) leases_wait = leases == LeaseWork::in_vain;
-  verb = verb || leases == LeaseWork::verb || leases == LeaseWork::in_vain;
+  const agent::LeaseWork leases = agent::work_on_leases(shared, !verb);
+  verb = verb || leases == agent::LeaseWork::verb;
   // In turn: what cannot go yet, because a peer is in the midst of an access, stops nothing else.
   memory::WindowPool& windows = shared.transfers->windows;
   const bool windows_turn = windows.pending() && shared.stats.control_steps % 2 == 0;
@@ -108,7 +103,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (agent::has_work(shared) || shared.lined_up != 0) agent::finish_poll(shared);
   // While such work goes on, every poll takes a step.
   const bool more = shared.setup_first != kNone ||
-                    (!leases_wait && leases != LeaseWork::none && shared.leases->first != nullptr);
+                    (leases != agent::LeaseWork::none && shared.leases->first != nullptr);
   if (next_control != ~std::uint64_t{0}) next_control = more ? now : now + control_interval;
   return static_cast<std::uint32_t>(fired) + (verb ? 1u : 0u);
 }

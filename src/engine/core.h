@@ -138,7 +138,6 @@ class EngineCore {
   // Cold.
   std::uint64_t control_interval = 0;  ///< ticks
   Status allocate_status = Status::ok;
-  bool leases_wait = false;  ///< for a peer's access to end
   DeviceEventCallback on_device_event;
   std::uint64_t next_device_look = 0;  ///< tick; never again once it is gone
   connect::EpollSet epoll;
