@@ -344,9 +344,9 @@ TEST(EngineLongMessages, RefusalsTakeNothing) {
 }
 
 TEST(EngineLongMessages, OneThatHoldsItsLineUpStopsNoOther) {
-  Config c = long_config();
-  c.connections.large_timeout = 20s * slowness();  // what waits does so until the end
-  Long t(c);
+  Config patient = long_config();
+  patient.connections.large_timeout = 20s * slowness();  // what waits does so until the end
+  Long t(patient);
   t.warm_up();
   Ends other = connect(t.client, t.server);
   std::uint64_t arrived = 0;
