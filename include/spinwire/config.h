@@ -114,6 +114,19 @@ struct Config {
     Access access = Access::remote_all;
   } queue_pair;
 
+  /// Remote calls; see rpc.h. Nothing is taken for them before the first method or session.
+  struct Rpc {
+    std::uint32_t sessions = 1024;       ///< of the engine, opened and served each; 1 … 1048575
+    std::uint32_t window = 8;            ///< calls of a session at once; a power of two, 1 … 64
+    std::uint32_t backlog = 16;          ///< further ones that wait here, per session; 1 … 4096
+    std::uint32_t send_depth = 256;      ///< datagrams being sent; a power of two, 64 … 32768
+    std::uint32_t receive_depth = 1024;  ///< datagrams that can arrive at once; 64 … 32768
+    /// A request is sent again when it was not answered for as long as replies take here, or this
+    /// if that is longer. 10us … 10s
+    Nanoseconds least_timeout = std::chrono::milliseconds(2);
+    Nanoseconds call_timeout = std::chrono::seconds(5);  ///< of calls without a deadline; 1us … 1h
+  } rpc;
+
   struct Engine {
     ControlMode control = ControlMode::automatic;  ///< manual: only poll_control() takes the step
     Nanoseconds control_interval = std::chrono::microseconds(100);  ///< between steps; 1us … 1s

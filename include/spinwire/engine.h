@@ -19,6 +19,7 @@
 #include "spinwire/device_event.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
+#include "spinwire/rpc.h"
 #include "spinwire/status.h"
 
 namespace spinwire {
@@ -191,6 +192,17 @@ class SPINWIRE_API Engine {
   /// into Connection::join(). Set-up. Errors: invalid_argument, limit, no_device and system as for
   /// connect(), not_connected (the engine is being destroyed).
   Result<Connection> prepare(const PrepareOptions& options);
+
+  // Remote calls, see rpc.h.
+  /// Runs `handler` for every call of `method`, of sessions through any listener of this engine; an
+  /// empty one stops that. Set-up. Errors: as open_session(), and reentrant (inside a callback).
+  Result<void> serve(Method method, const MethodHandler& handler);
+  /// Opens a session with the engine that listens there; on_ready or on_closed tells. The first one
+  /// takes what remote calls need. Set-up. Errors: invalid_argument, limit (rpc.sessions are open,
+  /// or connections.handshakes are under way; a pool or the completion queue has not enough room),
+  /// no_memory, no_device, system, not_connected (the engine is being destroyed).
+  Result<Session> open_session(std::string_view address, const SessionOptions& options);
+  [[nodiscard]] RpcStats rpc_stats() const noexcept;
 
   /// A block with room for `size` bytes, which are not zeroed; empty when the pool is dry or the
   /// call is misused (status() tells). Never blocks, grows or registers. Hot.

@@ -15,5 +15,6 @@
 #include "spinwire/lease.h"
 #include "spinwire/log.h"
 #include "spinwire/raw.h"
+#include "spinwire/rpc.h"
 #include "spinwire/status.h"
 #include "spinwire/version.h"

@@ -30,7 +30,7 @@ Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
   a->handlers = options.handlers;
   a->on_endpoint = options.on_endpoint;
   engine::name_peer(*a, "a peer that was not joined yet");
-  next_control = next_control != ~std::uint64_t{0} ? 0 : next_control;
+  step_soon();
   return agent::handle(shared, *a);
 }
 
@@ -50,7 +50,7 @@ Result<void> EngineCore::join(Agent& a, const Endpoint& peer) {
     a.stage = Stage::rtr;
     agent::list_setup(shared, a);
   }
-  next_control = next_control != ~std::uint64_t{0} ? 0 : next_control;
+  step_soon();
   return {};
 }
 

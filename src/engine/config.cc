@@ -286,6 +286,12 @@ std::string domains_text(const Config& config) {
                      agent::domain_slots(config));
 }
 
+/// Work requests of long messages and leases.
+std::uint64_t shared_requests(const Config& config) noexcept {
+  const bool long_messages = config.connections.message_bytes > config.connections.eager_bytes;
+  return long_messages || config.leases.maximum != 0 ? agent::kTransferRecords : 0;
+}
+
 Result<void> check_queues(const Config& config) {
   const auto& queues = config.queues;
   const std::uint32_t mtu = config.connections.mtu;
@@ -308,14 +314,8 @@ Result<void> check_queues(const Config& config) {
                     setting(config, "queues", "receive_postlist"), agent::kSpareReceives),
         fmt::format("give at least {}, or lower the other", ungranted + 1));
   }
-  // Every work request has at most one completion, so that this many are never too few.
-  const bool long_messages = config.connections.message_bytes > config.connections.eager_bytes;
-  const bool shares = long_messages || config.leases.maximum != 0;
-  const std::uint64_t shared = shares ? agent::kTransferRecords : 0;
-  const std::uint64_t receives = queues.receive_depth + domain_receives(config);
-  const std::uint64_t entries =
-      queues.operations + receives +
-      std::uint64_t{agent::kControlRequests} * config.connections.maximum + shared;
+  const std::uint64_t entries = most_completions(config);
+  const std::uint64_t shared = shared_requests(config);
   if (queues.completion_depth < entries) {
     return disagree(
         config, "queues", "completion_depth",
@@ -326,6 +326,15 @@ Result<void> check_queues(const Config& config) {
                     shared != 0 ? fmt::format(", and {} of long messages and leases", shared) : "",
                     entries),
         fmt::format("give at least {}, or lower one of the others", entries));
+  }
+  return {};
+}
+
+Result<void> check_rpc(const Config& config) {
+  for (const string_view name : {"window", "send_depth"}) {
+    const ConfigKey* key = find_config_key("rpc", name);
+    if (std::has_single_bit(static_cast<std::uint64_t>(key->get(config)))) continue;
+    return disagree(config, "rpc", name, "it is no power of two", "give 8, 16, 32 or the like");
   }
   return {};
 }
@@ -435,6 +444,15 @@ std::string write_toml(const Config& config) {
 }
 
 }  // namespace
+
+// Every work request has at most one completion, so that this many are never too few.
+std::uint64_t most_completions(const Config& config) noexcept {
+  return std::uint64_t{config.queues.operations} + config.queues.receive_depth +
+         domain_receives(config) +
+         std::uint64_t{agent::kControlRequests} * config.connections.maximum +
+         shared_requests(config);
+}
+
 }  // namespace engine
 
 Result<Config> Config::load(const std::filesystem::path& file) {
@@ -454,7 +472,7 @@ Result<void> Config::check() const {
   return base::no_throw("check the settings", [&]() -> Result<void> {
     for (const auto part : {engine::check_ranges, engine::check_queues, engine::check_receive_pool,
                             engine::check_large_pool, engine::check_leases, engine::check_times,
-                            engine::check_address, engine::check_path}) {
+                            engine::check_address, engine::check_path, engine::check_rpc}) {
       if (auto done = part(*this); !done) return done;
     }
     return {};

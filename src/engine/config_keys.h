@@ -60,6 +60,9 @@ struct ConfigKey {
 /// The present value for readers.
 [[nodiscard]] std::string present_text(const ConfigKey& key, const Config& config);
 
+/// Entries of the completion queue that connections can need at once.
+[[nodiscard]] std::uint64_t most_completions(const Config& config) noexcept;
+
 /// Changes that turn one text into the other: insert, remove, replace, or swap two neighbours.
 [[nodiscard]] std::size_t edit_distance(std::string_view a, std::string_view b);
 /// The key most like `section.name`. A key of that very name in another section comes first;

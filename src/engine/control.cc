@@ -14,6 +14,7 @@ int EngineCore::poll_control() noexcept {
     return -static_cast<int>(guard.diagnose());
   shared.now = shared.clock.now();
   const std::uint32_t events = control_step(shared.now);
+  if (calls != nullptr) rpc::finish_poll(*calls);
   guard.leave();
   return static_cast<int>(events);
 }
@@ -59,6 +60,7 @@ bool EngineCore::take_setup_step() noexcept {
 void EngineCore::take_timer(base::Timer& timer) noexcept {
   if (timer.kind == engine::kHandshakeTimer) {
     engine::Handshake& h = handshakes.at(timer.index);
+    if (h.serving) return drop(h);
     Agent* a = agent_of(h);
     if (a == nullptr || h.refusing) {
       if (!h.refusing) {
@@ -70,6 +72,8 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
     }
     return;  // else the agent's own deadline ends it
   }
+  if (timer.kind == rpc::kClientTimer || timer.kind == rpc::kServerTimer)
+    return rpc::on_timer(*calls, timer);
   if (timer.kind == agent::kLoanTimer || timer.kind == agent::kHoldingTimer)
     return agent::on_lease_timer(shared, timer);
   Agent& a = shared.agents.at(timer.index);
@@ -97,6 +101,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (!verb && !windows_turn && !shared.registrations->poll_revocations())
     (void)shared.device->poll_leaving();
   agent::look_at_dry(shared);
+  if (calls != nullptr) rpc::upkeep(*calls);
   const std::size_t fired =
       shared.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
   // What callbacks have deferred goes out with this very poll.

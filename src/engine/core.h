@@ -13,6 +13,7 @@
 #include "connect/epoll_set.h"
 #include "connect/exchange.h"
 #include "connect/socket.h"
+#include "rpc/rpc.h"
 #include "spinwire/engine.h"
 
 namespace spinwire::engine {
@@ -29,7 +30,9 @@ struct Handshake {
   bool spoken = false;     ///< hello or accept is sent
   bool confirmed = false;  ///< ready is sent
   bool refusing = false;
-  bool watched = false;  ///< in the epoll set
+  bool watched = false;       ///< in the epoll set
+  bool serving = false;       ///< inbound: it has opened a session for remote calls
+  std::uint32_t session = 0;  ///< outbound: the session of ours that it is to open
   connect::Interest interest = connect::Interest::none;
   std::uint64_t begun = 0;
   base::Timer timer;
@@ -123,6 +126,19 @@ class EngineCore {
   Result<std::unique_ptr<agent::CmLink>> begin_through_cm(const connect::Address& to,
                                                           Nanoseconds patience);
 
+  // In sessions.cc.
+  /// Takes what remote calls need, once.
+  Result<void> start_rpc();
+  Result<void> serve(Method method, const MethodHandler& handler);
+  Result<Session> open_session(std::string_view address, const SessionOptions& options);
+  /// The next poll does more than to look for completions.
+  void wake_soon() noexcept { wake_at = 0; }
+  /// And it takes a control step, unless those are the application's to take.
+  void step_soon() noexcept {
+    if (next_control != ~std::uint64_t{0}) next_control = 0;
+    wake_soon();
+  }
+
   [[nodiscard]] agent::Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
     return shared.find(index, generation);
   }
@@ -131,7 +147,10 @@ class EngineCore {
   base::OwnerGuard guard;
   ibv_cq* cq = nullptr;
   int poll_batch = 0;
-  std::uint64_t next_control = 0;  ///< tick; never in manual mode
+  std::uint64_t wake_at = 0;        ///< tick from which a poll has to do more than to look
+  std::uint64_t next_control = 0;   ///< tick; never in manual mode
+  std::unique_ptr<rpc::Rpc> calls;  ///< once there is a method or a session
+  std::uint32_t rpc_qp_num = 0;
   agent::Shared shared;
   std::array<ibv_wc, 64> completions;
   std::uint64_t polls = 0;
@@ -157,6 +176,7 @@ class EngineCore {
   [[nodiscard]] Result<agent::Attributes> resolve(const ConnectionSettings& settings, Via via);
   [[gnu::noinline]] int poll_busy(int count) noexcept;
   std::uint32_t take_batch(int count) noexcept;
+  [[gnu::noinline]] std::uint32_t take_mixed_batch(int count) noexcept;
   std::uint32_t take_further_batches() noexcept;
   /// One poll's worth of completions; cold callers only.
   std::uint32_t drain_completions() noexcept {
@@ -165,6 +185,11 @@ class EngineCore {
   }
   void drain() noexcept;
   bool take_setup_step() noexcept;
+  Result<void> begin_session(rpc::ClientSession& c, const connect::Address& to);
+  void progress_session(engine::Handshake& h) noexcept;
+  void progress_serving(engine::Handshake& h) noexcept;
+  void take_open_session(engine::Handshake& h) noexcept;
+  void take_session_answer(engine::Handshake& h, rpc::ClientSession& c) noexcept;
   Result<void> watch_device();
   void take_async_events() noexcept;
   void look_for_device() noexcept;

@@ -50,13 +50,15 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   cq = shared.device->cq();
   poll_batch = static_cast<int>(c.queues.poll_batch);
 
-  // Control pool: a credit cell per connection and the staging room of each operation.
+  // Control pool: a credit cell per connection, the staging room of each operation, and of each
+  // datagram of remote calls.
   constexpr std::uint64_t kCellBlock = 256 + 64;
   const std::uint64_t staging = std::uint64_t{shared.operations.capacity()} * agent::kStagingBytes;
   memory::ArenaOptions arena;
   arena.pool_bytes = {c.memory.send_bytes, c.memory.receive_bytes, c.memory.lease_bytes,
                       c.memory.large_bytes,
-                      kCellBlock * c.connections.maximum + 2 * staging + memory::kChunkBytes};
+                      kCellBlock * c.connections.maximum + 2 * staging +
+                          2 * c.rpc.send_depth * rpc::kLineBytes + 2 * memory::kChunkBytes};
   arena.hugepages = c.memory.hugepages;
   arena.lock = c.memory.lock;
   auto slab = memory::Arena::make(arena);
@@ -128,6 +130,7 @@ void EngineCore::end() noexcept {
   if (std::exchange(ending, true)) return;
   if (shared.device == nullptr || shared.arena == nullptr) return;
   (void)guard.enter();  // callbacks find the engine polling
+  if (calls != nullptr) rpc::end(*calls);
   if (shared.registrations != nullptr) end_connections();
 }
 
@@ -138,6 +141,9 @@ Result<void> EngineCore::audit() {
   }
   if (auto good = agent::audit(shared); !good) return good;
   if (auto good = shared.registrations->audit(); !good) return good;
+  if (calls != nullptr) {
+    if (auto good = rpc::audit(*calls); !good) return good;
+  }
   return shared.arena->audit();
 }
 
@@ -158,6 +164,7 @@ EngineCore::~EngineCore() {
   }
   if (shared.staging_block != nullptr) detail::release(shared.staging_block);
   if (device_watched) epoll.remove(shared.device->context()->async_fd);
+  calls.reset();
   shared.device.reset();
   shared.arena.reset();  // lives on while the application holds buffers
 }

@@ -130,7 +130,8 @@ Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
   h.index = index;
   h.listener = kNone;
   h.inbound = inbound;
-  h.spoken = h.confirmed = h.refusing = h.watched = false;
+  h.spoken = h.confirmed = h.refusing = h.watched = h.serving = false;
+  h.session = 0;
   h.interest = connect::Interest::none;
   h.begun = shared.clock.now();
   h.timer.index = index;
@@ -199,7 +200,7 @@ Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptio
   a->handlers = options.handlers;
   a->again = std::move(again);
   attach(std::move(*attempt), *a);
-  next_control = next_control != ~std::uint64_t{0} ? 0 : next_control;
+  step_soon();
   return agent::handle(shared, *a);
 }
 
@@ -298,7 +299,8 @@ void EngineCore::accept_from(std::uint32_t index, std::uint32_t generation) noex
     Handshake* h = begin_handshake(true);
     h->listener = index;
     h->listener_generation = generation;
-    h->exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer, wire::kinds(FrameKind::hello));
+    h->exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer,
+                      wire::kinds(FrameKind::hello, FrameKind::open_session));
     shared.timers.schedule(
         h->timer,
         shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
@@ -337,6 +339,8 @@ void EngineCore::progress(Handshake& h) noexcept {
     }
     return;
   }
+  if (h.session != 0) return progress_session(h);
+  if (h.serving) return progress_serving(h);
   Agent* a = agent_of(h);
   if (a != nullptr && a->was_ready) return drop(h);  // a message was faster than the last frame
   if (h.agent != kNone && (a == nullptr || a->state == ConnectionState::draining)) {
@@ -417,6 +421,8 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
 }
 
 void EngineCore::take_hello(Handshake& h) noexcept {
+  if (std::holds_alternative<wire::OpenSession>(h.exchange.received().body))
+    return take_open_session(h);
   const auto* hello = std::get_if<wire::Hello>(&h.exchange.received().body);
   if (hello == nullptr) return;  // the exchange takes only what was expected
   const Listening* listening = find_listener(h.listener, h.listener_generation);

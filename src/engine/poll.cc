@@ -5,7 +5,24 @@ namespace spinwire::detail {
 
 std::uint32_t EngineCore::take_batch(int count) noexcept {
   shared.stats.completions += static_cast<std::uint64_t>(count);
+  if (calls != nullptr) return take_mixed_batch(count);
   return agent::take_completions(shared, completions.data(), count);
+}
+
+/// Completions of remote calls among those of connections, run by run.
+std::uint32_t EngineCore::take_mixed_batch(int count) noexcept {
+  std::uint32_t events = 0;
+  const ibv_wc* const end = completions.data() + count;
+  for (const ibv_wc* wc = completions.data(); wc != end;) {
+    const ibv_wc* const first = wc;
+    const bool call = wc->qp_num == rpc_qp_num;
+    while (++wc != end && (wc->qp_num == rpc_qp_num) == call) {
+    }
+    const int run = static_cast<int>(wc - first);
+    events += call ? rpc::take_completions(*calls, first, run)
+                   : agent::take_completions(shared, first, run);
+  }
+  return events;
 }
 
 /// A batch was full: there may be more.
@@ -28,6 +45,8 @@ int EngineCore::poll_busy(int count) noexcept {
   agent::finish_poll(shared);
   if (shared.now >= next_control) [[unlikely]]
     events += control_step(shared.now);
+  if (calls != nullptr) rpc::finish_poll(*calls);
+  wake_at = next_control;
   guard.leave();
   return static_cast<int>(events);
 }
@@ -38,7 +57,7 @@ int EngineCore::poll() noexcept {
   ++polls;
   shared.now = shared.clock.now();
   const int n = ibv_poll_cq(cq, poll_batch, completions.data());
-  if (n > 0 || agent::has_work(shared) || shared.now >= next_control) return poll_busy(n);
+  if (n > 0 || agent::has_work(shared) || shared.now >= wake_at) return poll_busy(n);
   return 0;
 }
 
@@ -48,6 +67,7 @@ Status EngineCore::flush() noexcept {
   if (shared.lined_up != 0 && shared.raw != nullptr) [[unlikely]]
     agent::post_raw_listed(shared);
   agent::flush_all(shared);
+  if (calls != nullptr) calls->port->flush();
   return Status::ok;
 }
 

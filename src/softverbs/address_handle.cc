@@ -53,7 +53,7 @@ ibv_ah* create_ah(ibv_pd* base, ibv_ah_attr* attr) noexcept {
   ah->version_class_flow = version_class_flow(attr->grh);
   ah->hop_limit = attr->grh.hop_limit;
   ah->plain = attr->grh.traffic_class == 0 && (attr->grh.flow_label & kFlowMask) == 0 &&
-              attr->grh.hop_limit == 0;
+              attr->grh.hop_limit == kUsualHops;
   ++ah->peer->users;
   ++static_cast<Pd*>(base)->users;
   ++c.objects_open;

@@ -179,7 +179,7 @@ struct Datagram {
 bool read_prefix(LaneCursor& cursor, std::uint64_t word, std::uint32_t bytes,
                  Datagram& datagram) noexcept {
   datagram.has_imm = word_packet(word) == Packet::datagram_imm;
-  datagram.prefix = {0, htonl(kRouteVersion), 0, {}};
+  datagram.prefix = {0, htonl(kRouteVersion), kUsualHops, {}};
   datagram.length = bytes;
   if ((word_flags(word) & line_flag::kPrefixed) != 0) {
     if (bytes < sizeof datagram.prefix) return false;
@@ -191,16 +191,17 @@ bool read_prefix(LaneCursor& cursor, std::uint64_t word, std::uint32_t bytes,
   return datagram.length <= kDatagramBytes;
 }
 
-ibv_grh route_header(const Context& c, const InLane& lane, const Datagram& datagram) noexcept {
+std::uint16_t route_length(const Datagram& datagram) noexcept {
   const std::uint32_t padded = (datagram.length + 3) & ~3u;
-  ibv_grh grh{};
-  grh.version_tclass_flow = datagram.prefix.version_class_flow;
-  grh.paylen = htons(
+  return htons(
       static_cast<std::uint16_t>(padded + kTransportBytes + (datagram.has_imm ? kImmBytes : 0)));
-  grh.next_hdr = kNextHeader;
+}
+
+ibv_grh route_header(const InLane& lane, const Datagram& datagram) noexcept {
+  ibv_grh grh = lane.route;
+  grh.version_tclass_flow = datagram.prefix.version_class_flow;
+  grh.paylen = route_length(datagram);
   grh.hop_limit = datagram.prefix.hop_limit;
-  grh.sgid = c.segment->directory[lane.index].sender;
-  grh.dgid = c.segment->gid;
   return grh;
 }
 
@@ -251,7 +252,74 @@ void too_long(Context& c, Qp& qp, const ReceiveWr& wr) noexcept {
   if (qp.srq != nullptr) fail_receive(qp, wr, IBV_WC_LOC_LEN_ERR);
 }
 
+/// The common case: a plain datagram in one line, for a receive of one element with room. False if
+/// it is not that case.
+[[gnu::always_inline]] inline bool take_short(const Context& c, const InLane& lane, Qp& qp,
+                                              std::uint64_t word, std::uint32_t bytes) noexcept {
+  constexpr std::uint64_t kSpecial = line_flag::kPrefixed | line_flag::kSolicited;
+  if (word_packet(word) != Packet::datagram || (word_flags(word) & kSpecial) != 0 ||
+      bytes > kFirstLineBytes)
+    return false;
+  ReceiveQueue& receives = *qp.receives;
+  const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
+  const std::uint32_t length = bytes + static_cast<std::uint32_t>(sizeof(ibv_grh));
+  if (receives.count() == 0 || wr.sge_count != 1 || length > wr.capacity ||
+      !allows_again(c, *static_cast<Pd*>(qp.pd), qp.writable, wr.first, IBV_ACCESS_LOCAL_WRITE))
+    return false;
+  std::byte* const to = pointer(wr.first.addr);
+  std::memcpy(to, &lane.route, sizeof lane.route);
+  const std::uint16_t paylen = route_length({bytes, false, {}});
+  std::memcpy(to + offsetof(ibv_grh, paylen), &paylen, sizeof paylen);
+  copy_small(to + sizeof lane.route, lane.next->payload, bytes);
+  ++receives.head;
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.recv_cq)); wc != nullptr) [[likely]]
+    CompletionHead{IBV_WC_RECV, qp.qp_num, word_psn(word), 0, IBV_WC_GRH}.fill(*wc, wr.wr_id,
+                                                                               length);
+  return true;
+}
+
+/// Any other.
+[[gnu::noinline]] void take_other(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
+                                  std::uint32_t bytes) noexcept {
+  Datagram datagram;
+  LaneCursor cursor(lane.lines, lane.head);
+  if (!read_prefix(cursor, word, bytes, datagram)) [[unlikely]]
+    return drop_datagram(c, Drop::malformed);
+  ReceiveQueue& receives = *qp.receives;
+  if (receives.count() == 0 && !take_from_limit(qp)) [[unlikely]]
+    return drop_datagram(c, Drop::no_receive);
+  const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
+  const ibv_sge* const sges = receives.elements(wr);
+  const std::uint32_t length = datagram.length + static_cast<std::uint32_t>(sizeof(ibv_grh));
+  if (length > wr.capacity) [[unlikely]]
+    return too_long(c, qp, wr);
+  if (!writable(qp, sges, wr.sge_count)) [[unlikely]] {
+    // Our own fault (class A): a work request that cannot be carried out ends the queue pair.
+    fail_receive(qp, wr, IBV_WC_LOC_PROT_ERR);
+    return enter_error(qp);
+  }
+  scatter(route_header(lane, datagram), cursor, datagram.length, sges, wr.sge_count);
+  ++receives.head;
+  if ((word_flags(word) & line_flag::kSolicited) != 0) [[unlikely]]
+    ++static_cast<Cq*>(qp.recv_cq)->solicited;
+  const unsigned flags = IBV_WC_GRH | (datagram.has_imm ? unsigned{IBV_WC_WITH_IMM} : 0u);
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.recv_cq)); wc != nullptr) [[likely]] {
+    CompletionHead{IBV_WC_RECV, qp.qp_num, word_psn(word), datagram.prefix.imm, flags}.fill(
+        *wc, wr.wr_id, length);
+  }
+}
+
 }  // namespace
+
+ibv_grh plain_route(const ibv_gid& from, const ibv_gid& to) noexcept {
+  ibv_grh grh{};
+  grh.version_tclass_flow = htonl(kRouteVersion);
+  grh.next_hdr = kNextHeader;
+  grh.hop_limit = kUsualHops;
+  grh.sgid = from;
+  grh.dgid = to;
+  return grh;
+}
 
 ibv_wc_status check_datagram(Qp& qp, const ibv_sge* sges, std::uint32_t count, std::uint64_t length,
                              bool in_line) noexcept {
@@ -299,10 +367,6 @@ int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexc
 
 void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
                    std::uint32_t bytes) noexcept {
-  Datagram datagram;
-  LaneCursor cursor(lane.lines, lane.head);
-  if (!read_prefix(cursor, word, bytes, datagram)) [[unlikely]]
-    return drop_datagram(c, Drop::malformed);
   const std::uint32_t qpn = word_qpn(word);
   Qp* const qp = c.queue_pairs[queue_pair_index(qpn)];
   if (qp == nullptr || qp->qp_num != qpn || qp->qp_type != IBV_QPT_UD || !receives_in(qp->state))
@@ -311,28 +375,9 @@ void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
   }
   if (lane.next->imm != qp->attr.qkey) [[unlikely]]
     return drop_datagram(c, Drop::wrong_key);
-  ReceiveQueue& receives = *qp->receives;
-  if (receives.count() == 0 && !take_from_limit(*qp)) [[unlikely]]
-    return drop_datagram(c, Drop::no_receive);
-  const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
-  const ibv_sge* const sges = receives.elements(wr);
-  const std::uint32_t length = datagram.length + static_cast<std::uint32_t>(sizeof(ibv_grh));
-  if (length > wr.capacity) [[unlikely]]
-    return too_long(c, *qp, wr);
-  if (!writable(*qp, sges, wr.sge_count)) [[unlikely]] {
-    // Our own fault (class A): a work request that cannot be carried out ends the queue pair.
-    fail_receive(*qp, wr, IBV_WC_LOC_PROT_ERR);
-    return enter_error(*qp);
-  }
-  scatter(route_header(c, lane, datagram), cursor, datagram.length, sges, wr.sge_count);
-  ++receives.head;
-  if ((word_flags(word) & line_flag::kSolicited) != 0) [[unlikely]]
-    ++static_cast<Cq*>(qp->recv_cq)->solicited;
-  const unsigned flags = IBV_WC_GRH | (datagram.has_imm ? unsigned{IBV_WC_WITH_IMM} : 0u);
-  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp->recv_cq)); wc != nullptr) [[likely]] {
-    CompletionHead{IBV_WC_RECV, qp->qp_num, word_psn(word), datagram.prefix.imm, flags}.fill(
-        *wc, wr.wr_id, length);
-  }
+  if (take_short(c, lane, *qp, word, bytes)) [[likely]]
+    return;
+  take_other(c, lane, *qp, word, bytes);
 }
 
 }  // namespace spinwire::softverbs

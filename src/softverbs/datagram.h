@@ -21,6 +21,9 @@ inline constexpr std::uint32_t kConnectedLines = kLaneLines / 8;
 /// Version 6 in the first word of a route header, host order.
 inline constexpr std::uint32_t kRouteVersion = 6u << 28;
 
+/// The hop limit that need not be told.
+inline constexpr std::uint8_t kUsualHops = 255;
+
 /// What does not fit into the words of a datagram's line; before the payload, and only if there is
 /// something in it.
 struct DatagramPrefix {
@@ -69,6 +72,9 @@ inline Outgoing outgoing(const Qp& qp, const ibv_send_wr& wr, std::uint32_t leng
 
 /// post_send of a datagram queue pair. Hot.
 int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
+
+/// What all plain datagrams of a lane have in front of them, but for the length.
+ibv_grh plain_route(const ibv_gid& from, const ibv_gid& to) noexcept;
 
 /// What is wrong with a datagram that its sender can tell.
 ibv_wc_status check_datagram(Qp& qp, const ibv_sge* sges, std::uint32_t count, std::uint64_t length,

@@ -92,7 +92,7 @@ struct Ah : ibv_ah {
   Peer* peer = nullptr;
   std::uint32_t version_class_flow = 0;  ///< first word of the route header, in network order
   std::uint8_t hop_limit = 0;
-  bool plain = true;  ///< no class, flow or hop limit: the receiver knows the header without
+  bool plain = true;  ///< no class or flow, kUsualHops: the receiver knows the header without
 };
 
 /// Why a datagram went nowhere.
@@ -188,6 +188,7 @@ struct InLane {
   std::uint32_t idle_rounds = 0;   ///< control steps without a packet
   std::uint64_t control_head = 0;  ///< head at the last control step
   bool awake = false;
+  ibv_grh route{};  ///< in front of a plain datagram, but for its length
 };
 
 struct MappedObject {

@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "softverbs/control.h"
+#include "softverbs/datagram.h"
 #include "softverbs/gid.h"
 #include "softverbs/local_segments.h"
 #include "softverbs/queue.h"
@@ -234,6 +235,7 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
     lane.next = lane.lines;
     lane.end = lane.lines + kLaneLines;
     lane.mark = lane_mark(0);
+    lane.route = plain_route(c.segment->directory[index].sender, c.segment->gid);
     populate(&c.segment->lanes[index], sizeof(Lane));
     wake_lane(c, lane);
   }

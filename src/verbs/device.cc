@@ -294,6 +294,8 @@ bool needs_route(const Place& place, const ibv_gid& peer) noexcept {
          peer.global.subnet_prefix != place.gid.global.subnet_prefix;
 }
 
+}  // namespace
+
 ibv_ah_attr address_of(const QueuePairOptions& options, const RemoteQueuePair& remote) noexcept {
   ibv_ah_attr attr{};
   attr.is_global = needs_route(options.place, remote.gid) ? 1 : 0;
@@ -309,8 +311,6 @@ ibv_ah_attr address_of(const QueuePairOptions& options, const RemoteQueuePair& r
   attr.grh.flow_label = options.path.flow_label;
   return attr;
 }
-
-}  // namespace
 
 Result<void> Device::to_rtr(ibv_qp* qp, const QueuePairOptions& options,
                             const RemoteQueuePair& remote) {

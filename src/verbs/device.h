@@ -87,6 +87,15 @@ struct QueuePairOptions {
   RetryOptions retry;
 };
 
+/// A queue pair for unreliable datagrams.
+struct DatagramOptions {
+  std::uint32_t send_depth = 0;
+  std::uint32_t receive_depth = 0;
+  std::uint32_t inline_bytes = 0;
+  std::uint32_t qkey = 0;
+  std::uint32_t psn = 0;
+};
+
 /// A protection domain beside the engine's: one connection's own.
 struct Domain {
   ibv_pd* pd = nullptr;
@@ -158,6 +167,15 @@ class Device {
   void destroy_qp(ibv_qp* qp) noexcept;
   Result<ibv_qp_state> query_state(ibv_qp* qp);
 
+  // Datagrams, in datagram.cc; to be destroyed by destroy_qp().
+  /// At the engine's place, with receives of its own, ready to send: several control verbs. Errors:
+  /// no_memory, system.
+  Result<ibv_qp*> create_datagram_qp(const DatagramOptions& options);
+  /// Brings one whose send has failed to where it sends again; false if the device does not.
+  bool restart_sends(ibv_qp* qp) noexcept;
+  Result<ibv_ah*> create_ah(const QueuePairOptions& options, const RemoteQueuePair& remote);
+  void destroy_ah(ibv_ah* ah) noexcept;
+
  private:
   explicit Device(const DeviceOptions& options) : options_(options) {}
   Result<void> set_up();
@@ -171,6 +189,7 @@ class Device {
   [[nodiscard]] Result<void> check_raw(const QueuePairOptions& asked) const;
 
   void destroy_left() noexcept;
+  int raise_datagram_qp(ibv_qp* qp, const DatagramOptions& options) noexcept;
 
   DeviceOptions options_;
   Selection selected_;
@@ -196,6 +215,9 @@ class Device {
 bool shares_receives(const ibv_device_attr& device) noexcept;
 
 Place place_of(std::uint8_t port, const ibv_port_attr& attr, const GidEntry& gid) noexcept;
+
+/// How a peer is reached from where the options say.
+ibv_ah_attr address_of(const QueuePairOptions& options, const RemoteQueuePair& remote) noexcept;
 
 /// A setting that asks for more than the device called `device` has.
 tl::unexpected<Error> over_limit(const char* setting, std::uint64_t asked, std::uint64_t has,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <string>
 #include <utility>
 
@@ -16,6 +17,7 @@ namespace {
 static_assert(static_cast<int>(Status::ok) == 0 && static_cast<int>(Status::timed_out) == 16 &&
               static_cast<int>(Status::refused) == 17 && static_cast<int>(Status::system) == 24);
 static_assert(endpoint_at::eager_bytes + sizeof(Endpoint::eager_bytes) == kEndpointBytes);
+static_assert(session_at::reserved + 1 == kSessionBytes);
 static_assert(header_at::features + sizeof(FrameHeader::features) == kHeaderBytes);
 
 constexpr std::uint32_t kQpNumMin = 2;         // 0 and 1 are the management queue pairs
@@ -94,6 +96,9 @@ Sizes body_sizes(FrameKind kind) noexcept {
       return {kReadyBytes, kReadyBytes};
     case FrameKind::refuse:
       return {refuse_at::text, refuse_at::text + kRefuseTextMax};
+    case FrameKind::open_session:
+    case FrameKind::session_opened:
+      return {kSessionBytes, kSessionBytes};
   }
   return {0, 0};
 }
@@ -140,23 +145,36 @@ Frame encode_endpoint(FrameKind kind, const Endpoint& e, const Speaker& speaker)
   return frame;
 }
 
-Result<void> check_address(const Endpoint& e) {
-  constexpr std::string_view kWhat = "endpoint";
+Frame encode_session(FrameKind kind, const SessionEnd& e, const Speaker& speaker) noexcept {
+  Frame frame = begin(kind, kSessionBytes, speaker);
+  Writer w(body_of(frame));
+  w.copy(session_at::gid, e.gid);
+  w.put<std::uint32_t>(session_at::qp_num, e.qp_num);
+  w.put<std::uint32_t>(session_at::qkey, e.qkey);
+  w.put<std::uint32_t>(session_at::name, e.name);
+  w.put<std::uint16_t>(session_at::window, e.window);
+  w.put<std::uint16_t>(session_at::mtu, e.mtu);
+  w.put<std::uint16_t>(session_at::lid, e.lid);
+  w.put<std::uint8_t>(session_at::gid_type, static_cast<std::uint8_t>(e.gid_type));
+  w.put<std::uint8_t>(session_at::reserved, 0);
+  return frame;
+}
+
+/// Of an Endpoint or a SessionEnd.
+template <typename End>
+Result<void> check_address(std::string_view what, const End& e) {
   if (e.gid_type > GidType::embedded) {
-    return bad_field(kWhat, "gid_type", std::to_string(static_cast<unsigned>(e.gid_type)),
+    return bad_field(what, "gid_type", std::to_string(static_cast<unsigned>(e.gid_type)),
                      "0 (ib), 1 (rocev1), 2 (rocev2) or 3 (softverbs)");
   }
   if (std::all_of(e.gid.begin(), e.gid.end(), [](std::uint8_t b) { return b == 0; })) {
-    return bad_field(kWhat, "gid", "all zero", "the address of a port");
+    return bad_field(what, "gid", "all zero", "the address of a port");
   }
   if (e.gid_type == GidType::infiniband && (e.lid == 0 || e.lid > kLidMax)) {
-    return bad_field(kWhat, "lid", fmt::format("{:#x}", e.lid), "0x1 to 0xbfff on ib");
+    return bad_field(what, "lid", fmt::format("{:#x}", e.lid), "0x1 to 0xbfff on ib");
   }
   if (e.qp_num < kQpNumMin || e.qp_num > kQpNumMax) {
-    return bad_field(kWhat, "qp_num", fmt::format("{:#x}", e.qp_num), "0x2 to 0xfffffe");
-  }
-  if (e.psn > kPsnMax) {
-    return bad_field(kWhat, "psn", fmt::format("{:#x}", e.psn), "0 to 0xffffff");
+    return bad_field(what, "qp_num", fmt::format("{:#x}", e.qp_num), "0x2 to 0xfffffe");
   }
   return {};
 }
@@ -173,6 +191,10 @@ std::string_view to_string(FrameKind kind) noexcept {
       return "refuse";
     case FrameKind::ready:
       return "ready";
+    case FrameKind::open_session:
+      return "open session";
+    case FrameKind::session_opened:
+      return "session opened";
   }
   return "unknown";
 }
@@ -201,6 +223,14 @@ Frame encode(const Ready& ready, const Speaker& speaker) noexcept {
   Frame frame = begin(FrameKind::ready, kReadyBytes, speaker);
   Writer(body_of(frame)).put<std::uint64_t>(ready_at::incarnation, ready.incarnation);
   return frame;
+}
+
+Frame encode(const OpenSession& open, const Speaker& speaker) noexcept {
+  return encode_session(FrameKind::open_session, open.end, speaker);
+}
+
+Frame encode(const SessionOpened& opened, const Speaker& speaker) noexcept {
+  return encode_session(FrameKind::session_opened, opened.end, speaker);
 }
 
 Refuse make_refuse(Status status, std::string_view text) noexcept {
@@ -255,7 +285,8 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
   const Sizes sizes = body_sizes(header.kind);
   if (sizes.max == 0) {
     return bad_field(kWhat, "kind", std::to_string(kind),
-                     "1 (hello), 2 (accept), 3 (refuse) or 4 (ready)");
+                     "1 (hello), 2 (accept), 3 (refuse), 4 (ready), 5 (open session) or 6 (session "
+                     "opened)");
   }
   const std::size_t max = newer(header, ours) ? kFrameBytesMax - kHeaderBytes : sizes.max;
   if (header.body_length < sizes.min || header.body_length > max) {
@@ -268,7 +299,10 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
 
 Result<void> check(const Endpoint& e) {
   constexpr std::string_view kWhat = "endpoint";
-  if (auto address = check_address(e); !address) return address;
+  if (auto address = check_address(kWhat, e); !address) return address;
+  if (e.psn > kPsnMax) {
+    return bad_field(kWhat, "psn", fmt::format("{:#x}", e.psn), "0 to 0xffffff");
+  }
   if (e.mtu < 256 || e.mtu > 4096 || (e.mtu & (e.mtu - 1)) != 0) {
     return bad_field(kWhat, "mtu", std::to_string(e.mtu), "256, 512, 1024, 2048 or 4096 bytes");
   }
@@ -326,6 +360,33 @@ Result<Ready> decode_ready(std::span<const std::byte> body) {
   return ready;
 }
 
+Result<SessionEnd> decode_session(std::span<const std::byte> body) {
+  constexpr std::string_view kWhat = "session";
+  if (body.size() != kSessionBytes)
+    return bad_field(kWhat, "its size", std::to_string(body.size()), "36 bytes");
+  Reader r(body);
+  SessionEnd e;
+  r.copy(session_at::gid, e.gid);
+  e.qp_num = r.get<std::uint32_t>(session_at::qp_num);
+  e.qkey = r.get<std::uint32_t>(session_at::qkey);
+  e.name = r.get<std::uint32_t>(session_at::name);
+  e.window = r.get<std::uint16_t>(session_at::window);
+  e.mtu = r.get<std::uint16_t>(session_at::mtu);
+  e.lid = r.get<std::uint16_t>(session_at::lid);
+  e.gid_type = static_cast<GidType>(r.get<std::uint8_t>(session_at::gid_type));
+  if (auto address = check_address(kWhat, e); !address) return tl::unexpected(address.error());
+  if (r.get<std::uint8_t>(session_at::reserved) != 0)
+    return bad_field(kWhat, "the last byte", "not 0", "0");
+  if (e.name == 0) return bad_field(kWhat, "name", "0", "any other number");
+  if (!std::has_single_bit(e.window) || e.window > kSessionWindowMax)
+    return bad_field(kWhat, "window", std::to_string(e.window), "a power of two up to 64");
+  if (e.mtu < 256 || e.mtu > 4096)
+    return bad_field(kWhat, "mtu", std::to_string(e.mtu), "256 to 4096 bytes");
+  if ((e.qkey & 0x80000000) != 0)
+    return bad_field(kWhat, "qkey", fmt::format("{:#x}", e.qkey), "0 to 0x7fffffff");
+  return e;
+}
+
 Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer) {
   const Sizes sizes = body_sizes(FrameKind::refuse);
   if (body.size() < sizes.min || body.size() > sizes.max) {
@@ -363,8 +424,12 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
       return decode_refuse(known, skips).map(wrap);
     case FrameKind::ready:
       return decode_ready(known).map(wrap);
+    case FrameKind::open_session:
+      return decode_session(known).map([&](const SessionEnd& e) { return wrap(OpenSession{e}); });
+    case FrameKind::session_opened:
+      return decode_session(known).map([&](const SessionEnd& e) { return wrap(SessionOpened{e}); });
   }
-  return bad_field("frame", "kind", std::to_string(static_cast<unsigned>(header.kind)), "1 to 4");
+  return bad_field("frame", "kind", std::to_string(static_cast<unsigned>(header.kind)), "1 to 6");
 }
 
 }  // namespace spinwire::wire

@@ -35,6 +35,7 @@ inline constexpr std::size_t kHeaderBytes = 16;
 inline constexpr std::size_t kFrameBytesMax = 512;  ///< header and body, whoever sends it
 inline constexpr std::size_t kEndpointBytes = 62;
 inline constexpr std::size_t kReadyBytes = 8;
+inline constexpr std::size_t kSessionBytes = 36;
 inline constexpr std::size_t kRefuseTextMax = 200;
 
 /// Where each field begins.
@@ -53,13 +54,24 @@ inline constexpr std::size_t status = 0, text = 1;
 namespace ready_at {
 inline constexpr std::size_t incarnation = 0;
 }
+namespace session_at {
+inline constexpr std::size_t gid = 0, qp_num = 16, qkey = 20, name = 24, window = 28, mtu = 30,
+                             lid = 32, gid_type = 34, reserved = 35;
+}
 
 /// Bits of a header's features.
 namespace feature {
 inline constexpr std::uint32_t raw = 1;  ///< the endpoint is a raw connection's
 }
 
-enum class FrameKind : std::uint16_t { hello = 1, accept = 2, refuse = 3, ready = 4 };
+enum class FrameKind : std::uint16_t {
+  hello = 1,
+  accept = 2,
+  refuse = 3,
+  ready = 4,
+  open_session = 5,    ///< instead of a hello: a session for remote calls
+  session_opened = 6,  ///< the answer, after which the stream ends
+};
 std::string_view to_string(FrameKind kind) noexcept;
 
 struct FrameHeader {
@@ -87,9 +99,28 @@ struct Ready {
   std::uint64_t incarnation = 0;  ///< of the engine that receives this; not 0
 };
 
+/// One end of a session for remote calls: where its datagrams go, and what it is called there.
+struct SessionEnd {
+  std::array<std::uint8_t, 16> gid{};
+  GidType gid_type = GidType::unknown;
+  std::uint16_t lid = 0;
+  std::uint32_t qp_num = 0;
+  std::uint32_t qkey = 0;
+  std::uint32_t name = 0;    ///< not 0
+  std::uint16_t window = 0;  ///< calls at once: a power of two up to kSessionWindowMax
+  std::uint16_t mtu = 0;     ///< longest datagram, bytes
+};
+inline constexpr std::uint16_t kSessionWindowMax = 64;
+struct OpenSession {
+  SessionEnd end;
+};
+struct SessionOpened {
+  SessionEnd end;
+};
+
 struct Received {
   FrameHeader header;
-  std::variant<Hello, Accept, Refuse, Ready> body;
+  std::variant<Hello, Accept, Refuse, Ready, OpenSession, SessionOpened> body;
 };
 
 /// A set of frame kinds.
@@ -123,6 +154,8 @@ Frame encode(const Hello& hello, const Speaker& speaker = {}) noexcept;
 Frame encode(const Accept& accept, const Speaker& speaker = {}) noexcept;
 Frame encode(const Refuse& refuse, const Speaker& speaker = {}) noexcept;
 Frame encode(const Ready& ready, const Speaker& speaker = {}) noexcept;
+Frame encode(const OpenSession& open, const Speaker& speaker = {}) noexcept;
+Frame encode(const SessionOpened& opened, const Speaker& speaker = {}) noexcept;
 
 /// A refusal with as much of `text` as fits, unprintable bytes replaced; `ok` becomes `refused`.
 Refuse make_refuse(Status status, std::string_view text) noexcept;
@@ -149,6 +182,7 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
 /// `raw`: what the header's features say.
 Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw = false);
 Result<Ready> decode_ready(std::span<const std::byte> body);
+Result<SessionEnd> decode_session(std::span<const std::byte> body);
 /// From a peer of a newer version, a status that we do not know counts as `refused`.
 Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer = false);
 

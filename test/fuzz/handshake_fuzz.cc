@@ -45,6 +45,10 @@ void run_bodies(std::span<const std::byte> body) {
   if (const auto ready = decode_ready(body); !refused(ready)) {
     expect(same(encode(*ready).bytes().subspan(kHeaderBytes), body), "a ready frame's bytes");
   }
+  if (const auto e = decode_session(body); !refused(e)) {
+    expect(e->name != 0 && e->window != 0 && e->window <= kSessionWindowMax, "a session's limits");
+    expect(same(encode(OpenSession{*e}).bytes().subspan(kHeaderBytes), body), "a session's bytes");
+  }
   for (const bool newer : {false, true}) {
     if (const auto refuse = decode_refuse(body, newer); !refused(refuse)) check_refuse(*refuse);
   }
@@ -83,8 +87,8 @@ void run(std::span<const std::byte> data) {
   const auto header = decode_header(frame, ours);
   if (refused(header)) return;
   expect(magic.has_value(), "a frame with a good header has its magic");
-  const KindSet kAny =
-      kinds(FrameKind::hello, FrameKind::accept, FrameKind::refuse, FrameKind::ready);
+  const KindSet kAny = kinds(FrameKind::hello, FrameKind::accept, FrameKind::refuse,
+                             FrameKind::ready, FrameKind::open_session, FrameKind::session_opened);
   expect(!kAny.empty() && kAny.has(header->kind), "a frame is of a known kind");
   expect(to_string(header->kind) != "unknown", "a known kind has a name");
   expect(header->body_length <= kFrameBytesMax - kHeaderBytes, "a body has its limit");
@@ -109,6 +113,8 @@ void sow(Seeds& seeds) {
     sow_frame(encode(Accept{sample_endpoint()}, speaker), ours);
     sow_frame(encode(make_refuse(Status::limit, "as many as there may be"), speaker), ours);
     sow_frame(encode(Ready{77}, speaker), ours);
+    sow_frame(encode(OpenSession{sample_session()}, speaker), ours);
+    sow_frame(encode(SessionOpened{sample_session()}, speaker), ours);
   }
   seeds.add(std::string_view("\0GET / HTTP/1.1", 15));
 }

@@ -1,7 +1,8 @@
-// An endpoint that is in order, for the seeds.
+// What is in order, for the seeds.
 #pragma once
 
 #include "spinwire/endpoint.h"
+#include "wire/handshake.h"
 
 namespace fuzz {
 
@@ -20,6 +21,19 @@ inline spinwire::Endpoint sample_endpoint() {
   e.control_address = 0x7fff00001008;
   e.control_rkey = 0xcafe;
   e.max_rd_atomic = 16;
+  return e;
+}
+
+inline spinwire::wire::SessionEnd sample_session() {
+  spinwire::wire::SessionEnd e;
+  e.gid = sample_endpoint().gid;
+  e.gid_type = spinwire::GidType::roce_v2;
+  e.lid = 0x1234;
+  e.qp_num = 0xabcd;
+  e.qkey = 0x12345678;
+  e.name = 0x100007;
+  e.window = 8;
+  e.mtu = 4048;
   return e;
 }
 

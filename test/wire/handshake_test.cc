@@ -263,7 +263,7 @@ TEST(Handshake, BodyLengthMustFitTheKind) {
 
 TEST(Handshake, UnknownKindIsRefusedByNumber) {
   const auto hello = copy_of(wire::encode(wire::Hello{valid_endpoint()}));
-  for (const unsigned kind : {0u, 5u, 257u, 65535u}) {
+  for (const unsigned kind : {0u, 7u, 257u, 65535u}) {
     const auto header =
         wire::decode_header(with(hello, wire::header_at::kind, static_cast<std::uint16_t>(kind)));
     ASSERT_FALSE(header) << kind;
@@ -402,8 +402,8 @@ bool plausible_header(std::span<const std::byte> b) {
   const unsigned max = at(6) | at(7) << 8;
   const unsigned kind = at(8) | at(9) << 8;
   const unsigned length = at(10) | at(11) << 8;
-  if (min > 1 || max < 1 || kind < 1 || kind > 4) return false;
-  const unsigned least = kind == 3 ? 1 : kind == 4 ? 8 : 62;
+  if (min > 1 || max < 1 || kind < 1 || kind > 6) return false;
+  const unsigned least = kind == 3 ? 1 : kind == 4 ? 8 : kind >= 5 ? 36 : 62;
   const unsigned most = max > 1 ? 496 : kind == 3 ? 201 : least;
   return length >= least && length <= most;
 }

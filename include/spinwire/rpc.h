@@ -1,0 +1,216 @@
+// Remote procedure calls: many sessions over one datagram queue pair, each call answered once or
+// ended with a status. A server gives methods to Engine::serve() and listens as for connections; a
+// client opens sessions with Engine::open_session() and calls. Everything runs inside poll().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "spinwire/buffer.h"
+#include "spinwire/callback.h"
+#include "spinwire/clock.h"
+#include "spinwire/connection.h"
+#include "spinwire/export.h"
+#include "spinwire/status.h"
+
+namespace spinwire {
+
+/// Which of a server's methods; they are looked up in a table that is as long as the highest.
+using Method = std::uint16_t;
+
+/// Requests and replies up to this many bytes are kept beside the call and sent with one cacheline.
+inline constexpr std::size_t kShortCall = 48;
+
+namespace rpc {
+struct Rpc;
+}  // namespace rpc
+
+/// How a call ended, inside its callback. The bytes lie where the datagram arrived.
+class SPINWIRE_API Reply {
+ public:
+  /// ok: the server has answered. refused: its handler did not want to, text() says why.
+  /// unsupported: the server has no such method. message_too_long: the reply cannot be sent.
+  /// timed_out: the deadline passed; cancelled: by Session::cancel(); flushed: the session was
+  /// closed; peer_lost: the server does not answer any more. After the last four the handler may
+  /// have run or not.
+  [[nodiscard]] Status status() const noexcept { return status_; }
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
+  /// What a server that refused said.
+  [[nodiscard]] std::string_view text() const noexcept {
+    return {reinterpret_cast<const char*>(data_), status_ != Status::ok ? size_ : 0};
+  }
+  /// The same bytes to be kept beyond the callback: the receive they arrived in is not used again
+  /// while the slice lives. Empty if there are none.
+  [[nodiscard]] BufferSlice keep() noexcept {
+    if (block_ == nullptr || size_ == 0) return {};
+    kept_ = true;
+    return {block_, const_cast<std::byte*>(data_), size_};
+  }
+
+  /// For the library.
+  Reply(Status status, detail::Block* block, const std::byte* data, std::size_t size) noexcept
+      : block_(block), data_(data), size_(size), status_(status) {}
+  [[nodiscard]] bool kept() const noexcept { return kept_; }
+
+ private:
+  detail::Block* block_;
+  const std::byte* data_;
+  std::size_t size_;
+  Status status_;
+  bool kept_ = false;
+};
+
+using ReplyCallback = Callback<void(Reply&)>;
+
+/// The right to answer a call later, from any callback or between polls. A plain handle: copies
+/// mean the same call, and dropping it answers nothing.
+class SPINWIRE_API PendingCall {
+ public:
+  PendingCall() noexcept = default;
+  /// Copies the bytes. Errors: not_connected (the call is over for its client: its deadline passed,
+  /// it was cancelled, or the session ended; or it was answered), message_too_long, no_buffer (the
+  /// send pool is dry, for more than kShortCall), wrong_thread, forked_child. Hot.
+  Status reply(std::span<const std::byte> bytes) const noexcept;
+  /// Copies nothing: holds a reference until the next call in the same place, or the session's end.
+  Status reply(const BufferSlice& bytes) const noexcept;
+  /// Ends the call at its client with `refused` and as much of the text as fits.
+  Status refuse(std::string_view why) const noexcept;
+
+  /// For the library.
+  PendingCall(rpc::Rpc* rpc, std::uint32_t session, std::uint32_t number) noexcept
+      : rpc_(rpc), session_(session), number_(number) {}
+
+ private:
+  rpc::Rpc* rpc_ = nullptr;
+  std::uint32_t session_ = 0;
+  std::uint32_t number_ = 0;
+};
+
+/// A call as the server's handler has it, in place in the receive ring. To be answered by one of
+/// reply(), refuse() and later(), before the handler returns; else the call is refused.
+class SPINWIRE_API Request {
+ public:
+  [[nodiscard]] Method method() const noexcept { return method_; }
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
+  /// As Reply::keep().
+  [[nodiscard]] BufferSlice keep() noexcept {
+    if (size_ == 0) return {};
+    kept_ = true;
+    return {block_, data_, size_};
+  }
+  /// As PendingCall's. Hot.
+  Status reply(std::span<const std::byte> bytes) noexcept {
+    answered_ = true;
+    return call_.reply(bytes);
+  }
+  Status reply(const BufferSlice& bytes) noexcept {
+    answered_ = true;
+    return call_.reply(bytes);
+  }
+  Status refuse(std::string_view why) noexcept {
+    answered_ = true;
+    return call_.refuse(why);
+  }
+  /// The handler will answer, or not, when it likes.
+  [[nodiscard]] PendingCall later() noexcept {
+    answered_ = true;
+    return call_;
+  }
+
+  /// For the library.
+  Request(const PendingCall& call, Method method, detail::Block* block, std::byte* data,
+          std::size_t size) noexcept
+      : call_(call), block_(block), data_(data), size_(size), method_(method) {}
+  [[nodiscard]] bool kept() const noexcept { return kept_; }
+  [[nodiscard]] bool answered() const noexcept { return answered_; }
+
+ private:
+  PendingCall call_;
+  detail::Block* block_;
+  std::byte* data_;
+  std::size_t size_;
+  Method method_;
+  bool kept_ = false;
+  bool answered_ = false;
+};
+
+using MethodHandler = Callback<void(Request&)>;
+
+enum class SessionState : std::uint8_t { opening, ready, closing, closed };
+
+/// Names a call of a session, for cancel().
+struct CallId {
+  std::uint32_t number = 0;
+};
+
+struct CallOptions {
+  Nanoseconds deadline{0};  ///< from now; 0: rpc.call_timeout
+  Post post = Post::automatic;
+};
+
+/// A client's handle of a session, as Connection is one of a connection. Every call on the engine's
+/// thread.
+class SPINWIRE_API Session {
+ public:
+  Session() noexcept = default;
+  [[nodiscard]] SessionState state() const noexcept;
+  [[nodiscard]] bool ready() const noexcept { return state() == SessionState::ready; }
+  /// Longest request and reply, bytes; 0 unless ready.
+  [[nodiscard]] std::size_t longest() const noexcept;
+
+  /// Calls a method: done() runs exactly once, in a poll(), if this answers ok. The request is held
+  /// by reference until then and must not be changed. As many calls as the window are under way at
+  /// once, further ones wait here. Errors: would_block (rpc.backlog calls wait already),
+  /// message_too_long, not_connected (not ready), invalid_argument (a deadline below 0; no
+  /// callback), wrong_thread, forked_child. Hot.
+  Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
+              const CallOptions& options = {}) noexcept;
+  /// The same for up to kShortCall bytes, which are copied; message_too_long for more. Hot.
+  Status call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
+              const CallOptions& options = {}) noexcept;
+  /// The call that was accepted last.
+  [[nodiscard]] CallId last_call() const noexcept;
+  /// Ends a call with `cancelled`, at once: done() runs inside. A reply that comes later is
+  /// dropped. Errors: invalid_argument (it is over), wrong_thread, forked_child.
+  Status cancel(CallId id) noexcept;
+  /// Ends all calls with `flushed`, tells the server, and is closed when it has heard, or when
+  /// connections.close_timeout is over. Errors: not_connected, wrong_thread, forked_child.
+  Status close() noexcept;
+
+  friend bool operator==(const Session&, const Session&) noexcept = default;
+  /// For the library.
+  Session(detail::EngineCore* core, std::uint32_t name) noexcept : core_(core), name_(name) {}
+  [[nodiscard]] std::uint32_t name() const noexcept { return name_; }
+
+ private:
+  detail::EngineCore* core_ = nullptr;
+  std::uint32_t name_ = 0;
+};
+
+struct SessionOptions {
+  Callback<void(Session)> on_ready;
+  /// The last thing that is heard of it: ok after close(), else why it could not be opened or was
+  /// lost. Its calls have ended by then.
+  Callback<void(Session, const Error&)> on_closed;
+  std::uint32_t window = 0;  ///< calls under way at once, a power of two up to 64; 0: rpc.window
+  Nanoseconds timeout{0};    ///< until it is ready; 0: connections.connect_timeout
+};
+
+/// Counted since the engine was opened, unless marked "now".
+struct RpcStats {
+  std::uint64_t calls = 0;            ///< of clients here: accepted
+  std::uint64_t replies = 0;          ///< of those: ended by a reply, refusals included
+  std::uint64_t retransmits = 0;      ///< requests sent again
+  std::uint64_t served = 0;           ///< handlers run here
+  std::uint64_t resent = 0;           ///< replies sent again, as the request came again
+  std::uint64_t duplicates = 0;       ///< requests dropped: a handler has them, or they are over
+  std::uint64_t late = 0;             ///< replies dropped: nobody waits for them any more
+  std::uint64_t bad_datagrams = 0;    ///< dropped: malformed, or of nobody that we know
+  std::uint64_t unsent = 0;           ///< datagrams that the send queue had no room for
+  std::uint32_t sessions = 0;         ///< opened by us, now
+  std::uint32_t served_sessions = 0;  ///< opened by peers, now
+};
+
+}  // namespace spinwire

@@ -1,0 +1,315 @@
+// Sessions of remote calls: how they are opened through the control port, and their public face.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "base/error.h"
+#include "engine/config_keys.h"
+#include "engine/core.h"
+
+namespace spinwire::detail {
+
+using connect::Progress;
+using engine::Handshake;
+using rpc::ClientSession;
+using wire::FrameKind;
+
+namespace {
+
+Result<void> check_room(const Config& c) {
+  const std::uint64_t needed = engine::most_completions(c) + c.rpc.send_depth + c.rpc.receive_depth;
+  if (needed <= c.queues.completion_depth) return {};
+  return base::fail(
+      Status::limit, "make remote calls possible",
+      fmt::format("queues.completion_depth = {}, and {} can complete at once with "
+                  "rpc.send_depth = {} and rpc.receive_depth = {}",
+                  c.queues.completion_depth, needed, c.rpc.send_depth, c.rpc.receive_depth),
+      fmt::format("give at least {}, or lower one of the others", needed));
+}
+
+}  // namespace
+
+Result<void> EngineCore::start_rpc() {
+  if (ending) return engine::ending_error("make remote calls possible");
+  if (calls != nullptr) return {};
+  if (auto left = check_device_left("make remote calls possible"); !left) return left;
+  if (auto room = check_room(shared.config); !room) return room;
+  auto made = rpc::open(shared);
+  if (!made) return tl::unexpected(made.error());
+  calls = std::move(*made);
+  rpc_qp_num = calls->port->qp_num();
+  return {};
+}
+
+Result<void> EngineCore::serve(Method method, const MethodHandler& handler) {
+  if (guard.polling()) {
+    return base::fail(Status::reentrant, "serve a method", "a callback asks",
+                      "give the methods before polling, or between polls");
+  }
+  if (auto started = start_rpc(); !started) return started;
+  auto& handlers = calls->handlers;
+  if (method >= handlers.size()) handlers.resize(method + std::size_t{1});
+  handlers[method] = handler;
+  return {};
+}
+
+Result<Session> EngineCore::open_session(std::string_view text, const SessionOptions& options) {
+  auto address = connect::Address::parse(text);
+  if (!address) return tl::unexpected(address.error());
+  const std::uint32_t window = options.window != 0 ? options.window : shared.config.rpc.window;
+  if (!std::has_single_bit(window) || window > rpc::kWindowMax) {
+    return base::fail(Status::invalid_argument, "open a session",
+                      fmt::format("a window of {} calls", window), "give a power of two up to 64");
+  }
+  if (auto valid = engine::check_timeout("open a session", options.timeout); !valid)
+    return tl::unexpected(valid.error());
+  if (auto started = start_rpc(); !started) return tl::unexpected(started.error());
+  std::string name(address->text().view());
+  ClientSession* const c = rpc::make_session(*calls, window);
+  if (c == nullptr) {
+    return base::fail(Status::limit, fmt::format("open a session with {}", name),
+                      fmt::format("rpc.sessions = {} are open", shared.config.rpc.sessions),
+                      "close some, or raise it");
+  }
+  if (auto begun = begin_session(*c, *address); !begun) {
+    rpc::lose(*calls, *c, Status::ok, nullptr);
+    return tl::unexpected(begun.error());
+  }
+  c->address = std::move(name);
+  c->on_ready = options.on_ready;
+  c->on_closed = options.on_closed;
+  const Nanoseconds patience =
+      options.timeout.count() != 0 ? options.timeout : shared.config.connections.connect_timeout;
+  shared.timers.schedule(c->timer, shared.clock.now() + shared.clock.ticks(patience));
+  step_soon();
+  return Session(this, c->name);
+}
+
+Result<void> EngineCore::begin_session(ClientSession& c, const connect::Address& to) {
+  Handshake* const h = begin_handshake(false);
+  if (h == nullptr) {
+    return base::fail(Status::limit, fmt::format("open a session with {}", to.str()),
+                      fmt::format("{} connections are being made already", outbound_handshakes),
+                      "wait until some are ready, or raise connections.handshakes");
+  }
+  auto begun = h->exchange.connect(to, wire::kinds(FrameKind::session_opened, FrameKind::refuse));
+  if (!begun) {
+    drop(*h);
+    return begun;
+  }
+  h->session = c.name;
+  say(*h, wire::encode(wire::OpenSession{rpc::end_of(*calls, c.name, c.window)}));
+  watch(*h);
+  return {};
+}
+
+/// What a server has said to ours.
+void EngineCore::take_session_answer(Handshake& h, ClientSession& c) noexcept {
+  const wire::Received& got = h.exchange.received();
+  if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
+    const Error why{no->status, fmt::format("open a session with {}", c.address),
+                    fmt::format("the peer refused: {}", no->message()), "see the peer's reason"};
+    drop(h);
+    return rpc::lose(*calls, c, why);
+  }
+  const auto* yes = std::get_if<wire::SessionOpened>(&got.body);
+  if (yes == nullptr) return;  // the exchange takes only what was expected
+  const wire::SessionEnd end = yes->end;
+  drop(h);
+  if (end.window != c.window)
+    return rpc::lose(*calls, c, Status::protocol, "the peer has another window than was asked for");
+  const auto route = base::no_throw("address a peer", [&] { return rpc::take_route(*calls, end); });
+  if (!route) return rpc::lose(*calls, c, route.error());
+  rpc::ready(*calls, c, end, *route);
+}
+
+void EngineCore::progress_session(Handshake& h) noexcept {
+  ClientSession* const c = calls != nullptr ? rpc::find_client(*calls, h.session) : nullptr;
+  if (c == nullptr || c->state != SessionState::opening) return drop(h);
+  switch (h.exchange.advance()) {
+    case Progress::waiting:
+      return watch(h);
+    case Progress::frame:
+      return take_session_answer(h, *c);
+    case Progress::closed:
+      drop(h);
+      return rpc::lose(*calls, *c, Status::peer_lost, "the peer closed the TCP connection");
+    case Progress::failed: {
+      const Error why = h.exchange.error();
+      drop(h);
+      return rpc::lose(*calls, *c, why);
+    }
+  }
+}
+
+/// A peer asks for a session here.
+void EngineCore::take_open_session(Handshake& h) noexcept {
+  const auto& asked = std::get<wire::OpenSession>(h.exchange.received().body).end;
+  if (find_listener(h.listener, h.listener_generation) == nullptr)
+    return refuse(h, {Status::refused, "open a session", "nobody listens here any more", ""});
+  if (calls == nullptr || calls->handlers.empty())
+    return refuse(h, {Status::unsupported, "open a session", "no method is served here",
+                      "connect to an engine that serves"});
+  const auto opened = base::no_throw("open a session", [&]() -> Result<rpc::ServerSession*> {
+    auto route = rpc::take_route(*calls, asked);
+    if (!route) return tl::unexpected(route.error());
+    rpc::ServerSession* const s = rpc::admit(*calls, asked, *route);
+    if (s != nullptr) return s;
+    rpc::drop_route(*calls, *route);
+    return base::fail(Status::limit, "open a session",
+                      fmt::format("rpc.sessions = {} are served", shared.config.rpc.sessions),
+                      "raise it there");
+  });
+  if (!opened) return refuse(h, opened.error());
+  h.serving = true;
+  say(h,
+      wire::encode(wire::SessionOpened{rpc::end_of(*calls, (*opened)->name, (*opened)->window)}));
+  h.exchange.expect({});
+  progress_serving(h);
+}
+
+/// Until the peer has been told: what becomes of its session is no matter of this stream.
+void EngineCore::progress_serving(Handshake& h) noexcept {
+  if (h.exchange.advance() == Progress::waiting && !h.exchange.all_sent()) return watch(h);
+  drop(h);
+}
+
+}  // namespace spinwire::detail
+
+namespace spinwire {
+
+using detail::EngineCore;
+
+Result<void> Engine::serve(Method method, const MethodHandler& handler) {
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "serve a method");
+  return base::no_throw("serve a method", [&] { return core_->serve(method, handler); });
+}
+
+Result<Session> Engine::open_session(std::string_view address, const SessionOptions& options) {
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "open a session");
+  return base::no_throw("open a session", [&] { return core_->open_session(address, options); });
+}
+
+RpcStats Engine::rpc_stats() const noexcept {
+  return core_->calls != nullptr ? rpc::stats(*core_->calls) : RpcStats{};
+}
+
+namespace {
+
+rpc::ClientSession* locate(EngineCore* core, std::uint32_t name) noexcept {
+  return core != nullptr && core->guard.owned() && core->calls != nullptr
+             ? rpc::find_client(*core->calls, name)
+             : nullptr;
+}
+
+Status diagnose(const EngineCore* core, Status missing) noexcept {
+  return core != nullptr && !core->guard.owned() ? core->guard.diagnose() : missing;
+}
+
+/// What was sent outside of a poll goes out at once unless it is to wait.
+inline void post(EngineCore& core, Post when) noexcept {
+  if (when == Post::now || (when == Post::automatic && !core.guard.polling())) {
+    core.calls->port->flush();
+  } else {
+    core.wake_soon();
+  }
+}
+
+Status begin_call(EngineCore* core, std::uint32_t name, Method method, const std::byte* data,
+                  std::size_t size, detail::Block* block, const ReplyCallback& done,
+                  const CallOptions& options) noexcept {
+  rpc::ClientSession* const c = locate(core, name);
+  if (c == nullptr) [[unlikely]]
+    return diagnose(core, Status::not_connected);
+  if (!done || options.deadline.count() < 0) [[unlikely]]
+    return Status::invalid_argument;
+  agent::Shared& s = core->shared;
+  const std::uint64_t now = core->guard.polling() ? s.now : s.clock.now();
+  const std::uint64_t patience =
+      options.deadline.count() == 0 ? core->calls->call_timeout : s.clock.ticks(options.deadline);
+  const Status status =
+      rpc::call(*core->calls, *c, {method, data, size, block, now, now + patience}, done);
+  if (status == Status::ok) [[likely]]
+    post(*core, options.post);
+  return status;
+}
+
+}  // namespace
+
+SessionState Session::state() const noexcept {
+  const rpc::ClientSession* const c = locate(core_, name_);
+  return c != nullptr ? c->state : SessionState::closed;
+}
+
+std::size_t Session::longest() const noexcept {
+  const rpc::ClientSession* const c = locate(core_, name_);
+  return c != nullptr && c->state == SessionState::ready ? c->longest : 0;
+}
+
+Status Session::call(Method method, const BufferSlice& request, const ReplyCallback& done,
+                     const CallOptions& options) noexcept {
+  return begin_call(core_, name_, method, request.data(), request.size(), request.block(), done,
+                    options);
+}
+
+Status Session::call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
+                     const CallOptions& options) noexcept {
+  if (request.size() > kShortCall) [[unlikely]]
+    return Status::message_too_long;
+  return begin_call(core_, name_, method, request.data(), request.size(), nullptr, done, options);
+}
+
+CallId Session::last_call() const noexcept {
+  const rpc::ClientSession* const c = locate(core_, name_);
+  return {c != nullptr ? c->last_call : 0};
+}
+
+Status Session::cancel(CallId id) noexcept {
+  rpc::ClientSession* const c = locate(core_, name_);
+  if (c == nullptr) return diagnose(core_, Status::invalid_argument);
+  const Status status = rpc::cancel(*core_->calls, *c, id.number);
+  post(*core_, Post::automatic);
+  return status;
+}
+
+Status Session::close() noexcept {
+  rpc::ClientSession* const c = locate(core_, name_);
+  if (c == nullptr) return diagnose(core_, Status::not_connected);
+  const Status status = rpc::close(*core_->calls, *c);
+  post(*core_, Post::automatic);
+  return status;
+}
+
+namespace {
+
+Status answer(rpc::Rpc* r, std::uint32_t session, std::uint32_t number, Status status,
+              const std::byte* data, std::size_t size, detail::Block* block) noexcept {
+  if (r == nullptr) [[unlikely]]
+    return Status::not_connected;
+  EngineCore& core = *r->shared.core;
+  if (!core.guard.owned()) [[unlikely]]
+    return core.guard.diagnose();
+  const Status done = rpc::answer(*r, session, number, status, data, size, block);
+  if (done == Status::ok) [[likely]]
+    post(core, Post::automatic);
+  return done;
+}
+
+}  // namespace
+
+Status PendingCall::reply(std::span<const std::byte> bytes) const noexcept {
+  return answer(rpc_, session_, number_, Status::ok, bytes.data(), bytes.size(), nullptr);
+}
+
+Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
+  return answer(rpc_, session_, number_, Status::ok, bytes.data(), bytes.size(), bytes.block());
+}
+
+Status PendingCall::refuse(std::string_view why) const noexcept {
+  const std::size_t size = std::min(why.size(), kShortCall);
+  return answer(rpc_, session_, number_, Status::refused,
+                reinterpret_cast<const std::byte*>(why.data()), size, nullptr);
+}
+
+}  // namespace spinwire

@@ -1,0 +1,416 @@
+// The client's end of sessions: calls, their replies, and what becomes of those without.
+#include <bit>
+
+#include "base/error.h"
+#include "rpc/rpc.h"
+
+namespace spinwire::rpc {
+
+namespace {
+
+using wire::RpcHeader;
+using wire::RpcKind;
+
+constexpr unsigned kMostBackoff = 6;
+
+inline std::uint64_t bit(std::uint32_t slot) noexcept { return std::uint64_t{1} << slot; }
+
+/// Whether one more call may go out now, as far as its session and the engine are concerned.
+inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
+  return c.under_way < c.allowed && r.promised < r.budget && !r.port->full();
+}
+
+inline RpcHeader header_of(const ClientSession& c, const Call& call) noexcept {
+  return {
+      c.peer, call.number, call.method, RpcKind::request, 0, static_cast<std::uint16_t>(call.size),
+      0};
+}
+
+void tell(Rpc& r, const ClientSession& c, RpcKind kind) noexcept {
+  (void)send(r, c.to, {c.peer, 0, 0, kind, 0, 0, 0}, {});
+}
+
+/// By when the session has to be looked at again, if not earlier.
+inline void look_by(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
+  if (!c.timer.scheduled() || c.timer.deadline > tick) [[unlikely]]
+    r.shared.timers.reschedule(c.timer, tick);
+}
+
+/// A server that has heard nothing for a while keeps no receives for us any more.
+inline void mind_idleness(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  if (c.under_way == 0 && now - c.last_heard > r.idle / 2) [[unlikely]]
+    c.allowed = 1;
+}
+
+/// Sends the call in a slot for the first time.
+inline void start(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot,
+                  std::uint64_t now) noexcept {
+  mind_idleness(r, c, now);
+  c.active |= bit(slot);
+  ++c.under_way;
+  ++r.promised;
+  call.tries = 0;
+  call.sent_at = now;
+  (void)send(r, c.to, header_of(c, call), call.payload);
+  look_by(r, c, std::min(now + c.patience, call.deadline));
+}
+
+inline std::uint32_t free_slot(const ClientSession& c) noexcept {
+  return static_cast<std::uint32_t>(std::countr_one(c.active));
+}
+
+/// The slot is free again; what comes for this call from now on is late.
+inline void vacate(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot) noexcept {
+  c.active &= ~bit(slot);
+  --c.under_way;
+  --r.promised;
+  clear(call.payload);
+  call.number += c.window;
+}
+
+void stall(Rpc& r, ClientSession& c) noexcept {
+  if (c.listed) return;
+  c.listed = true;
+  c.next_stalled = kNone;
+  const std::uint32_t index = wire::RpcName::index(c.name);
+  if (r.stalled_first == kNone) {
+    r.stalled_first = index;
+  } else {
+    r.clients.at(r.stalled_last).next_stalled = index;
+  }
+  r.stalled_last = index;
+}
+
+void end_call(const ReplyCallback& done, Status status) noexcept {
+  Reply reply(status, nullptr, nullptr, 0);
+  done(reply);
+}
+
+Status put_off(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept {
+  const std::uint32_t room = r.shared.config.rpc.backlog;
+  if (c.waiting_count == room) return Status::would_block;
+  Waiting& w = c.waiting[(c.waiting_first + c.waiting_count) % room];
+  if (!fill(r, w.payload, asked.data, asked.size, asked.block)) return Status::no_buffer;
+  w.method = asked.method;
+  w.size = static_cast<std::uint32_t>(asked.size);
+  w.id = ++c.last_call;
+  w.deadline = asked.deadline;
+  w.done = done;
+  ++c.waiting_count;
+  ++r.stats.calls;
+  look_by(r, c, asked.deadline);
+  // What it waits for may be something else than the session's own window.
+  if (c.under_way < c.allowed) stall(r, c);
+  return Status::ok;
+}
+
+/// After Jacobson: the mean of round trips, and how far they lie from it.
+inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
+  if (c.smooth == 0) [[unlikely]] {
+    c.smooth = trip;
+    c.variance = trip / 2;
+  }
+  const auto off = static_cast<std::int64_t>(trip - c.smooth);
+  c.smooth += static_cast<std::uint64_t>(off >> 3);
+  c.variance += static_cast<std::uint64_t>(
+      ((off < 0 ? -off : off) - static_cast<std::int64_t>(c.variance)) >> 2);
+  c.patience = std::max(c.smooth + 4 * c.variance, r.least_patience);
+}
+
+}  // namespace
+
+ClientSession* make_session(Rpc& r, std::uint32_t window) {
+  const std::uint32_t index = r.clients.acquire();
+  if (index == kNone) return nullptr;
+  ClientSession& c = r.clients.at(index);
+  try {
+    c.calls = std::make_unique<Call[]>(window);
+    c.waiting = std::make_unique<Waiting[]>(r.shared.config.rpc.backlog);
+  } catch (...) {
+    r.clients.release(index);
+    throw;
+  }
+  for (std::uint32_t i = 0; i < window; ++i) c.calls[i].number = window + i;
+  c.name = wire::RpcName::make(index, r.clients.generation(index) % 4095 + 1);
+  c.window = window;
+  c.active = window == kWindowMax ? 0 : ~std::uint64_t{0} << window;  // those that there are not
+  c.under_way = c.waiting_first = c.waiting_count = c.last_call = 0;
+  c.allowed = 1;
+  c.listed = false;
+  c.state = SessionState::opening;
+  c.smooth = c.variance = c.waited = 0;
+  c.patience = r.least_patience;
+  c.peer = 0;
+  c.route = nullptr;
+  c.handshake = kNone;
+  c.timer.index = index;
+  c.timer.kind = kClientTimer;
+  return &c;
+}
+
+void ready(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route) noexcept {
+  c.route = route;
+  c.to = route->to;
+  c.from = route->from;
+  c.peer = peer.name;
+  c.longest = wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.port->mtu()));
+  c.state = SessionState::ready;
+  c.last_heard = c.looked_at = r.shared.clock.now();
+  r.shared.timers.reschedule(c.timer, c.last_heard + r.keepalive);
+  if (c.on_ready) c.on_ready(Session(r.shared.core, c.name));
+}
+
+Status call(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept {
+  if (c.state != SessionState::ready) [[unlikely]]
+    return Status::not_connected;
+  if (asked.size > c.longest) [[unlikely]]
+    return Status::message_too_long;
+  if (c.waiting_count != 0 || !may_start(r, c)) [[unlikely]]
+    return put_off(r, c, asked, done);
+  const std::uint32_t slot = free_slot(c);
+  Call& k = c.calls[slot];
+  if (!fill(r, k.payload, asked.data, asked.size, asked.block)) [[unlikely]]
+    return Status::no_buffer;
+  k.method = asked.method;
+  k.size = static_cast<std::uint32_t>(asked.size);
+  k.id = ++c.last_call;
+  k.deadline = asked.deadline;
+  k.done = done;
+  ++r.stats.calls;
+  start(r, c, k, slot, asked.now);
+  return Status::ok;
+}
+
+void pump(Rpc& r, ClientSession& c) noexcept {
+  while (c.waiting_count != 0 && c.state == SessionState::ready) {
+    Waiting& w = c.waiting[c.waiting_first];
+    if (w.done) {
+      if (!may_start(r, c)) break;
+      const std::uint32_t slot = free_slot(c);
+      Call& k = c.calls[slot];
+      k.method = w.method;
+      k.size = w.size;
+      k.id = w.id;
+      k.deadline = w.deadline;
+      k.done = w.done;
+      k.payload = w.payload;
+      w.payload.block = nullptr;
+      w.done = nullptr;
+      start(r, c, k, slot, r.shared.now);
+    }
+    c.waiting_first = (c.waiting_first + 1) % r.shared.config.rpc.backlog;
+    --c.waiting_count;
+  }
+  if (c.waiting_count != 0 && c.under_way < c.allowed) stall(r, c);
+}
+
+bool take_reply(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {
+  ClientSession* const c = find_client(r, header.session);
+  if (c == nullptr || !c->from.is_of(wc, Port::route(block))) [[unlikely]]
+    return ++r.stats.bad_datagrams, false;
+  const std::uint64_t now = r.shared.now;
+  c->last_heard = now;
+  const std::uint32_t slot = header.number & (c->window - 1);
+  Call& k = c->calls[slot];
+  if (k.number != header.number || (c->active & bit(slot)) == 0) [[unlikely]]
+    return ++r.stats.late, false;
+  c->allowed = std::min<std::uint32_t>(header.window, c->window);
+  if (k.tries == 0) [[likely]]
+    measure(r, *c, now - std::min(k.sent_at, now));
+  const ReplyCallback done = k.done;
+  vacate(r, *c, k, slot);
+  ++r.stats.replies;
+  Reply reply(static_cast<Status>(header.status), block, block->payload + kPayloadOffset,
+              header.length);
+  done(reply);
+  if (c->waiting_count != 0 && c->name == header.session) [[unlikely]]
+    pump(r, *c);
+  return reply.kept();
+}
+
+void take_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {
+  ClientSession* const c = find_client(r, header.session);
+  if (c == nullptr || !c->from.is_of(wc, Port::route(block))) {
+    ++r.stats.bad_datagrams;
+    return;
+  }
+  c->last_heard = r.shared.now;
+  if (header.kind == RpcKind::closed) lose(r, *c, Status::ok, nullptr);
+}
+
+Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    Call& k = c.calls[slot];
+    if ((c.active & bit(slot)) == 0 || k.id != id) continue;
+    const ReplyCallback done = k.done;
+    const std::uint32_t name = c.name;
+    vacate(r, c, k, slot);
+    end_call(done, Status::cancelled);
+    if (c.name == name) pump(r, c);
+    return Status::ok;
+  }
+  for (std::uint32_t i = 0; i < c.waiting_count; ++i) {
+    Waiting& w = c.waiting[(c.waiting_first + i) % r.shared.config.rpc.backlog];
+    if (!w.done || w.id != id) continue;
+    clear(w.payload);
+    end_call(std::exchange(w.done, nullptr), Status::cancelled);
+    return Status::ok;
+  }
+  return Status::invalid_argument;
+}
+
+namespace {
+
+/// Ends whatever is under way or waits. Callbacks may call again, which is refused by the state.
+void end_calls(Rpc& r, ClientSession& c, Status status) noexcept {
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    if ((c.active & bit(slot)) == 0) continue;
+    const ReplyCallback done = c.calls[slot].done;
+    vacate(r, c, c.calls[slot], slot);
+    end_call(done, status);
+  }
+  for (; c.waiting_count != 0; --c.waiting_count) {
+    Waiting& w = c.waiting[c.waiting_first];
+    c.waiting_first = (c.waiting_first + 1) % r.shared.config.rpc.backlog;
+    clear(w.payload);
+    if (w.done) end_call(std::exchange(w.done, nullptr), status);
+  }
+}
+
+}  // namespace
+
+Status close(Rpc& r, ClientSession& c) noexcept {
+  if (c.state == SessionState::opening) return lose(r, c, Status::ok, nullptr), Status::ok;
+  if (c.state != SessionState::ready) return Status::not_connected;
+  c.state = SessionState::closing;
+  c.deadline = r.shared.clock.now() + r.close_timeout;
+  end_calls(r, c, Status::flushed);
+  tell(r, c, RpcKind::close);
+  r.shared.timers.reschedule(c.timer, r.shared.clock.now() + r.least_patience);
+  return Status::ok;
+}
+
+namespace {
+
+Error reason(const ClientSession& c, Status status, const char* found) noexcept {
+  try {
+    if (status == Status::ok) return {Status::ok, {}, {}, {}};
+    const bool opened = c.peer != 0;
+    return {status, (opened ? "talk with " : "open a session with ") + c.address, found,
+            opened ? "see whether its process is there and polls"
+                   : "see whether an engine listens there, and what it says"};
+  } catch (...) {
+    return base::out_of_memory();
+  }
+}
+
+}  // namespace
+
+void lose(Rpc& r, ClientSession& c, Status status, const char* found) noexcept {
+  lose(r, c, reason(c, status, found));
+}
+
+void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
+  if (c.state == SessionState::closed) return;
+  c.state = SessionState::closed;
+  end_calls(r, c, why.status == Status::ok ? Status::flushed : why.status);
+  if (c.on_closed) c.on_closed(Session(r.shared.core, c.name), why);
+  r.shared.timers.cancel(c.timer);
+  if (c.route != nullptr) drop_route(r, std::exchange(c.route, nullptr));
+  if (c.listed) {  // in a line that is short, if there is one
+    std::uint32_t* at = &r.stalled_first;
+    std::uint32_t before = kNone;
+    while (*at != c.timer.index) at = &r.clients.at(before = *at).next_stalled;
+    *at = c.next_stalled;
+    if (r.stalled_last == c.timer.index) r.stalled_last = before;
+    c.listed = false;
+  }
+  c.name = 0;
+  c.calls.reset();
+  c.waiting.reset();
+  c.on_ready = nullptr;
+  c.on_closed = nullptr;
+  r.clients.release(c.timer.index);
+}
+
+namespace {
+
+void resend(Rpc& r, ClientSession& c, Call& k, std::uint64_t now) noexcept {
+  if (!send(r, c.to, header_of(c, k), k.payload)) return;
+  ++r.stats.retransmits;
+  if (k.tries < kMostBackoff) ++k.tries;
+  k.sent_at = now;
+}
+
+/// Ends what is too late and sends again what was lost; answers the tick of the next look. The
+/// session may be gone afterwards.
+std::uint64_t look_at_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  const std::uint32_t name = c.name;
+  std::uint64_t next = now + r.keepalive;
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    Call& k = c.calls[slot];
+    if ((c.active & bit(slot)) == 0) continue;
+    if (now >= k.deadline) {
+      const ReplyCallback done = k.done;
+      vacate(r, c, k, slot);
+      end_call(done, Status::timed_out);
+      if (c.name != name || c.state != SessionState::ready) return next;
+      continue;
+    }
+    std::uint64_t due = k.sent_at + (c.patience << k.tries);
+    if (now >= due) {
+      resend(r, c, k, now);
+      due = now + (c.patience << k.tries);
+    }
+    next = std::min({next, due, k.deadline});
+  }
+  for (std::uint32_t i = 0; i < c.waiting_count; ++i) {
+    Waiting& w = c.waiting[(c.waiting_first + i) % r.shared.config.rpc.backlog];
+    if (!w.done) continue;
+    if (now >= w.deadline) {
+      clear(w.payload);
+      end_call(std::exchange(w.done, nullptr), Status::timed_out);
+      if (c.name != name || c.state != SessionState::ready) return next;
+    } else {
+      next = std::min(next, w.deadline);
+    }
+  }
+  pump(r, c);
+  return next;
+}
+
+/// Whether the server has been silent for too long while something was to be answered. Time in
+/// which we did not look ourselves says nothing about it.
+bool silent_too_long(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  const std::uint64_t most = 2 * r.keepalive;
+  if (c.last_heard >= c.looked_at) {
+    c.waited = 0;
+  } else {
+    c.waited += std::min(now - c.looked_at, most);
+  }
+  c.looked_at = now;
+  return c.waited > r.peer_timeout;
+}
+
+}  // namespace
+
+void on_client_timer(Rpc& r, ClientSession& c) noexcept {
+  const std::uint64_t now = r.shared.clock.now();
+  if (c.state == SessionState::opening) {
+    return lose(r, c, Status::timed_out, "no answer came in time");
+  }
+  if (c.state == SessionState::closing) {
+    if (now >= c.deadline) return lose(r, c, Status::ok, nullptr);
+    tell(r, c, RpcKind::close);
+    return r.shared.timers.schedule(c.timer, std::min(now + 2 * c.patience, c.deadline));
+  }
+  if (silent_too_long(r, c, now)) {
+    return lose(r, c, Status::peer_lost, "no datagram came from it any more");
+  }
+  if (now - std::min(c.last_heard, now) >= r.keepalive) tell(r, c, RpcKind::ping);
+  const std::uint32_t name = c.name;
+  const std::uint64_t next = look_at_calls(r, c, now);
+  if (c.name == name && c.state == SessionState::ready) look_by(r, c, next);
+}
+
+}  // namespace spinwire::rpc

@@ -1,0 +1,183 @@
+#include "rpc/port.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "base/error.h"
+#include "base/random.h"
+
+namespace spinwire::rpc {
+
+Origin origin_of(const wire::SessionEnd& peer) noexcept {
+  constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  Origin origin;
+  origin.qp_num = peer.qp_num;
+  origin.lid = peer.lid;
+  const bool ipv4 = peer.gid_type == GidType::roce_v2 &&
+                    std::equal(kMapped.begin(), kMapped.end(), peer.gid.begin());
+  if (ipv4) {
+    // Only the last 20 bytes mean something, the header of IPv4 (RoCEv2 annex, A17.4.5.2): its
+    // source is at 12 there, the upper half of the word that begins 4 bytes before.
+    origin.second_at = 28;
+    origin.masks = {0, ~std::uint64_t{0} << 32};
+    std::uint32_t address = 0;
+    std::memcpy(&address, peer.gid.data() + 12, sizeof address);
+    origin.words = {0, std::uint64_t{address} << 32};
+  } else {
+    origin.second_at = 16;
+    origin.masks = {~std::uint64_t{0}, ~std::uint64_t{0}};
+    std::memcpy(origin.words.data(), peer.gid.data(), sizeof origin.words);
+  }
+  return origin;
+}
+
+Port::Port(agent::Shared& s, const PortOptions& options) noexcept
+    : depth_(options.send_depth),
+      mask_(options.send_depth - 1),
+      signal_mask_(options.send_depth / 4 - 1),
+      list_length_(s.list_length),
+      shared_(s) {}
+
+Result<std::unique_ptr<Port>> Port::open(agent::Shared& s, const PortOptions& options) {
+  std::unique_ptr<Port> port(new Port(s, options));
+  verbs::Device& device = *s.device;
+  base::Random random(s.incarnation ^ s.clock.now());
+  verbs::DatagramOptions asked;
+  asked.send_depth = options.send_depth;
+  asked.receive_depth = options.receive_depth;
+  asked.inline_bytes = device.info().inline_bytes;
+  asked.psn = static_cast<std::uint32_t>(random.next()) & 0xffffff;
+  // Those with the top bit are the system's.
+  port->qkey_ = asked.qkey = static_cast<std::uint32_t>(random.next()) & 0x7fffffff;
+  port->mtu_ = std::min(device.place().mtu, kLongestDatagram);
+  port->inline_ = asked.inline_bytes >= kLineBytes ? unsigned{IBV_SEND_INLINE} : 0u;
+  auto qp = device.create_datagram_qp(asked);
+  if (!qp) return tl::unexpected(qp.error());
+  port->qp_ = *qp;
+  if (auto made = port->make_sends(); !made) return tl::unexpected(made.error());
+  if (auto made = port->make_receives(options.receive_depth); !made)
+    return tl::unexpected(made.error());
+  return port;
+}
+
+Result<void> Port::make_sends() {
+  entries_ = std::make_unique<Entry[]>(depth_);
+  lines_block_ = shared_.arena->allocate(memory::PoolId::control, depth_ * kLineBytes);
+  if (lines_block_ == nullptr) return tl::unexpected(base::out_of_memory());
+  lines_ = lines_block_->payload;
+  for (std::uint32_t i = 0; i < depth_; ++i) {
+    Entry& e = entries_[i];
+    e = {};
+    e.wr.opcode = IBV_WR_SEND;
+    e.wr.wr_id = std::uint64_t{i} << 1;
+    e.wr.sg_list = e.sges;
+    e.sges[0] = {reinterpret_cast<std::uint64_t>(line_of(i)), 0, lines_block_->lkey};
+  }
+  return {};
+}
+
+Result<void> Port::make_receives(std::uint32_t depth) {
+  missing_.reserve(depth);
+  receives_.make(depth, agent::receive_id);
+  for (std::uint32_t slot = 0; slot < depth; ++slot) {
+    if (!fill(slot)) {
+      return base::fail(
+          Status::limit, "open the port of remote calls",
+          fmt::format("the receive pool has blocks for {} of {} receives", slot, depth),
+          "raise memory.receive_bytes, or lower rpc.receive_depth");
+    }
+    receives_.add(slot);
+    if (receives_.count() == list_length_) post_receives();
+  }
+  post_receives();
+  return {};
+}
+
+Port::~Port() {
+  if (qp_ != nullptr) {
+    (void)shared_.device->to_error(qp_);
+    shared_.device->destroy_qp(qp_);
+  }
+  for (std::uint32_t i = done_; i != sent_; ++i) {
+    if (Block* held = entries_[i & mask_].held; held != nullptr) detail::release(held);
+  }
+  for (std::uint32_t slot = 0; slot < receives_.size(); ++slot) {
+    if (Block* block = receives_.memory(slot); block != nullptr) detail::release(block);
+  }
+  if (lines_block_ != nullptr) detail::release(lines_block_);
+}
+
+void Port::post() noexcept {
+  last_->next = nullptr;
+  if (holds_) {  // nobody shall wait for his memory until others have sent
+    last_->send_flags |= IBV_SEND_SIGNALED;
+    holds_ = false;
+  }
+  ibv_send_wr* bad = nullptr;
+  if (!failed_ && ibv_post_send(qp_, first_, &bad) == 0) [[likely]] {
+    first_ = nullptr;
+    listed_ = 0;
+    return;
+  }
+  take_back(failed_ ? first_ : bad);
+}
+
+/// What the device did not take is as good as lost on the way; its sender will notice.
+void Port::take_back(const ibv_send_wr* bad) noexcept {
+  for (; bad != nullptr; bad = bad->next) {
+    Entry& e = entries_[--sent_ & mask_];
+    if (e.held != nullptr) detail::release(std::exchange(e.held, nullptr));
+    ++failures;
+  }
+  first_ = nullptr;
+  listed_ = 0;
+}
+
+void Port::on_sent(const ibv_wc& wc) noexcept {
+  if (wc.status != IBV_WC_SUCCESS) [[unlikely]] {
+    ++failures;
+    failed_ = true;
+  }
+  const auto index = static_cast<std::uint32_t>(wc.wr_id >> 1);
+  // Those up to this one, of the at most `depth_` that are under way.
+  const std::uint32_t end = done_ + ((index - done_) & mask_) + 1;
+  for (; done_ != end; ++done_) {
+    Entry& e = entries_[done_ & mask_];
+    if (e.held != nullptr) [[unlikely]]
+      detail::release(std::exchange(e.held, nullptr));
+  }
+}
+
+bool Port::fill(std::uint32_t slot) noexcept {
+  Block* const block = shared_.arena->allocate(memory::PoolId::receive,
+                                               kPayloadOffset - wire::kRpcHeaderBytes + mtu_);
+  receives_.memory(slot) = block;
+  if (block == nullptr) return false;
+  receives_.aim(slot, block->payload + kReceiveOffset,
+                static_cast<std::uint32_t>(kRouteBytes) + mtu_, block->lkey);
+  return true;
+}
+
+void Port::replace(std::uint32_t slot) noexcept {
+  detail::release(receives_.memory(slot));  // whoever kept it holds a reference
+  if (!fill(slot)) return missing_.push_back(slot);
+  give_back(slot, false);
+}
+
+void Port::post_receives() noexcept {
+  // What the device does not take waits for the next attempt.
+  if (receives_.count() != 0) (void)receives_.chain().post(qp_);
+}
+
+void Port::upkeep() noexcept {
+  while (!missing_.empty() && fill(missing_.back())) {
+    receives_.add(missing_.back());
+    missing_.pop_back();
+  }
+  post_receives();
+  if (failed_ && shared_.device->restart_sends(qp_)) failed_ = false;
+}
+
+}  // namespace spinwire::rpc

@@ -1,0 +1,221 @@
+#include "rpc/rpc.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace spinwire::rpc {
+
+using wire::RpcHeader;
+using wire::RpcKind;
+
+Rpc::Rpc(agent::Shared& s)
+    : shared(s), clients(s.config.rpc.sessions), servers(s.config.rpc.sessions) {
+  const Config& c = s.config;
+  least_patience = s.clock.ticks(c.rpc.least_timeout);
+  idle = s.clock.ticks(c.connections.credit_idle);
+  keepalive = s.clock.ticks(c.connections.keepalive);
+  peer_timeout = s.clock.ticks(c.connections.peer_timeout);
+  close_timeout = s.clock.ticks(c.connections.close_timeout);
+  call_timeout = s.clock.ticks(c.rpc.call_timeout);
+  // The rest is for sessions that no receives are kept for, one call of each at a time.
+  budget = c.rpc.receive_depth - c.rpc.receive_depth / 4;
+}
+
+Rpc::~Rpc() {
+  port.reset();
+  for (const auto& route : routes) shared.device->destroy_ah(route->to.ah);
+}
+
+Result<std::unique_ptr<Rpc>> open(agent::Shared& s) {
+  auto r = std::make_unique<Rpc>(s);
+  auto port = Port::open(s, {s.config.rpc.send_depth, s.config.rpc.receive_depth});
+  if (!port) return tl::unexpected(port.error());
+  r->port = std::move(*port);
+  return r;
+}
+
+void end(Rpc& r) noexcept {
+  for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
+    ClientSession& c = r.clients.at(i);
+    if (!r.clients.in_use(i) || c.name == 0) continue;
+    if (c.state == SessionState::ready)
+      (void)send(r, c.to, {c.peer, 0, 0, RpcKind::close, 0, 0, 0}, {});
+    r.port->flush();
+    lose(r, c, Status::ok, nullptr);
+  }
+  for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
+    ServerSession& s = r.servers.at(i);
+    if (!r.servers.in_use(i)) continue;
+    (void)send(r, s.to, {s.peer, 0, 0, RpcKind::closed, 0, 0, 0}, {});
+    r.port->flush();
+    dismiss(r, s);
+  }
+}
+
+namespace {
+
+/// Answers whether the block was kept.
+inline bool take_datagram(Rpc& r, const ibv_wc& wc, Block* block) noexcept {
+  RpcHeader header;
+  if (wc.status != IBV_WC_SUCCESS || wc.byte_len < kRouteBytes ||
+      !wire::decode(Port::datagram(block), wc.byte_len - kRouteBytes, header)) [[unlikely]] {
+    return ++r.stats.bad_datagrams, false;
+  }
+  switch (header.kind) {
+    case RpcKind::request:
+      return take_request(r, header, wc, block);
+    case RpcKind::reply:
+      return take_reply(r, header, wc, block);
+    case RpcKind::ping:
+    case RpcKind::close:
+      return take_question(r, header, wc, block), false;
+    default:
+      return take_answer(r, header, wc, block), false;
+  }
+}
+
+}  // namespace
+
+std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept {
+  Port& port = *r.port;
+  const ibv_wc* const end = wcs + count;
+  for (const ibv_wc* wc = wcs + 1; wc < end; ++wc) {
+    if (agent::is_receive(wc->wr_id))
+      __builtin_prefetch(Port::datagram(port.block(agent::slot_of(wc->wr_id))));
+  }
+  std::uint32_t events = 0;
+  for (const ibv_wc* wc = wcs; wc != end; ++wc) {
+    if (!agent::is_receive(wc->wr_id)) {
+      port.on_sent(*wc);
+      continue;
+    }
+    const std::uint32_t slot = agent::slot_of(wc->wr_id);
+    port.give_back(slot, take_datagram(r, *wc, port.block(slot)));
+    ++events;
+  }
+  return events;
+}
+
+void finish_poll(Rpc& r) noexcept {
+  // Each that stalled has a try; those that still cannot go line up again.
+  const std::uint32_t last = r.stalled_last;
+  while (r.stalled_first != kNone) {
+    const std::uint32_t index = r.stalled_first;
+    ClientSession& c = r.clients.at(index);
+    r.stalled_first = c.next_stalled;
+    c.listed = false;
+    pump(r, c);
+    if (index == last) break;
+  }
+  r.port->flush();
+}
+
+void upkeep(Rpc& r) noexcept { r.port->upkeep(); }
+
+void on_timer(Rpc& r, base::Timer& timer) noexcept {
+  if (timer.kind == kClientTimer) return on_client_timer(r, r.clients.at(timer.index));
+  on_server_timer(r, r.servers.at(timer.index));
+}
+
+Block* copy_to_block(Rpc& r, const std::byte* data, std::size_t size) noexcept {
+  Block* const block = r.shared.arena->allocate(memory::PoolId::send, size);
+  if (block != nullptr) std::memcpy(block->payload, data, size);
+  return block;
+}
+
+Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
+  for (const auto& route : r.routes) {
+    if (std::memcmp(&route->gid, peer.gid.data(), sizeof route->gid) == 0 &&
+        route->lid == peer.lid && route->to.qp_num == peer.qp_num && route->to.qkey == peer.qkey) {
+      ++route->users;
+      return route.get();
+    }
+  }
+  r.routes.reserve(r.routes.size() + 1);
+  auto route = std::make_unique<Route>();
+  std::memcpy(&route->gid, peer.gid.data(), sizeof route->gid);
+  route->lid = peer.lid;
+  route->users = 1;
+  verbs::RemoteQueuePair remote;
+  remote.gid = route->gid;
+  remote.lid = peer.lid;
+  auto ah = r.shared.device->create_ah(r.shared.attributes.queue_pair, remote);
+  if (!ah) return tl::unexpected(ah.error());
+  route->to = {*ah, peer.qp_num, peer.qkey};
+  route->from = origin_of(peer);
+  r.routes.push_back(std::move(route));
+  return r.routes.back().get();
+}
+
+void drop_route(Rpc& r, Route* route) noexcept {
+  if (--route->users != 0) return;
+  r.port->flush();  // nothing refers to it any more
+  r.shared.device->destroy_ah(route->to.ah);
+  std::erase_if(r.routes, [route](const auto& each) { return each.get() == route; });
+}
+
+wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window) noexcept {
+  const verbs::Place& place = r.shared.device->place();
+  wire::SessionEnd end;
+  std::memcpy(end.gid.data(), &place.gid, sizeof place.gid);
+  end.gid_type = place.gid_type;
+  end.lid = place.lid;
+  end.qp_num = r.port->qp_num();
+  end.qkey = r.port->qkey();
+  end.name = name;
+  end.window = static_cast<std::uint16_t>(window);
+  end.mtu = static_cast<std::uint16_t>(r.port->mtu());
+  return end;
+}
+
+RpcStats stats(const Rpc& r) noexcept {
+  RpcStats stats = r.stats;
+  stats.unsent += r.port->failures;
+  stats.sessions = r.clients.size();
+  stats.served_sessions = r.servers.size();
+  return stats;
+}
+
+namespace {
+
+tl::unexpected<Error> wrong(std::string found) {
+  return base::fail(Status::system, "audit the remote calls", std::move(found),
+                    "a defect of the library, or memory that something has overwritten");
+}
+
+}  // namespace
+
+Result<void> audit(Rpc& r) {
+  std::uint32_t promised = 0;
+  for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
+    if (!r.clients.in_use(i)) continue;
+    const ClientSession& c = r.clients.at(i);
+    std::uint32_t active = 0;
+    for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+      const bool busy = (c.active >> slot & 1) != 0;
+      active += busy ? 1 : 0;
+      if (c.calls[slot].number % c.window != slot)
+        return wrong(fmt::format("session {}: slot {} has call {}", i, slot, c.calls[slot].number));
+      if (!busy && c.calls[slot].payload.block != nullptr && c.calls[slot].size > kShortCall)
+        return wrong(fmt::format("session {}: slot {} is free and holds a block", i, slot));
+    }
+    if (active != c.under_way)
+      return wrong(
+          fmt::format("session {}: {} calls under way, {} counted", i, active, c.under_way));
+    if (c.waiting_count > r.shared.config.rpc.backlog)
+      return wrong(fmt::format("session {}: {} calls wait", i, c.waiting_count));
+    promised += active;
+  }
+  for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
+    if (r.servers.in_use(i) && r.servers.at(i).granted != 1) promised += r.servers.at(i).granted;
+  }
+  if (promised != r.promised)
+    return wrong(fmt::format("{} receives are promised, {} counted", promised, r.promised));
+  return {};
+}
+
+}  // namespace spinwire::rpc

@@ -1,0 +1,272 @@
+// Sessions and the calls on them: what client and server of one engine share. Hot fields first.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agent/shared.h"
+#include "base/index_pool.h"
+#include "base/timer_wheel.h"
+#include "rpc/port.h"
+#include "spinwire/rpc.h"
+#include "wire/handshake.h"
+#include "wire/rpc.h"
+
+namespace spinwire::rpc {
+
+inline constexpr std::uint32_t kNone = agent::kNone;
+inline constexpr std::uint32_t kWindowMax = wire::kSessionWindowMax;
+
+/// The timers of sessions, told apart by Timer::kind; those of agents and handshakes are lower.
+inline constexpr std::uint16_t kClientTimer = 32;
+inline constexpr std::uint16_t kServerTimer = 33;
+
+/// A short payload, or where a longer one lies, with a reference to its block.
+struct Payload {
+  Block* block = nullptr;  ///< null: short
+  union {
+    const std::byte* data;
+    std::byte text[kShortCall];
+  };
+  Payload() noexcept : data(nullptr) {}
+};
+
+/// One of the calls that a session may have under way.
+struct alignas(64) Call {
+  std::uint32_t number = 0;  ///< of this one, or the next; its low bits are the slot
+  Method method = 0;
+  std::uint8_t tries = 0;  ///< times sent again
+  std::uint64_t sent_at = 0;
+  std::uint64_t deadline = 0;  ///< tick
+  ReplyCallback done;
+  std::uint32_t size = 0;
+  std::uint32_t id = 0;  ///< as the application calls it
+  Payload payload;
+};
+static_assert(sizeof(Call) == 128);
+
+/// One that waits for its turn.
+struct Waiting {
+  Method method = 0;
+  std::uint32_t size = 0;
+  std::uint32_t id = 0;
+  std::uint64_t deadline = 0;
+  ReplyCallback done;  ///< empty: it was cancelled, or its deadline has passed
+  Payload payload;
+};
+
+/// A peer engine's datagrams, as its sessions share them.
+struct Route {
+  Destination to;
+  Origin from;
+  ibv_gid gid{};
+  std::uint16_t lid = 0;
+  std::uint32_t users = 0;
+};
+
+struct alignas(64) ClientSession {
+  Destination to;
+  Origin from;
+  std::uint32_t peer = 0;    ///< what the server calls it
+  std::uint32_t name = 0;    ///< what we do; 0: a free record
+  std::uint64_t active = 0;  ///< slots with a call
+  std::uint32_t window = 0;
+  std::uint32_t under_way = 0;  ///< calls active
+  std::uint32_t allowed = 1;    ///< of `window`, as the server has room for
+  std::uint32_t longest = 0;
+  SessionState state = SessionState::closed;
+  bool listed = false;  ///< in Rpc::stalled
+  std::unique_ptr<Call[]> calls;
+  // Ticks; see measure().
+  std::uint64_t smooth = 0;
+  std::uint64_t variance = 0;
+  std::uint64_t patience = 0;  ///< until a request is sent again, the first time
+  std::uint64_t last_heard = 0;
+  // Those that wait: a ring of `backlog` entries.
+  std::unique_ptr<Waiting[]> waiting;
+  std::uint32_t waiting_first = 0;
+  std::uint32_t waiting_count = 0;
+  // Cold.
+  std::uint32_t next_stalled = kNone;
+  std::uint32_t last_call = 0;
+  base::Timer timer;
+  std::uint64_t deadline = 0;   ///< tick; of opening or closing
+  std::uint64_t looked_at = 0;  ///< tick of the timer's last look
+  std::uint64_t waited = 0;     ///< ticks of silence seen while something was to be answered
+  Callback<void(Session)> on_ready;
+  Callback<void(Session, const Error&)> on_closed;
+  Route* route = nullptr;
+  std::uint32_t handshake = kNone;  ///< exchange in use
+  std::string address;
+};
+
+enum class ServiceState : std::uint8_t { none, running, answered };
+
+/// The server's end of a slot: what it was last asked, and the answer.
+struct alignas(64) Service {
+  std::uint32_t number = 0;
+  ServiceState state = ServiceState::none;
+  Status status = Status::ok;
+  std::uint16_t size = 0;
+  Payload payload;
+};
+static_assert(sizeof(Service) == 64);
+
+struct ServerSession {
+  Destination to;
+  Origin from;
+  std::uint32_t peer = 0;  ///< what the client calls it
+  std::uint32_t name = 0;  ///< what we do; 0: a free record
+  std::uint32_t window = 0;
+  std::uint32_t granted = 1;  ///< calls at once that there are receives for
+  std::uint32_t mtu = 0;
+  std::unique_ptr<Service[]> services;
+  std::uint64_t last_heard = 0;
+  // Cold.
+  base::Timer timer;
+  Route* route = nullptr;
+  std::uint64_t looked_at = 0;
+  std::uint64_t waited = 0;
+};
+
+struct Rpc {
+  explicit Rpc(agent::Shared& s);
+  Rpc(const Rpc&) = delete;
+  Rpc& operator=(const Rpc&) = delete;
+  ~Rpc();
+
+  agent::Shared& shared;
+  std::unique_ptr<Port> port;
+  std::vector<MethodHandler> handlers;
+  base::IndexPool<ClientSession> clients;
+  base::IndexPool<ServerSession> servers;
+  std::uint32_t promised = 0;           ///< receives that replies and requests may need
+  std::uint32_t budget = 0;             ///< of those that are posted
+  std::uint32_t stalled_first = kNone;  ///< sessions whose calls wait for room that all share
+  std::uint32_t stalled_last = kNone;
+  RpcStats stats;
+  // Cold.
+  std::vector<std::unique_ptr<Route>> routes;
+  // Ticks.
+  std::uint64_t least_patience = 0;
+  std::uint64_t idle = 0;  ///< after which a server takes back what receives it granted
+  std::uint64_t keepalive = 0;
+  std::uint64_t peer_timeout = 0;
+  std::uint64_t close_timeout = 0;
+  std::uint64_t call_timeout = 0;
+};
+
+// In rpc.cc.
+/// Makes the port. Errors: as Port::open().
+Result<std::unique_ptr<Rpc>> open(agent::Shared& s);
+/// The engine ends: all calls end with `flushed`, each on_closed runs, servers' peers are told.
+void end(Rpc& r) noexcept;
+/// Completions of the port's queue pair; answers the number of events. Hot.
+std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept;
+/// The end of a poll: calls that waited for room, then everything that was sent. Hot.
+void finish_poll(Rpc& r) noexcept;
+inline bool has_work(const Rpc& r) noexcept {
+  return r.port->unposted() || r.stalled_first != kNone;
+}
+/// A part of the control step.
+void upkeep(Rpc& r) noexcept;
+void on_timer(Rpc& r, base::Timer& timer) noexcept;
+[[nodiscard]] Result<void> audit(Rpc& r);
+[[nodiscard]] RpcStats stats(const Rpc& r) noexcept;
+/// The route to a peer's datagrams, made if need be: a control verb. Errors: no_memory, system.
+Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer);
+void drop_route(Rpc& r, Route* route) noexcept;
+
+/// Our end of a session, for the peer.
+wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window) noexcept;
+
+// In client.cc.
+/// A record for a session that is being opened; null if rpc.sessions are open. May throw.
+ClientSession* make_session(Rpc& r, std::uint32_t window);
+void ready(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route) noexcept;
+/// Ends it at once: its calls, with the status or, if that is ok, as `flushed`; then on_closed.
+void lose(Rpc& r, ClientSession& c, const Error& why) noexcept;
+void lose(Rpc& r, ClientSession& c, Status status, const char* found) noexcept;
+inline ClientSession* find_client(Rpc& r, std::uint32_t name) noexcept {
+  const std::uint32_t index = wire::RpcName::index(name);
+  if (index >= r.clients.capacity()) [[unlikely]]
+    return nullptr;
+  ClientSession& c = r.clients.at(index);
+  return c.name == name && name != 0 ? &c : nullptr;
+}
+/// A call as the application asks for it.
+struct Asked {
+  Method method;
+  const std::byte* data;
+  std::size_t size;
+  Block* block;            ///< null: to be copied
+  std::uint64_t now;       ///< tick
+  std::uint64_t deadline;  ///< tick
+};
+Status call(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept;
+Status cancel(Rpc& r, ClientSession& c, std::uint32_t number) noexcept;
+Status close(Rpc& r, ClientSession& c) noexcept;
+/// A reply, or what else a server says; answers whether its block was kept.
+bool take_reply(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
+void take_answer(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
+/// Sends what waits and may go.
+void pump(Rpc& r, ClientSession& c) noexcept;
+void on_client_timer(Rpc& r, ClientSession& c) noexcept;
+
+// In server.cc.
+/// Null if rpc.sessions are there. May throw.
+ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route);
+inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {
+  const std::uint32_t index = wire::RpcName::index(name);
+  if (index >= r.servers.capacity()) [[unlikely]]
+    return nullptr;
+  ServerSession& s = r.servers.at(index);
+  return s.name == name && name != 0 ? &s : nullptr;
+}
+void dismiss(Rpc& r, ServerSession& s) noexcept;
+/// A request; answers whether its block was kept.
+bool take_request(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
+void take_question(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
+void on_server_timer(Rpc& r, ServerSession& s) noexcept;
+Status answer(Rpc& r, std::uint32_t session, std::uint32_t number, Status status,
+              const std::byte* data, std::size_t size, Block* block) noexcept;
+
+/// Copies what has no block to be referred to into one of the send pool; null if that is dry.
+Block* copy_to_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
+/// Fills an empty payload: copied if short, else referred to. False if the send pool is dry.
+inline bool fill(Rpc& r, Payload& payload, const std::byte* data, std::size_t size,
+                 Block* block) noexcept {
+  if (size <= kShortCall) [[likely]] {
+    if (size != 0) std::memcpy(payload.text, data, size);
+    return true;
+  }
+  if (block != nullptr) {
+    detail::retain(block);
+  } else if (block = copy_to_block(r, data, size), block != nullptr) {
+    data = block->payload;
+  }
+  payload.block = block;
+  payload.data = data;
+  return block != nullptr;
+}
+inline void clear(Payload& payload) noexcept {
+  if (payload.block != nullptr) [[unlikely]]
+    detail::release(std::exchange(payload.block, nullptr));
+}
+/// Sends header and payload; false, and nothing sent, if the port is full.
+inline bool send(Rpc& r, const Destination& to, const wire::RpcHeader& header,
+                 const Payload& payload) noexcept {
+  if (r.port->full()) [[unlikely]]
+    return ++r.stats.unsent, false;
+  if (payload.block == nullptr) [[likely]] {
+    r.port->send(to, header, payload.text);
+  } else {
+    r.port->send(to, header, payload.block, payload.data);
+  }
+  return true;
+}
+
+}  // namespace spinwire::rpc

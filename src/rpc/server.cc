@@ -1,0 +1,172 @@
+// The server's end of sessions: each request runs its handler at most once, and its answer is kept
+// until the next request in the same slot.
+#include <algorithm>
+#include <string_view>
+
+#include "rpc/rpc.h"
+
+namespace spinwire::rpc {
+
+namespace {
+
+using wire::RpcHeader;
+using wire::RpcKind;
+
+inline void send_answer(Rpc& r, const ServerSession& s, const Service& v) noexcept {
+  const RpcHeader header{s.peer,
+                         v.number,
+                         0,
+                         RpcKind::reply,
+                         static_cast<std::uint8_t>(v.status),
+                         v.size,
+                         static_cast<std::uint16_t>(s.granted)};
+  (void)send(r, s.to, header, v.payload);
+}
+
+/// A request that was here before: the answer went astray, or the handler is still at it.
+[[gnu::cold, gnu::noinline]] void take_repeated(Rpc& r, const ServerSession& s, const Service& v,
+                                                std::uint32_t number) noexcept {
+  if (number != v.number || v.state != ServiceState::answered) {
+    ++r.stats.duplicates;
+    return;
+  }
+  ++r.stats.resent;
+  send_answer(r, s, v);
+}
+
+/// Receives for as many requests as the session may send at once, if there are any left.
+[[gnu::cold, gnu::noinline]] void grant(Rpc& r, ServerSession& s) noexcept {
+  if (r.promised + s.window > r.budget) return;
+  r.promised += s.window;
+  s.granted = s.window;
+}
+
+void take_back(Rpc& r, ServerSession& s) noexcept {
+  if (s.granted == 1) return;
+  r.promised -= s.granted;
+  s.granted = 1;
+}
+
+Status finish(Rpc& r, ServerSession& s, Service& v, Status status, const std::byte* data,
+              std::size_t size, Block* block) noexcept {
+  if (!fill(r, v.payload, data, size, block)) [[unlikely]]
+    return Status::no_buffer;
+  v.state = ServiceState::answered;
+  v.status = status;
+  v.size = static_cast<std::uint16_t>(size);
+  send_answer(r, s, v);
+  return Status::ok;
+}
+
+[[gnu::cold, gnu::noinline]] void refuse(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                         Status status, std::string_view text) noexcept {
+  const std::size_t size = std::min(text.size(), kShortCall);
+  (void)answer(r, session, number, status, reinterpret_cast<const std::byte*>(text.data()), size,
+               nullptr);
+}
+
+}  // namespace
+
+ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
+  const std::uint32_t index = r.servers.acquire();
+  if (index == kNone) return nullptr;
+  ServerSession& s = r.servers.at(index);
+  try {
+    s.services = std::make_unique<Service[]>(peer.window);
+  } catch (...) {
+    r.servers.release(index);
+    throw;
+  }
+  for (std::uint32_t i = 0; i < peer.window; ++i) s.services[i].number = i;
+  s.name = wire::RpcName::make(index, r.servers.generation(index) % 4095 + 1);
+  s.peer = peer.name;
+  s.window = peer.window;
+  s.granted = 1;
+  s.mtu = std::min<std::uint32_t>(peer.mtu, r.port->mtu());
+  s.route = route;
+  s.to = route->to;
+  s.from = route->from;
+  s.last_heard = s.looked_at = r.shared.clock.now();
+  s.waited = 0;
+  s.timer.index = index;
+  s.timer.kind = kServerTimer;
+  r.shared.timers.schedule(s.timer, s.last_heard + r.keepalive);
+  return &s;
+}
+
+void dismiss(Rpc& r, ServerSession& s) noexcept {
+  take_back(r, s);
+  r.shared.timers.cancel(s.timer);
+  for (std::uint32_t i = 0; i < s.window; ++i) clear(s.services[i].payload);
+  s.services.reset();
+  s.name = 0;
+  drop_route(r, std::exchange(s.route, nullptr));
+  r.servers.release(s.timer.index);
+}
+
+bool take_request(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {
+  ServerSession* const s = find_server(r, header.session);
+  if (s == nullptr || !s->from.is_of(wc, Port::route(block))) [[unlikely]]
+    return ++r.stats.bad_datagrams, false;
+  s->last_heard = r.shared.now;
+  Service& v = s->services[header.number & (s->window - 1)];
+  if (static_cast<std::int32_t>(header.number - v.number) <= 0) [[unlikely]]
+    return take_repeated(r, *s, v, header.number), false;
+  clear(v.payload);
+  v.number = header.number;
+  v.state = ServiceState::running;
+  if (s->granted != s->window) [[unlikely]]
+    grant(r, *s);
+  if (header.method >= r.handlers.size() || !r.handlers[header.method]) [[unlikely]] {
+    refuse(r, header.session, header.number, Status::unsupported, "no such method");
+    return false;
+  }
+  ++r.stats.served;
+  Request request({&r, header.session, header.number}, header.method, block,
+                  block->payload + kPayloadOffset, header.length);
+  r.handlers[header.method](request);
+  if (!request.answered()) [[unlikely]]
+    refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
+  return request.kept();
+}
+
+void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {
+  ServerSession* const s = find_server(r, header.session);
+  if (s == nullptr || !s->from.is_of(wc, Port::route(block))) {
+    ++r.stats.bad_datagrams;
+    return;
+  }
+  s->last_heard = r.shared.now;
+  const bool over = header.kind == RpcKind::close;
+  const RpcHeader reply{s->peer, 0, 0, over ? RpcKind::closed : RpcKind::pong, 0, 0, 0};
+  (void)send(r, s->to, reply, {});
+  if (!over) return;
+  r.port->flush();  // the route goes with its last session
+  dismiss(r, *s);
+}
+
+void on_server_timer(Rpc& r, ServerSession& s) noexcept {
+  const std::uint64_t now = r.shared.clock.now();
+  // Time in which we did not look ourselves says nothing about the client.
+  s.waited =
+      s.last_heard >= s.looked_at ? 0 : s.waited + std::min(now - s.looked_at, 2 * r.keepalive);
+  s.looked_at = now;
+  if (s.waited > r.peer_timeout) return dismiss(r, s);
+  if (now - std::min(s.last_heard, now) > r.idle) take_back(r, s);
+  r.shared.timers.schedule(s.timer, now + r.keepalive);
+}
+
+Status answer(Rpc& r, std::uint32_t session, std::uint32_t number, Status status,
+              const std::byte* data, std::size_t size, Block* block) noexcept {
+  ServerSession* const s = find_server(r, session);
+  if (s == nullptr) [[unlikely]]
+    return Status::not_connected;
+  Service& v = s->services[number & (s->window - 1)];
+  if (v.number != number || v.state != ServiceState::running) [[unlikely]]
+    return Status::not_connected;
+  if (size > wire::rpc_payload(s->mtu)) [[unlikely]]
+    return Status::message_too_long;
+  return finish(r, *s, v, status, data, size, block);
+}
+
+}  // namespace spinwire::rpc

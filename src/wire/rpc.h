@@ -1,0 +1,63 @@
+// The header of every RPC datagram: sixteen bytes, little-endian, adjacent to the payload. Hot.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace spinwire::wire {
+
+static_assert(std::endian::native == std::endian::little, "the header is copied as it lies");
+
+enum class RpcKind : std::uint8_t {
+  request = 1,  ///< of the client; the payload is the application's
+  reply = 2,    ///< of the server; with a status other than ok its payload is a text
+  ping = 3,     ///< of the client: it is still there
+  pong = 4,     ///< the answer
+  close = 5,    ///< of the client: the session is over
+  closed = 6,   ///< the answer, or of the server: the session is over
+};
+
+/// What a session is called by the end that made the record: index and generation of it.
+struct RpcName {
+  static constexpr unsigned kIndexBits = 20;
+  static constexpr std::uint32_t kIndexMask = (1u << kIndexBits) - 1;
+  static constexpr std::uint32_t make(std::uint32_t index, std::uint32_t generation) noexcept {
+    return index | generation << kIndexBits;
+  }
+  static constexpr std::uint32_t index(std::uint32_t name) noexcept { return name & kIndexMask; }
+};
+
+struct RpcHeader {
+  std::uint32_t session;  ///< as the receiver calls it
+  std::uint32_t number;   ///< of the call; its low bits are its slot
+  std::uint16_t method;   ///< of a request
+  RpcKind kind;
+  std::uint8_t status;   ///< of a reply: a Status
+  std::uint16_t length;  ///< of the payload, bytes
+  std::uint16_t window;  ///< of a reply: calls that the session may have under way
+};
+inline constexpr std::size_t kRpcHeaderBytes = 16;
+static_assert(sizeof(RpcHeader) == kRpcHeaderBytes);
+
+/// Longest payload of a datagram whose MTU is `mtu`.
+constexpr std::uint32_t rpc_payload(std::uint32_t mtu) noexcept {
+  return mtu - static_cast<std::uint32_t>(kRpcHeaderBytes);
+}
+
+/// Checks a datagram of `received` bytes that begins at `at`; false if it is malformed. What the
+/// names in it mean is for the receiver to check.
+inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header) noexcept {
+  if (received < kRpcHeaderBytes) [[unlikely]]
+    return false;
+  std::memcpy(&header, at, sizeof header);
+  if (header.length != received - kRpcHeaderBytes) [[unlikely]]
+    return false;
+  if (header.kind == RpcKind::request) return header.status == 0 && header.window == 0;
+  if (header.kind == RpcKind::reply) return header.method == 0 && header.window != 0;
+  const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::closed;
+  return known && header.length == 0 && header.status == 0 && header.window == 0;
+}
+
+}  // namespace spinwire::wire

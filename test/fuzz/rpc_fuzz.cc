@@ -1,0 +1,33 @@
+// The header of the datagrams of remote calls.
+#include "fuzz/fuzz.h"
+#include "wire/rpc.h"
+
+namespace fuzz {
+
+using namespace spinwire::wire;
+
+void run(std::span<const std::byte> data) {
+  const Bytes datagram = alone(data);
+  RpcHeader header{};
+  if (!decode(datagram.data(), datagram.size(), header)) return;
+  expect(header.length == datagram.size() - kRpcHeaderBytes, "a length is that of what came");
+  expect(header.kind >= RpcKind::request && header.kind <= RpcKind::closed, "a kind is known");
+  expect(header.kind == RpcKind::reply || (header.status == 0 && header.window == 0),
+         "only replies have a status and a window");
+  expect(header.kind <= RpcKind::reply || header.length == 0, "only calls have a payload");
+  const auto* bytes = reinterpret_cast<const std::byte*>(&header);
+  expect(same({bytes, sizeof header}, std::span(datagram).first(sizeof header)), "its bytes");
+}
+
+void sow(Seeds& seeds) {
+  for (std::uint8_t kind = 0; kind < 8; ++kind) {
+    const auto k = static_cast<RpcKind>(kind);
+    const Bytes payload(k == RpcKind::request || k == RpcKind::reply ? 21 : 0);
+    RpcHeader header{0x100007, 9, 0, k, 0, static_cast<std::uint16_t>(payload.size()), 0};
+    if (k == RpcKind::request) header.method = 3;
+    if (k == RpcKind::reply) header.window = 8;
+    seeds.add({std::as_bytes(std::span(&header, 1)), payload});
+  }
+}
+
+}  // namespace fuzz

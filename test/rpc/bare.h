@@ -1,0 +1,35 @@
+// Engines whose insides a test reaches.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "base/owner_guard.h"
+#include "engine/core.h"
+#include "rpc/ends.h"
+#include "softverbs/faults.h"
+
+namespace rpc_test {
+
+using spinwire::detail::EngineCore;
+
+/// An engine without its handle: its device can be told to fail, and its port to lie.
+struct Bare {
+  explicit Bare(const Config& c) {
+    core = std::make_unique<EngineCore>(c, Clock::real(),
+                                        std::move(*spinwire::base::OwnerGuard::create()));
+    const auto opened = core->open();
+    EXPECT_TRUE(opened) << opened.error().message();
+  }
+  void set(const spinwire::softverbs::FaultPlan& plan) const {
+    const auto set = spinwire::softverbs::set_faults(core->shared.device->context(), plan);
+    EXPECT_TRUE(set) << set.error().message();
+  }
+  void expect_clean() const {
+    const auto good = core->audit();
+    EXPECT_TRUE(good) << good.error().message();
+  }
+  std::unique_ptr<EngineCore> core;
+};
+
+}  // namespace rpc_test

@@ -1,0 +1,214 @@
+// Small calls: what is asked comes back, once, or tells why not.
+#include "rpc/ends.h"
+
+namespace rpc_calls_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+
+TEST(RpcCalls, BytesComeBackInEveryLength) {
+  Calls t;
+  const std::size_t longest = t.session.longest();
+  EXPECT_GE(longest, 240u);
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, kShortCall - 1, kShortCall,
+                                 kShortCall + 1, std::size_t{200}, longest - 1, longest}) {
+    SCOPED_TRACE(size);
+    const Bytes bytes = filled(size, static_cast<std::uint32_t>(size));
+    const Ended e = t.call(kEcho, bytes);
+    EXPECT_EQ(e.status, Status::ok) << to_string(e.status);
+    EXPECT_EQ(e.bytes, bytes);
+  }
+  EXPECT_EQ(t.begin(kEcho, filled(longest + 1, 1)), Status::message_too_long);
+  EXPECT_EQ(t.client.engine.rpc_stats().calls, 8u);
+  EXPECT_EQ(t.server.engine.rpc_stats().served, 8u);
+  t.finish();
+}
+
+TEST(RpcCalls, AWindowIsUnderWayAndABacklogWaits) {
+  Calls t;
+  const Config& c = t.client.engine.config();
+  (void)t.call(kEcho, {});  // the server now has receives for the whole window
+  std::uint32_t taken = 0;
+  while (t.begin(kLater, filled(4, taken)) == Status::ok) ++taken;
+  EXPECT_EQ(taken, c.rpc.window + c.rpc.backlog);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == c.rpc.window; }));
+  for (int i = 0; i < 100; ++i) (void)(t.client.poll() + t.server.poll());
+  EXPECT_EQ(t.later.size(), c.rpc.window);
+  // Answered in any order, the last first, each with what it was asked.
+  std::size_t answered = 0;
+  ASSERT_TRUE(t.until([&] {
+    for (; !t.later.empty(); ++answered) {
+      EXPECT_EQ(t.later.back().call.reply(t.later.back().bytes), Status::ok);
+      t.later.pop_back();
+    }
+    return t.all_ended();
+  }));
+  EXPECT_EQ(answered, taken);
+  for (std::uint32_t i = 0; i < taken; ++i) EXPECT_EQ(t.ended[i + 1].bytes, filled(4, i)) << i;
+  t.finish();
+}
+
+TEST(RpcCalls, EveryRefusalTellsItsReason) {
+  Calls t;
+  Ended e = t.call(kRefuse, filled(10, 1));
+  EXPECT_EQ(e.status, Status::refused);
+  EXPECT_EQ(e.text, "not on a Sunday");
+  e = t.call(999, filled(10, 1));
+  EXPECT_EQ(e.status, Status::unsupported);
+  EXPECT_EQ(e.text, "no such method");
+  e = t.call(kSilent, filled(10, 1));
+  EXPECT_EQ(e.status, Status::refused);
+  EXPECT_EQ(e.text, "the handler has not answered");
+  EXPECT_TRUE(t.server.engine.serve(kRefuse, nullptr));
+  EXPECT_EQ(t.call(kRefuse, {}).status, Status::unsupported);
+  CallOptions never;
+  never.deadline = Nanoseconds(-1);
+  EXPECT_EQ(t.begin(kEcho, {}, never), Status::invalid_argument);
+  EXPECT_EQ(t.session.call(kEcho, std::span<const std::byte>(), nullptr), Status::invalid_argument);
+  EXPECT_EQ(t.session.call(kEcho, filled(kShortCall + 1, 1), [](Reply&) {}),
+            Status::message_too_long);
+  t.finish();
+}
+
+TEST(RpcCalls, AnAnswerIsGivenOnceAndNotToACallThatIsOver) {
+  Calls t;
+  ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  const PendingCall call = t.later[0].call;
+  EXPECT_EQ(call.reply(filled(5000, 1)), Status::message_too_long);
+  EXPECT_EQ(call.reply(filled(7, 2)), Status::ok);
+  EXPECT_EQ(call.reply(filled(7, 3)), Status::not_connected);
+  EXPECT_EQ(call.refuse("too late"), Status::not_connected);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended[0].bytes, filled(7, 2));
+  // One whose client has given up: the slot serves the next call.
+  ASSERT_EQ(t.begin(kLater, filled(6, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 2; }));
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  EXPECT_EQ(t.ended[1].status, Status::cancelled);
+  EXPECT_EQ(t.call(kEcho, filled(3, 4)).bytes, filled(3, 4));
+  EXPECT_EQ(t.later[1].call.reply(filled(6, 6)), Status::not_connected);
+  EXPECT_EQ(PendingCall().reply(Bytes()), Status::not_connected);
+  t.finish();
+}
+
+TEST(RpcCalls, AReplyThatComesAfterACancelIsDropped) {
+  Calls t;
+  ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);
+  const CallId id = t.session.last_call();
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  EXPECT_EQ(t.later[0].call.reply(filled(5, 2)), Status::ok);
+  EXPECT_EQ(t.session.cancel(id), Status::ok);
+  EXPECT_EQ(t.session.cancel(id), Status::invalid_argument);
+  ASSERT_TRUE(t.until([&] { return t.client.engine.rpc_stats().late == 1; }));
+  EXPECT_EQ(t.ended[0].times, 1);
+  EXPECT_EQ(t.ended[0].status, Status::cancelled);
+  EXPECT_EQ(t.call(kEcho, filled(5, 3)).bytes, filled(5, 3));
+  t.finish();
+}
+
+TEST(RpcCalls, WaitingOnesCanBeCancelled) {
+  Calls t;
+  (void)t.call(kEcho, {});
+  std::vector<CallId> ids;
+  while (t.begin(kLater, filled(60, 1)) == Status::ok) ids.push_back(t.session.last_call());
+  const std::size_t taken = ids.size();
+  EXPECT_EQ(t.session.cancel(ids.back()), Status::ok);
+  EXPECT_EQ(t.session.cancel(ids[taken - 2]), Status::ok);
+  EXPECT_EQ(t.ended[taken].status, Status::cancelled);
+  std::size_t answered = 0;
+  ASSERT_TRUE(t.until([&] {
+    for (; !t.later.empty(); ++answered) {
+      EXPECT_EQ(t.later.back().call.reply(t.later.back().bytes), Status::ok);
+      t.later.pop_back();
+    }
+    return t.all_ended();
+  }));
+  EXPECT_EQ(answered, taken - 2);
+  t.finish();
+}
+
+TEST(RpcCalls, AHandlerMayCallOthers) {
+  Calls t;
+  // The server asks the client's engine before it answers.
+  t.client.listen();
+  ASSERT_TRUE(t.client.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+  auto back = t.server.engine.open_session(t.client.listener.address(), {});
+  ASSERT_TRUE(back);
+  Session inner = *back;
+  ASSERT_TRUE(t.until([&] { return inner.ready(); }));
+  struct Nested {
+    Session* inner;
+    PendingCall outer;
+  };
+  static Nested nested;
+  nested.inner = &inner;
+  ASSERT_TRUE(t.server.engine.serve(50, [](Request& r) {
+    nested.outer = r.later();
+    const spinwire::ReplyCallback pass_on = [](Reply& reply) {
+      EXPECT_EQ(nested.outer.reply(reply.bytes()), Status::ok);
+    };
+    EXPECT_EQ(nested.inner->call(kEcho, r.bytes(), pass_on), Status::ok);
+  }));
+  for (std::uint32_t i = 0; i < 20; ++i) EXPECT_EQ(t.call(50, filled(20, i)).bytes, filled(20, i));
+  EXPECT_EQ(inner.close(), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.server.engine.rpc_stats().sessions == 0; }));
+  t.finish();
+}
+
+TEST(RpcCalls, RequestsAndRepliesCanBeKept) {
+  Calls t;
+  std::vector<BufferSlice> kept;
+  ASSERT_TRUE(t.server.engine.serve(60, [&kept](Request& r) {
+    kept.push_back(r.keep());
+    EXPECT_EQ(r.reply(kept.back()), Status::ok);  // from where it arrived
+  }));
+  for (std::uint32_t i = 0; i < 20; ++i) {
+    const Bytes bytes = filled(100 + i, i);
+    Buffer b = t.client.buffer(bytes.size());
+    std::copy(bytes.begin(), bytes.end(), b.data());
+    bool done = false;
+    ASSERT_EQ(t.session.call(60, b.slice(),
+                             [&](Reply& r) {
+                               kept.push_back(r.keep());
+                               done = true;
+                             }),
+              Status::ok);
+    ASSERT_TRUE(t.until([&] { return done; }));
+  }
+  ASSERT_EQ(kept.size(), 40u);
+  for (std::uint32_t i = 0; i < 40; ++i)
+    EXPECT_EQ(bytes_of(kept[i].bytes()), filled(100 + i / 2, i / 2)) << i;
+  kept.clear();
+  t.finish();
+}
+
+TEST(RpcCalls, DeadlinesEndCallsAndTheSessionGoesOn) {
+  std::uint64_t now = 1'000'000'000;
+  Calls t(rpc_config(), &now);
+  CallOptions short_one, long_one;
+  short_one.deadline = 1s;
+  long_one.deadline = 100s;
+  ASSERT_EQ(t.begin(kLater, filled(5, 1), short_one), Status::ok);
+  ASSERT_EQ(t.begin(kLater, filled(5, 2), long_one), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() >= 1; }));
+  ASSERT_TRUE(t.until([&] {
+    now += 1'000'000;
+    return t.ended[0].times == 1;
+  }));
+  EXPECT_EQ(t.ended[0].status, Status::timed_out);
+  EXPECT_GE(now, 2'000'000'000u);
+  EXPECT_LT(now, 2'100'000'000u);
+  ASSERT_TRUE(t.until([&] {
+    now += 1'000'000;
+    return t.later.size() == 2;
+  }));
+  EXPECT_EQ(t.later[1].call.reply(filled(5, 9)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended[1].bytes, filled(5, 9));
+  EXPECT_EQ(t.server.engine.rpc_stats().served, 2u);
+  t.finish();
+}
+
+}  // namespace
+}  // namespace rpc_calls_test

@@ -1,0 +1,231 @@
+// Datagrams that are lost, doubled, late and out of order; peers that die.
+#include "rpc/bare.h"
+
+namespace rpc_loss_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using spinwire::ReplyCallback;
+using spinwire::softverbs::FaultPlan;
+
+/// Many sessions of a client that calls as fast as it may, over a bad network.
+class Storm {
+ public:
+  Storm(std::uint64_t seed, std::uint32_t sessions, std::uint32_t calls)
+      : server_(rpc_config()), client_(rpc_config()), most_(calls), answers_(calls), runs_(calls) {
+    auto made = server_.core->listen("127.0.0.1:0", {});
+    EXPECT_TRUE(made);
+    listener_ = std::move(*made);
+    EXPECT_TRUE(server_.core->serve(kEcho, [this](Request& r) { serve(r); }));
+    for (std::uint32_t i = 0; i < sessions; ++i)
+      sessions_.push_back(client_.core->open_session(listener_.address(), {}).value());
+    EXPECT_TRUE(run([&] {
+      return std::all_of(sessions_.begin(), sessions_.end(),
+                         [](const Session& s) { return s.ready(); });
+    }));
+    FaultPlan plan;
+    plan.seed = seed;
+    plan.drop = plan.duplicate = 0.03;
+    plan.reorder = 0.1;
+    plan.datagram_delay_max = std::chrono::microseconds(30);
+    server_.set(plan);
+    plan.seed = ~seed;
+    client_.set(plan);
+  }
+  bool run_all() {
+    return run([&] {
+      for (Session& s : sessions_) {
+        while (next_ < most_ && call(s)) ++next_;
+      }
+      return ended_ == most_;
+    });
+  }
+  void expect_exact() {
+    for (std::uint32_t id = 0; id < most_; ++id) {
+      ASSERT_EQ(answers_[id], 1u) << id;
+      ASSERT_EQ(runs_[id], 1u) << id;
+    }
+    const auto c = spinwire::rpc::stats(*client_.core->calls);
+    const auto s = spinwire::rpc::stats(*server_.core->calls);
+    EXPECT_GT(c.retransmits, most_ / 50);
+    EXPECT_GT(s.resent + s.duplicates, most_ / 50);
+    EXPECT_GT(c.late, 0u);
+    EXPECT_EQ(s.served, most_);
+    EXPECT_EQ(c.bad_datagrams + s.bad_datagrams, 0u);
+    client_.expect_clean();
+    server_.expect_clean();
+  }
+
+ private:
+  static Bytes content(std::uint32_t id) {
+    Bytes bytes = filled(4 + id % 300, id);
+    std::memcpy(bytes.data(), &id, sizeof id);
+    return bytes;
+  }
+  bool call(Session& s) {
+    const std::uint32_t id = next_;
+    const Bytes bytes = content(id);
+    const ReplyCallback done = [this, id](Reply& r) {
+      ++ended_;
+      ++answers_[id];
+      EXPECT_EQ(r.status(), Status::ok) << id << " " << to_string(r.status());
+      EXPECT_EQ(bytes_of(r.bytes()), content(id)) << id;
+    };
+    if (bytes.size() <= kShortCall) return s.call(kEcho, bytes, done) == Status::ok;
+    auto* const block =
+        client_.core->shared.arena->allocate(spinwire::memory::PoolId::send, bytes.size());
+    if (block == nullptr) return false;
+    const Buffer b(block, bytes.size());
+    std::copy(bytes.begin(), bytes.end(), b.data());
+    return s.call(kEcho, b.slice(), done) == Status::ok;
+  }
+  void serve(Request& r) {
+    std::uint32_t id = 0;
+    std::memcpy(&id, r.bytes().data(), sizeof id);
+    ASSERT_LT(id, most_);
+    ++runs_[id];
+    if (id % 5 != 0) {
+      EXPECT_EQ(r.reply(r.bytes()), Status::ok);
+    } else {
+      later_.push_back({r.later(), bytes_of(r.bytes())});
+    }
+  }
+  template <typename Done>
+  bool run(Done&& done) {
+    const auto deadline = std::chrono::steady_clock::now() + 20s * slowness();
+    for (unsigned i = 0; !done(); ++i) {
+      (void)client_.core->poll();
+      (void)server_.core->poll();
+      if (i % 3 == 0 && !later_.empty()) {
+        (void)later_.front().call.reply(later_.front().bytes);
+        later_.pop_front();
+      }
+      if (i % 64 == 0 && std::chrono::steady_clock::now() > deadline) return false;
+    }
+    return true;
+  }
+
+  Bare server_, client_;
+  Listener listener_;
+  std::vector<Session> sessions_;
+  std::uint32_t most_, next_ = 0, ended_ = 0;
+  std::vector<std::uint32_t> answers_, runs_;
+  std::deque<Calls::Later> later_;
+};
+
+TEST(RpcLoss, EachCallRunsOnceAndIsAnsweredOnce) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "faults are injected";
+  Storm storm(1, 4, 5000);
+  ASSERT_TRUE(storm.run_all());
+  storm.expect_exact();
+}
+
+Config watchful() {
+  Config c = rpc_config();
+  c.connections.keepalive = 20ms * slowness();
+  c.connections.peer_timeout = 200ms * slowness();
+  return c;
+}
+
+/// Serves an echo until it is killed.
+int serve_echo(int in, int out) {
+  Node node(watchful());
+  node.listen();
+  std::vector<PendingCall> held;
+  EXPECT_TRUE(node.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+  EXPECT_TRUE(node.engine.serve(kLater, [&held](Request& r) { held.push_back(r.later()); }));
+  write_line(out, node.listener.address());
+  while (command(in) != 'q') {
+    for (int i = 0; i < 100; ++i) (void)node.poll();
+  }
+  return 0;
+}
+
+TEST(RpcLoss, AServerThatDiesEndsItsSessionsAlone) {
+  Child victim(serve_echo);
+  const std::string address = victim.line();
+  Calls other(watchful());
+  std::vector<Error> closed;
+  SessionOptions options;
+  options.on_closed = [&closed](Session, const Error& e) { closed.push_back(e); };
+  Session session = other.client.engine.open_session(address, options).value();
+  ASSERT_TRUE(other.until([&] { return session.ready(); }));
+  int ended = 0;
+  Status status = Status::ok;
+  const ReplyCallback done = [&](Reply& r) {
+    ++ended;
+    status = r.status();
+  };
+  ASSERT_EQ(session.call(kEcho, filled(5, 1), done), Status::ok);
+  ASSERT_TRUE(other.until([&] { return ended == 1; }));
+  EXPECT_EQ(status, Status::ok);
+  for (int i = 0; i < 12; ++i) ASSERT_EQ(session.call(kLater, filled(5, 1), done), Status::ok);
+  victim.kill(SIGKILL);
+  const auto killed = std::chrono::steady_clock::now();
+  ASSERT_TRUE(other.until([&] { return closed.size() == 1; }));
+  EXPECT_LT(std::chrono::steady_clock::now() - killed, 2s * slowness());
+  EXPECT_EQ(ended, 13);
+  EXPECT_EQ(status, Status::peer_lost);
+  EXPECT_EQ(closed[0].status, Status::peer_lost) << closed[0].message();
+  EXPECT_EQ(session.state(), SessionState::closed);
+  EXPECT_EQ(session.call(kEcho, Bytes(), done), Status::not_connected);
+  EXPECT_EQ(other.call(kEcho, filled(9, 9)).bytes, filled(9, 9));
+  other.finish();
+}
+
+TEST(RpcLoss, AnIdleServerThatDiesIsNoticed) {
+  Child victim(serve_echo);
+  Node client(watchful());
+  std::vector<Error> closed;
+  SessionOptions options;
+  options.on_closed = [&closed](Session, const Error& e) { closed.push_back(e); };
+  Session session = client.engine.open_session(victim.line(), options).value();
+  ASSERT_TRUE(until({&client}, [&] { return session.ready(); }));
+  victim.kill(SIGKILL);
+  ASSERT_TRUE(until({&client}, [&] { return closed.size() == 1; }));
+  EXPECT_EQ(closed[0].status, Status::peer_lost) << closed[0].message();
+  client.expect_clean();
+}
+
+TEST(RpcLoss, AClientThatDiesIsForgotten) {
+  Node server(watchful());
+  server.listen();
+  ASSERT_TRUE(server.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+  const std::string address = server.listener.address();
+  Child victim([&](int, int) {
+    Node client(watchful());
+    Session s = client.engine.open_session(address, {}).value();
+    for (;;) {
+      (void)client.poll();
+      (void)s.call(kEcho, Bytes(), [](Reply&) {});
+    }
+    return 0;
+  });
+  ASSERT_TRUE(until({&server}, [&] { return server.engine.rpc_stats().served > 100; }));
+  EXPECT_EQ(server.engine.rpc_stats().served_sessions, 1u);
+  victim.kill(SIGKILL);
+  ASSERT_TRUE(until({&server}, [&] { return server.engine.rpc_stats().served_sessions == 0; }));
+  server.expect_clean();
+}
+
+TEST(RpcLoss, AnEngineThatEndsTellsItsPeers) {
+  Calls t;
+  ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  t.server.engine = Engine();
+  ASSERT_TRUE(until({&t.client}, [&] { return t.closed.size() == 1; }));
+  EXPECT_EQ(t.closed[0].status, Status::ok) << t.closed[0].message();
+  EXPECT_EQ(t.ended[0].status, Status::flushed);
+  t.client.expect_clean();
+  // And the other way round.
+  Calls u;
+  ASSERT_EQ(u.begin(kLater, filled(5, 1)), Status::ok);
+  u.client.engine = Engine();
+  EXPECT_EQ(u.ended[0].status, Status::flushed);
+  EXPECT_EQ(u.closed.size(), 1u);
+  ASSERT_TRUE(until({&u.server}, [&] { return u.server.engine.rpc_stats().served_sessions == 0; }));
+  u.server.expect_clean();
+}
+
+}  // namespace
+}  // namespace rpc_loss_test

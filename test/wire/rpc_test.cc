@@ -1,0 +1,127 @@
+#include "wire/rpc.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "wire/codec.h"
+#include "wire/handshake.h"
+
+namespace rpc_wire_test {
+namespace {
+
+using namespace spinwire;
+using namespace spinwire::wire;
+
+/// Whether a datagram with this header and so many bytes behind it is taken.
+bool taken(const RpcHeader& header, std::size_t payload) {
+  std::vector<std::byte> bytes(sizeof header + payload);
+  std::memcpy(bytes.data(), &header, sizeof header);
+  RpcHeader read{};
+  const bool good = decode(bytes.data(), bytes.size(), read);
+  EXPECT_TRUE(!good || std::memcmp(&read, &header, sizeof header) == 0);
+  return good;
+}
+
+TEST(RpcHeader, EachKindHasWhatIsItsOwn) {
+  EXPECT_TRUE(taken({1, 2, 3, RpcKind::request, 0, 0, 0}, 0));
+  EXPECT_TRUE(taken({1, 2, 3, RpcKind::request, 0, 4032, 0}, 4032));
+  EXPECT_FALSE(taken({1, 2, 3, RpcKind::request, 0, 4, 0}, 5)) << "another length";
+  EXPECT_FALSE(taken({1, 2, 3, RpcKind::request, 0, 5, 0}, 4)) << "more than came";
+  EXPECT_FALSE(taken({1, 2, 3, RpcKind::request, 1, 0, 0}, 0)) << "a status";
+  EXPECT_FALSE(taken({1, 2, 3, RpcKind::request, 0, 0, 1}, 0)) << "a window";
+  EXPECT_TRUE(taken({1, 2, 0, RpcKind::reply, 17, 9, 8}, 9));
+  EXPECT_FALSE(taken({1, 2, 0, RpcKind::reply, 0, 0, 0}, 0)) << "no window";
+  EXPECT_FALSE(taken({1, 2, 3, RpcKind::reply, 0, 0, 8}, 0)) << "a method";
+  for (const RpcKind kind : {RpcKind::ping, RpcKind::pong, RpcKind::close, RpcKind::closed}) {
+    EXPECT_TRUE(taken({1, 0, 0, kind, 0, 0, 0}, 0));
+    EXPECT_FALSE(taken({1, 0, 0, kind, 0, 1, 0}, 1)) << "a payload";
+    EXPECT_FALSE(taken({1, 0, 0, kind, 0, 0, 1}, 0)) << "a window";
+  }
+  EXPECT_FALSE(taken({1, 2, 3, RpcKind{0}, 0, 0, 0}, 0));
+  EXPECT_FALSE(taken({1, 2, 3, RpcKind{7}, 0, 0, 0}, 0));
+}
+
+TEST(RpcHeader, ATruncatedOneIsRefused) {
+  const RpcHeader header{1, 2, 3, RpcKind::request, 0, 0, 0};
+  std::array<std::byte, sizeof header> bytes;
+  std::memcpy(bytes.data(), &header, sizeof header);
+  RpcHeader read{};
+  for (std::size_t n = 0; n < bytes.size(); ++n) EXPECT_FALSE(decode(bytes.data(), n, read)) << n;
+}
+
+SessionEnd valid_session() {
+  SessionEnd e;
+  e.gid[0] = 0xfe;
+  e.gid_type = GidType::embedded;
+  e.qp_num = 77;
+  e.qkey = 0x7fffffff;
+  e.name = 5;
+  e.window = 64;
+  e.mtu = 4048;
+  return e;
+}
+
+Result<Received> decode_frame(const Frame& frame) {
+  auto header = decode_header(frame.bytes());
+  if (!header) return tl::unexpected(header.error());
+  return decode_body(*header, frame.bytes().subspan(kHeaderBytes));
+}
+
+TEST(SessionFrames, ComeBackAsSent) {
+  const SessionEnd e = valid_session();
+  const auto open = decode_frame(encode(OpenSession{e}));
+  ASSERT_TRUE(open) << open.error().message();
+  const auto opened = decode_frame(encode(SessionOpened{e}));
+  ASSERT_TRUE(opened) << opened.error().message();
+  for (const SessionEnd& r :
+       {std::get<OpenSession>(open->body).end, std::get<SessionOpened>(opened->body).end}) {
+    EXPECT_EQ(r.gid, e.gid);
+    EXPECT_EQ(r.gid_type, e.gid_type);
+    EXPECT_EQ(r.qp_num, e.qp_num);
+    EXPECT_EQ(r.qkey, e.qkey);
+    EXPECT_EQ(r.name, e.name);
+    EXPECT_EQ(r.window, e.window);
+    EXPECT_EQ(r.mtu, e.mtu);
+    EXPECT_EQ(r.lid, e.lid);
+  }
+}
+
+TEST(SessionFrames, EveryFieldBeyondItsLimitIsRefusedByName) {
+  const auto refused = [](const SessionEnd& e, const char* field) {
+    const auto read = decode_frame(encode(OpenSession{e}));
+    ASSERT_FALSE(read) << field;
+    EXPECT_EQ(read.error().status, Status::protocol);
+    EXPECT_NE(read.error().found.find(field), std::string::npos) << read.error().message();
+  };
+  SessionEnd e = valid_session();
+  e.gid = {};
+  refused(e, "gid");
+  e = valid_session();
+  e.gid_type = static_cast<GidType>(9);
+  refused(e, "gid_type");
+  e = valid_session();
+  e.qp_num = 1;
+  refused(e, "qp_num");
+  e = valid_session();
+  e.qkey = 0x80000000;
+  refused(e, "qkey");
+  e = valid_session();
+  e.name = 0;
+  refused(e, "name");
+  for (const unsigned window : {0u, 3u, 65u, 128u}) {
+    e = valid_session();
+    e.window = static_cast<std::uint16_t>(window);
+    refused(e, "window");
+  }
+  for (const unsigned mtu : {0u, 255u, 4097u}) {
+    e = valid_session();
+    e.mtu = static_cast<std::uint16_t>(mtu);
+    refused(e, "mtu");
+  }
+}
+
+}  // namespace
+}  // namespace rpc_wire_test
