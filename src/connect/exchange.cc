@@ -22,9 +22,9 @@ bool transient(int error) noexcept {
 
 std::string names(wire::KindSet set) {
   std::string list;
-  for (const auto kind : {wire::FrameKind::hello, wire::FrameKind::accept, wire::FrameKind::refuse,
-                          wire::FrameKind::ready, wire::FrameKind::open_session,
-                          wire::FrameKind::session_opened}) {
+  for (const auto kind :
+       {wire::FrameKind::hello, wire::FrameKind::accept, wire::FrameKind::refuse,
+        wire::FrameKind::ready, wire::FrameKind::open_session, wire::FrameKind::session_opened}) {
     if (!set.has(kind)) continue;
     if (!list.empty()) list += " or ";
     list += wire::to_string(kind);

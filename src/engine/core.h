@@ -188,7 +188,7 @@ class EngineCore {
   Result<void> begin_session(rpc::ClientSession& c, const connect::Address& to);
   void progress_session(engine::Handshake& h) noexcept;
   void progress_serving(engine::Handshake& h) noexcept;
-  void take_open_session(engine::Handshake& h) noexcept;
+  void take_open_session(engine::Handshake& h, const wire::SessionEnd& asked) noexcept;
   void take_session_answer(engine::Handshake& h, rpc::ClientSession& c) noexcept;
   Result<void> watch_device();
   void take_async_events() noexcept;

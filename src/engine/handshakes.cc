@@ -421,8 +421,8 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
 }
 
 void EngineCore::take_hello(Handshake& h) noexcept {
-  if (std::holds_alternative<wire::OpenSession>(h.exchange.received().body))
-    return take_open_session(h);
+  if (const auto* session = std::get_if<wire::OpenSession>(&h.exchange.received().body))
+    return take_open_session(h, session->end);
   const auto* hello = std::get_if<wire::Hello>(&h.exchange.received().body);
   if (hello == nullptr) return;  // the exchange takes only what was expected
   const Listening* listening = find_listener(h.listener, h.listener_generation);

@@ -144,8 +144,7 @@ void EngineCore::progress_session(Handshake& h) noexcept {
 }
 
 /// A peer asks for a session here.
-void EngineCore::take_open_session(Handshake& h) noexcept {
-  const auto& asked = std::get<wire::OpenSession>(h.exchange.received().body).end;
+void EngineCore::take_open_session(Handshake& h, const wire::SessionEnd& asked) noexcept {
   if (find_listener(h.listener, h.listener_generation) == nullptr)
     return refuse(h, {Status::refused, "open a session", "nobody listens here any more", ""});
   if (calls == nullptr || calls->handlers.empty())

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "softverbs/faults_layer.h"
@@ -141,8 +142,45 @@ bool carry_with_faults(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
   return true;
 }
 
+/// The common case: inline, plain, one line, with room. False, and nothing done, if it is not.
+[[gnu::always_inline]] inline bool post_short(Qp& qp, const ibv_send_wr& wr) noexcept {
+  constexpr unsigned kFlags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
+  const auto* const ah = static_cast<const Ah*>(wr.wr.ud.ah);
+  if (wr.opcode != IBV_WR_SEND || wr.num_sge != 1 || (wr.send_flags & ~kFlags) != 0 ||
+      (wr.send_flags & IBV_SEND_INLINE) == 0 || ah == nullptr || ah->pd != qp.pd || !ah->plain)
+    return false;
+  const std::uint32_t length = wr.sg_list->length;
+  Peer& peer = *ah->peer;
+  OutLane& out = peer.out;
+  if (length > qp.max_inline || length > kFirstLineBytes ||
+      qp.sq_head - qp.sq_reclaimed >= qp.sq_depth || peer.gone || peer.datagrams_waiting != 0 ||
+      out.tail + 1 + kConnectedLines > out.limit)
+    return false;
+  const std::uint64_t position = out.tail++;
+  Line& line = out.lines[position & (kLaneLines - 1)];
+  copy_small(line.payload, pointer(wr.sg_list->addr), length);
+  const std::uint32_t key = wr.wr.ud.remote_qkey;
+  line.imm = (key & kOwnKey) != 0 ? qp.attr.qkey : key;
+  line.length = static_cast<std::uint16_t>(length);
+  line.ack = ack_bits(peer);
+  line.word.store(lane_mark(position) << 56 | packet_kind(Packet::datagram, ack_flag(peer)) << 48 |
+                      std::uint64_t{qp.qp_num} << 24 | (wr.wr.ud.remote_qpn & 0xffffff),
+                  std::memory_order_release);
+  after_publishing(peer);
+  ++qp.sq_head;
+  qp.next_psn = psn_add(qp.next_psn, 1);
+  if (((wr.send_flags | qp.signal_all) & IBV_SEND_SIGNALED) == 0) return true;
+  qp.sq_reclaimed = qp.sq_head;
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]]
+    CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr.wr_id, length);
+  return true;
+}
+
 template <Carry carry>
 int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
+  if constexpr (carry == carry_at_once) {
+    if (qp.straight && post_short(qp, wr)) return 0;
+  }
   std::uint64_t length = 0;
   if (const int error = check(qp, wr, length); error != 0) [[unlikely]]
     return error;
