@@ -36,8 +36,10 @@ struct EngineStats {
   std::uint64_t stale_completions = 0;  ///< completions of operations already ended
   std::uint64_t messages_sent = 0;
   std::uint64_t messages_received = 0;
-  std::uint64_t bad_messages = 0;  ///< malformed messages; each closed its connection
-  std::uint64_t doorbells = 0;     ///< posts of send work requests
+  /// What no peer of this protocol says, in messages, in the count of credit or by offering memory
+  /// that cannot be read; each ended its connection.
+  std::uint64_t bad_messages = 0;
+  std::uint64_t doorbells = 0;  ///< posts of send work requests
   std::uint64_t receives_posted = 0;
   std::uint64_t accepted = 0;            ///< inbound connections that became ready
   std::uint64_t connected = 0;           ///< outbound connections that became ready

@@ -207,8 +207,7 @@ void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byt
   wire::Answer answer;
   Transfer* const t = wire::decode(body, answer) ? find(*s.transfers, a, answer.id) : nullptr;
   if (t == nullptr || t->answered) {
-    ++s.stats.bad_messages;
-    return fail(
+    return fail_bad(
         s, a,
         {Status::protocol, "take the answer to a long message",
          "it is malformed, or answers none that is outstanding", "the peer is broken or hostile"});

@@ -108,7 +108,7 @@ TEST(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
       return !t.node.closed.empty();
     }));
     EXPECT_EQ(sent, Peer::kReceives);
-    t.expect_ended(Status::protocol, "no peer of this protocol writes", 0);
+    t.expect_ended(Status::protocol, "no peer of this protocol writes", 1);
   }
   // What is older than what is known is no more than late.
   t.begin();
@@ -118,6 +118,17 @@ TEST(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
   EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives);
   (void)t.victim.close();
   t.expect_ended(Status::ok, "", 0);
+  t.finish();
+}
+
+TEST(HostilePeer, NonsenseInTheCreditCellIsFoundWhenUnusedCreditGoesBack) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  Config c = hostile_config();
+  c.connections.credit_idle = 5ms;
+  Attacked t(c);
+  t.begin();
+  ASSERT_TRUE(t.peer.write_cell(0x7fffffff));
+  t.expect_ended(Status::protocol, "no peer of this protocol writes", 1);
   t.finish();
 }
 
@@ -222,7 +233,7 @@ TEST(HostilePeer, WhatCannotBePulledEndsTheConnection) {
     if (which == 1) offer.address = 4096;
     if (which == 2) offer.address += Peer::kMemory - Peer::kOffered - 200000;  // ends in between
     ASSERT_TRUE(t.peer.send(MessageKind::offer, wire::encode(offer)));
-    t.expect_ended(Status::remote_access, "the READ of a long message", 0);
+    t.expect_ended(Status::remote_access, "the READ of a long message", 1);
     EXPECT_EQ(t.delivered, 0u);
   }
   t.finish();
@@ -267,7 +278,7 @@ TEST(HostilePeer, OneThatTakesNoAnswersIsEnded) {
     EXPECT_GT(sent, 64u);
     EXPECT_LT(sent, 64u + 5 * 64u + 64u);  // what may wait, and what was granted meanwhile
     EXPECT_EQ(t.peer.heard.size(), 1u);
-    t.expect_ended(Status::protocol, "answers wait for its credit", 0);
+    t.expect_ended(Status::protocol, "answers wait for its credit", 1);
   }
   t.finish();
 }
