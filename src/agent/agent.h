@@ -106,7 +106,7 @@ inline void count_begin(Agent& a, OperationKind kind) noexcept {
 [[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
   return a.granted - a.returned - a.received;
 }
-/// Operations that have not ended: those in the send queue and long messages that were offered.
+/// What has not ended: work requests accepted, and long messages that were offered.
 [[nodiscard]] inline std::uint32_t outstanding(const Agent& a) noexcept {
   return a.sq_used + a.transfers.offers;
 }
