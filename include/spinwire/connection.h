@@ -203,9 +203,9 @@ enum class Blocker : std::uint8_t {
   /// The peer takes no more messages until its application polls, or not even the connection's own,
   /// for which everything else waits then.
   credit,
-  /// Long messages alone: all that the engine can have offered are, or no memory window is free; see
-  /// memory.windows. What is no longer than connections.eager_bytes is accepted. Leases do not wait
-  /// for windows: registrations, made in control steps, take their place.
+  /// Long messages alone: all that the engine can have offered are, or no memory window is free;
+  /// see memory.windows. What is no longer than connections.eager_bytes is accepted. Leases do not
+  /// wait for windows: registrations, made in control steps, take their place.
   windows,
 };
 SPINWIRE_API std::string_view to_string(Blocker blocker) noexcept;

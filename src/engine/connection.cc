@@ -278,7 +278,8 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
   now.silence = s.clock.duration(s.now - std::min(a->last_heard, s.now));
   now.messages = count({OperationKind::send, OperationKind::send_imm, OperationKind::raw_send,
                         OperationKind::raw_send_imm});
-  now.writes = count({OperationKind::write, OperationKind::write_imm, OperationKind::raw_write_imm});
+  now.writes =
+      count({OperationKind::write, OperationKind::write_imm, OperationKind::raw_write_imm});
   now.reads = count({OperationKind::read});
   now.atomics = count({OperationKind::compare_swap, OperationKind::fetch_add});
   now.control = count({OperationKind::bind}) + a->transfers.notes_waiting +
