@@ -186,7 +186,9 @@ struct ConnectionStats {
   std::uint64_t bytes_written = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t atomics = 0;
-  std::uint32_t outstanding = 0;      ///< accepted operations without a completion so far
+  /// Accepted operations that have not ended, each once, long messages too; cancelled ones included
+  /// while the device has them. None of the connection's own, see ConnectionSnapshot::control.
+  std::uint32_t outstanding = 0;
   std::uint32_t send_credits = 0;     ///< messages that the peer takes now
   std::uint32_t granted_credits = 0;  ///< messages that the peer may send now
 };
@@ -198,7 +200,13 @@ enum class Blocker : std::uint8_t {
   not_ready,   ///< the connection is in another state than `ready`
   send_queue,  ///< full: queues.send_depth; the peer or its device is slow
   operations,  ///< all of the engine's are under way: queues.operations
-  credit,      ///< the peer takes no more messages until its application polls
+  /// The peer takes no more messages until its application polls, or not even the connection's own,
+  /// for which everything else waits then.
+  credit,
+  /// Long messages alone: all that the engine can have offered are, or no memory window is free;
+  /// see memory.windows. What is no longer than connections.eager_bytes is accepted. Leases do not
+  /// wait for windows: registrations, made in control steps, take their place.
+  windows,
 };
 SPINWIRE_API std::string_view to_string(Blocker blocker) noexcept;
 
@@ -214,7 +222,10 @@ struct ConnectionSnapshot {
   std::uint32_t writes = 0;
   std::uint32_t reads = 0;
   std::uint32_t atomics = 0;
-  std::uint32_t control = 0;   ///< the connection's own: credit, keepalives, goodbye
+  /// The connection's own: credit, keepalives, goodbye; the binding and unbinding of windows; what
+  /// is to be told about long messages and leases, while it waits for credit too; READs of the
+  /// peer's long messages.
+  std::uint32_t control = 0;
   std::uint32_t receives = 0;  ///< of a raw connection
   // Leases that are not over.
   std::uint32_t leased_out = 0;  ///< to the peer, keys of KeyScope::connection included

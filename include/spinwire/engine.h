@@ -37,8 +37,10 @@ struct EngineStats {
   std::uint64_t stale_completions = 0;  ///< completions of operations already ended
   std::uint64_t messages_sent = 0;
   std::uint64_t messages_received = 0;
-  std::uint64_t bad_messages = 0;  ///< malformed messages; each closed its connection
-  std::uint64_t doorbells = 0;     ///< posts of send work requests
+  /// What no peer of this protocol says, in messages, in the count of credit or by offering memory
+  /// that cannot be read; each ended its connection.
+  std::uint64_t bad_messages = 0;
+  std::uint64_t doorbells = 0;  ///< posts of send work requests
   std::uint64_t receives_posted = 0;
   std::uint64_t accepted = 0;            ///< inbound connections that became ready
   std::uint64_t connected = 0;           ///< outbound connections that became ready
@@ -46,7 +48,7 @@ struct EngineStats {
   std::uint64_t peers_lost = 0;
   std::uint64_t closed = 0;
   std::uint32_t connections = 0;      ///< living handles, any state
-  std::uint32_t operations = 0;       ///< in flight
+  std::uint32_t operations = 0;       ///< in flight: work requests, and long messages offered
   std::uint32_t receives = 0;         ///< posted now
   std::uint32_t credits_granted = 0;  ///< receives promised to peers now
   std::uint32_t windows_free = 0;     ///< memory windows in no use

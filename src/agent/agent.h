@@ -106,7 +106,7 @@ inline void count_begin(Agent& a, OperationKind kind) noexcept {
 [[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
   return a.granted - a.returned - a.received;
 }
-/// Operations that have not ended: those in the send queue and long messages that were offered.
+/// What has not ended: work requests accepted, and long messages that were offered.
 [[nodiscard]] inline std::uint32_t outstanding(const Agent& a) noexcept {
   return a.sq_used + a.transfers.offers;
 }
@@ -114,8 +114,9 @@ inline void count_begin(Agent& a, OperationKind kind) noexcept {
 std::uint32_t credits_in_sight(const Agent& a) noexcept;
 /// Looks for credit where the peer tells of it; false if there is none.
 bool find_credit(Shared& s, Agent& a) noexcept;
-/// Takes what the peer wrote into the credit cell. False: nonsense was in it.
-bool read_credit_cell(Agent& a) noexcept;
+/// Takes what the peer wrote into the credit cell. False: nonsense was in it, and the connection
+/// ends.
+bool read_credit_cell(Shared& s, Agent& a) noexcept;
 /// What the agent's allotment is counted in.
 inline std::uint32_t& allotted_with(Shared& s, const Agent& a) noexcept {
   return a.own_queue != kNone ? s.own->allotted : s.allotted;
@@ -186,6 +187,8 @@ bool bring_up(Shared& s, Agent& a) noexcept;
 void list_setup(Shared& s, Agent& a) noexcept;
 /// The connection ends, with this as its cause if it has none yet.
 void fail(Shared& s, Agent& a, Error cause) noexcept;
+/// The same for what no peer says, which is counted.
+void fail_bad(Shared& s, Agent& a, Error cause) noexcept;
 /// The application closes.
 void close(Shared& s, Agent& a) noexcept;
 /// An operation ended with an error at the device.

@@ -72,10 +72,15 @@ inline void count_credit(Shared& s, Agent& a, bool wants_more, bool held) noexce
 }
 
 void malformed(Shared& s, Agent& a, std::uint32_t bytes) noexcept {
-  ++s.stats.bad_messages;
-  fail(s, a,
-       {Status::protocol, "take a message of " + std::to_string(bytes) + " bytes",
-        "no valid header in front of it", "the peer is broken or hostile"});
+  fail_bad(s, a,
+           {Status::protocol, "take a message of " + std::to_string(bytes) + " bytes",
+            "no valid header in front of it", "the peer is broken or hostile"});
+}
+
+[[gnu::cold, gnu::noinline]] void bad_credit(Shared& s, Agent& a) noexcept {
+  fail_bad(s, a,
+           {Status::protocol, "read the credit that the peer granted",
+            "a count that no peer of this protocol writes", "the peer is broken or hostile"});
 }
 
 /// The peer gives credit back, by a message that took one itself. What it could not know of stays
@@ -274,12 +279,15 @@ void deliver(Shared& s, Agent& a, Message& message) noexcept {
 
 void grant_more(Shared& s, Agent& a) noexcept { grant(s, a); }
 
-bool read_credit_cell(Agent& a) noexcept {
+bool read_credit_cell(Shared& s, Agent& a) noexcept {
   if (a.cell == nullptr) return true;
   const auto granted = static_cast<std::uint32_t>(a.cell->granted.load(std::memory_order_acquire));
   const std::uint32_t news = granted - a.granted_to_us;
   if (news >= 0x80000000u) return true;  // a message told of more already
-  if (news > 0x8000) return false;
+  if (news > 0x8000) [[unlikely]] {
+    bad_credit(s, a);
+    return false;
+  }
   a.granted_to_us = granted;
   a.told_granted = static_cast<std::uint16_t>(granted);  // what was told before is old by now
   a.send_limit = granted - a.returned_by_us;

@@ -22,9 +22,9 @@ void take(Shared& s, Agent& a, std::span<const std::byte> bytes, Take take) noex
 }  // namespace
 
 void lease_protocol_error(Shared& s, Agent& a, const char* found) noexcept {
-  ++s.stats.bad_messages;
-  fail(s, a,
-       {Status::protocol, "take a message about a lease", found, "the peer is broken or hostile"});
+  fail_bad(
+      s, a,
+      {Status::protocol, "take a message about a lease", found, "the peer is broken or hostile"});
 }
 
 Status status_of(wire::LeaseVerdict verdict) noexcept {

@@ -344,6 +344,11 @@ void fail(Shared& s, Agent& a, Error cause) noexcept {
   list_setup(s, a);
 }
 
+void fail_bad(Shared& s, Agent& a, Error cause) noexcept {
+  ++s.stats.bad_messages;
+  fail(s, a, std::move(cause));
+}
+
 void close(Shared& s, Agent& a) noexcept {
   a.closing = true;
   if (a.state != ConnectionState::ready) {
@@ -361,7 +366,10 @@ void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& 
   if (kind == OperationKind::goodbye) return;  // the peer was gone first; on_drained goes on
   if (wc.status == IBV_WC_WR_FLUSH_ERR && a.state == ConnectionState::draining) return;
   try {
-    fail(s, a, operation_error(s, a, kind, wc));
+    // Of a long message, the peer's device refuses what the peer has offered.
+    const bool offered = kind == OperationKind::pull && wc.status == IBV_WC_REM_ACCESS_ERR;
+    Error cause = operation_error(s, a, kind, wc);
+    offered ? fail_bad(s, a, std::move(cause)) : fail(s, a, std::move(cause));
   } catch (...) {
     fail(s, a, base::out_of_memory());
   }
@@ -372,8 +380,8 @@ void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
   if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
   try {
     Error cause = receive_error(a, wc);
-    if (cause.status == Status::protocol) ++s.stats.bad_messages;
-    fail(s, a, std::move(cause));
+    const bool peers = cause.status == Status::protocol;
+    peers ? fail_bad(s, a, std::move(cause)) : fail(s, a, std::move(cause));
   } catch (...) {
     fail(s, a, base::out_of_memory());
   }
@@ -412,7 +420,7 @@ void look_at_idle(Shared& s, Agent& a) noexcept {
     (void)submit_control(s, a, OperationKind::keepalive);
   const bool unused = now - std::min(a.last_sent, now) > s.clock.ticks(c.credit_idle);
   if (unused) (void)learn_credit(a);
-  if (unused && read_credit_cell(a) && send_credits(a) >= 2) {
+  if (unused && read_credit_cell(s, a) && send_credits(a) >= 2) {
     // The return takes a credit itself and leaves one.
     (void)submit_control(s, a, OperationKind::credit_return,
                          static_cast<std::uint16_t>(send_credits(a) - 2));

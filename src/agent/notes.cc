@@ -74,10 +74,10 @@ void tell(Shared& s, Agent& a, const Note& what) noexcept {
   const std::uint32_t index =
       a.transfers.notes_waiting < most ? s.transfers->notes.acquire() : kNone;
   if (index == kNone) {
-    return fail(s, a,
-                {Status::protocol, "answer the peer",
-                 std::to_string(a.transfers.notes_waiting) + " answers wait for its credit",
-                 "the peer takes no answers: it is broken or hostile"});
+    return fail_bad(s, a,
+                    {Status::protocol, "answer the peer",
+                     std::to_string(a.transfers.notes_waiting) + " answers wait for its credit",
+                     "the peer takes no answers: it is broken or hostile"});
   }
   ++a.transfers.notes_waiting;
   Note& note = s.transfers->notes.at(index);

@@ -101,8 +101,13 @@ Status bind(Shared& s, Agent& a, Transfer& t, const Request& r) noexcept {
     return Status::would_block;
   }
   t.rkey = windows.next_key(t.window);
-  begin<OperationKind::bind>(a, *op, r.block, 0, {});
+  count_begin(a, OperationKind::bind);
+  op->kind = OperationKind::bind;
+  op->block = nullptr;  // the message's own reference is there for as long as the key
+  op->length = 0;
   op->beside = false;
+  op->calls_back = false;
+  op->wr.opcode = opcode_of(OperationKind::bind);
   op->wr.num_sge = 0;
   op->wr.send_flags = 0;
   op->wr.bind_mw.mw = windows.at(t.window);
@@ -207,8 +212,7 @@ void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byt
   wire::Answer answer;
   Transfer* const t = wire::decode(body, answer) ? find(*s.transfers, a, answer.id) : nullptr;
   if (t == nullptr || t->answered) {
-    ++s.stats.bad_messages;
-    return fail(
+    return fail_bad(
         s, a,
         {Status::protocol, "take the answer to a long message",
          "it is malformed, or answers none that is outstanding", "the peer is broken or hostile"});

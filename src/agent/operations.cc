@@ -64,14 +64,7 @@ Status status_of(ibv_wc_status status) noexcept {
 }
 
 bool find_credit(Shared& s, Agent& a) noexcept {
-  if (learn_credit(a)) return true;
-  if (!read_credit_cell(a)) {
-    fail(s, a,
-         {Status::protocol, "read the credit that the peer granted",
-          "a count that no peer of this protocol writes", "the peer is broken or hostile"});
-    return false;
-  }
-  return send_credits(a) != 0;
+  return learn_credit(a) || (read_credit_cell(s, a) && send_credits(a) != 0);
 }
 
 std::uint32_t credits_in_sight(const Agent& a) noexcept {

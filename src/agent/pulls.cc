@@ -15,10 +15,9 @@ namespace {
 using Kind = Arrival::Kind;
 
 void protocol_error(Shared& s, Agent& a, const char* found) noexcept {
-  ++s.stats.bad_messages;
-  fail(s, a,
-       {Status::protocol, "take the offer of a long message", found,
-        "the peer is broken or hostile"});
+  fail_bad(s, a,
+           {Status::protocol, "take the offer of a long message", found,
+            "the peer is broken or hostile"});
 }
 
 void line_up(Shared& s, AgentLine& line, Agent& a) noexcept {
@@ -256,7 +255,7 @@ void look_at_dry(Shared& s) noexcept {
 void refuse_held(Shared& s, Agent& a) noexcept {
   if (a.transfers.pulls != 0 || a.stage != Stage::up) return;  // a READ needs its key
   a.transfers.pulling = nullptr;
-  for (Arrival* v = a.transfers.held.first; v != nullptr; v = v->next) {
+  for (Arrival* v = a.transfers.held.first; v != nullptr && a.stage == Stage::up; v = v->next) {
     if (v->kind == Kind::pull && !v->complete) refuse(s, a, *v, wire::Verdict::closing);
   }
 }

@@ -32,8 +32,8 @@ std::string_view to_string(QueuePairState state) noexcept {
 }
 
 std::string_view to_string(Blocker blocker) noexcept {
-  constexpr std::array<std::string_view, 5> kNames = {"nothing", "not_ready", "send_queue",
-                                                      "operations", "credit"};
+  constexpr std::array<std::string_view, 6> kNames = {"nothing",    "not_ready", "send_queue",
+                                                      "operations", "credit",    "windows"};
   const auto i = static_cast<std::size_t>(blocker);
   return i < kNames.size() ? kNames[i] : "unknown";
 }
@@ -206,6 +206,14 @@ std::size_t Connection::max_message() const noexcept {
 
 namespace {
 
+/// Those of the kinds from one to another that have not ended.
+std::uint32_t outstanding(const Agent& a, OperationKind first, OperationKind last) noexcept {
+  std::uint64_t sum = 0;
+  for (auto i = static_cast<std::size_t>(first); i <= static_cast<std::size_t>(last); ++i)
+    sum += agent::outstanding(a.tallies[i]);
+  return static_cast<std::uint32_t>(sum);
+}
+
 ConnectionStats stats_of(const Agent* a) noexcept {
   const auto count = [a](OperationKind kind) { return agent::tally(*a, kind).done; };
   const auto bytes = [a](OperationKind kind) { return agent::tally(*a, kind).bytes; };
@@ -222,17 +230,29 @@ ConnectionStats stats_of(const Agent* a) noexcept {
   stats.reads = count(OperationKind::read);
   stats.bytes_read = bytes(OperationKind::read);
   stats.atomics = count(OperationKind::compare_swap) + count(OperationKind::fetch_add);
-  stats.outstanding = agent::outstanding(*a);
+  // The parts of a long message are of other kinds; itself it is a SEND.
+  stats.outstanding = outstanding(*a, OperationKind::send, OperationKind::raw_write_imm);
   stats.send_credits = agent::credits_in_sight(*a);
   stats.granted_credits = agent::peer_credits(*a);
   return stats;
 }
 
+/// Whether a long message would be refused that shorter ones are not.
+bool lacks_window(const agent::Shared& s, const Agent& a) noexcept {
+  if (a.raw != nullptr || a.longest_message <= a.max_message) return false;
+  const agent::Transfers& all = *s.transfers;
+  const bool by_window = a.domain == nullptr && all.windows.size() != 0;
+  return all.offered.size() == all.offered.capacity() || (by_window && all.windows.free() == 0);
+}
+
 Blocker blocker_of(const agent::Shared& s, const Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return Blocker::not_ready;
-  if (a.sq_used >= agent::room_in_force(a)) return Blocker::send_queue;
+  const std::uint32_t room = agent::room_in_force(a);
+  if (room == 0) return Blocker::credit;  // which notes lack
+  if (a.sq_used >= room) return Blocker::send_queue;
   if (a.raw == nullptr && agent::credits_in_sight(a) == 0) return Blocker::credit;
-  return s.operations.empty() ? Blocker::operations : Blocker::nothing;
+  if (s.operations.empty()) return Blocker::operations;
+  return lacks_window(s, a) ? Blocker::windows : Blocker::nothing;
 }
 
 }  // namespace
@@ -247,23 +267,23 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
   const Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) return {};
   const agent::Shared& s = core_->shared;
-  const auto outstanding = [a](std::initializer_list<OperationKind> kinds) {
-    std::uint64_t sum = 0;
-    for (const OperationKind kind : kinds) sum += agent::outstanding(agent::tally(*a, kind));
-    return static_cast<std::uint32_t>(sum);
+  const auto count = [a](std::initializer_list<OperationKind> kinds) {
+    std::uint32_t sum = 0;
+    for (const OperationKind kind : kinds) sum += outstanding(*a, kind, kind);
+    return sum;
   };
   ConnectionSnapshot now;
   now.state = a->state;
   now.blocked_by = blocker_of(s, *a);
   now.silence = s.clock.duration(s.now - std::min(a->last_heard, s.now));
-  now.messages = outstanding({OperationKind::send, OperationKind::send_imm, OperationKind::raw_send,
-                              OperationKind::raw_send_imm});
+  now.messages = count({OperationKind::send, OperationKind::send_imm, OperationKind::raw_send,
+                        OperationKind::raw_send_imm});
   now.writes =
-      outstanding({OperationKind::write, OperationKind::write_imm, OperationKind::raw_write_imm});
-  now.reads = outstanding({OperationKind::read});
-  now.atomics = outstanding({OperationKind::compare_swap, OperationKind::fetch_add});
-  now.control = outstanding({OperationKind::credit_return, OperationKind::goodbye,
-                             OperationKind::credit_write, OperationKind::keepalive});
+      count({OperationKind::write, OperationKind::write_imm, OperationKind::raw_write_imm});
+  now.reads = count({OperationKind::read});
+  now.atomics = count({OperationKind::compare_swap, OperationKind::fetch_add});
+  now.control = count({OperationKind::bind}) + a->transfers.notes_waiting +
+                outstanding(*a, OperationKind::credit_return, OperationKind::lease_unbind);
   now.leased_out = a->leases.lent;
   now.leased_out_bytes = a->leases.lent_bytes;
   now.leases_held = a->leases.held;

@@ -132,6 +132,13 @@ struct Attacked {
   std::uint64_t bad = 0;
 };
 
+class HostilePeer : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+  }
+};
+
 /// A message that is refused at once, whatever went before.
 struct Bad {
   const char* name;

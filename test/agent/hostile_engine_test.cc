@@ -143,6 +143,7 @@ TEST(HostileEngine, OffersThatNobodyCouldHaveSentEndItsConnection) {
   t.tell(make_note(MessageKind::offer, wire::encode(offer)));
   ASSERT_TRUE(t.until([&] { return !t.server.closed.empty() && t.ended; }));
   EXPECT_EQ(t.server.closed[0].status, Status::remote_access) << t.server.closed[0].message();
+  EXPECT_EQ(t.server.engine.stats().bad_messages, 1u);
   EXPECT_NE(t.cause.status, Status::ok);
   t.talk();
   const auto audit = t.server.engine.audit();

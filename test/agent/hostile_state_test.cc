@@ -6,8 +6,7 @@ namespace {
 
 using namespace attacked;  // NOLINT: a test's helpers
 
-TEST(HostilePeer, NothingComesWithoutCredit) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, NothingComesWithoutCredit) {
   Attacked t;
   const auto offer = wire::encode(t.peer.offer(5000, 1));
   const auto request = wire::encode(wire::LeaseRequest{64, 1'000'000, 1, 8, 3});
@@ -33,8 +32,7 @@ TEST(HostilePeer, NothingComesWithoutCredit) {
   t.finish();
 }
 
-TEST(HostilePeer, ANoticeHasNoBytesThatCouldBeRead) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, ANoticeHasNoBytesThatCouldBeRead) {
   Attacked t;
   t.begin();
   std::size_t size = 0, readable = 77;
@@ -54,8 +52,7 @@ TEST(HostilePeer, ANoticeHasNoBytesThatCouldBeRead) {
   t.finish();
 }
 
-TEST(HostilePeer, OnlyItsOwnCreditCellIsWritable) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, OnlyItsOwnCreditCellIsWritable) {
   Attacked t;
   const struct {
     const char* name;
@@ -93,8 +90,7 @@ TEST(HostilePeer, OnlyItsOwnCreditCellIsWritable) {
   t.finish();
 }
 
-TEST(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
   Attacked t;
   for (const std::uint64_t nonsense :
        {std::uint64_t{1} + 0x8000 + Peer::kReceives, std::uint64_t{0x7fffffff}}) {
@@ -108,7 +104,7 @@ TEST(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
       return !t.node.closed.empty();
     }));
     EXPECT_EQ(sent, Peer::kReceives);
-    t.expect_ended(Status::protocol, "no peer of this protocol writes", 0);
+    t.expect_ended(Status::protocol, "no peer of this protocol writes", 1);
   }
   // What is older than what is known is no more than late.
   t.begin();
@@ -118,6 +114,16 @@ TEST(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
   EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives);
   (void)t.victim.close();
   t.expect_ended(Status::ok, "", 0);
+  t.finish();
+}
+
+TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenUnusedCreditGoesBack) {
+  Config c = hostile_config();
+  c.connections.credit_idle = 5ms;
+  Attacked t(c);
+  t.begin();
+  ASSERT_TRUE(t.peer.write_cell(0x7fffffff));
+  t.expect_ended(Status::protocol, "no peer of this protocol writes", 1);
   t.finish();
 }
 
@@ -136,8 +142,7 @@ Bytes answer_to(std::uint32_t id, wire::Verdict verdict = wire::Verdict::pulled)
   return message(MessageKind::answer, wire::encode(wire::Answer{id, verdict}));
 }
 
-TEST(HostilePeer, AnAnswerIsGivenOnce) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, AnAnswerIsGivenOnce) {
   Attacked t;
   for (const bool invalidates : {true, false}) {
     t.begin();
@@ -157,8 +162,7 @@ TEST(HostilePeer, AnAnswerIsGivenOnce) {
   t.finish();
 }
 
-TEST(HostilePeer, AnAnswerTwiceBeforeItsKeyHasEndedIsRefused) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, AnAnswerTwiceBeforeItsKeyHasEndedIsRefused) {
   Attacked t;
   t.begin();
   const wire::Offer offer = offered_by_victim(t);
@@ -172,8 +176,7 @@ TEST(HostilePeer, AnAnswerTwiceBeforeItsKeyHasEndedIsRefused) {
   t.finish();
 }
 
-TEST(HostilePeer, AnAnswerToAnotherConnectionsOfferIsRefused) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, AnAnswerToAnotherConnectionsOfferIsRefused) {
   Attacked t;
   t.friendly.on_offer = [](Connection, Offer&) {};
   t.begin();
@@ -195,8 +198,7 @@ TEST(HostilePeer, AnAnswerToAnotherConnectionsOfferIsRefused) {
   t.finish();
 }
 
-TEST(HostilePeer, InvalidatingAnotherKeyEndsTheConnection) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, InvalidatingAnotherKeyEndsTheConnection) {
   Attacked t;
   for (const int which : {0, 1}) {
     t.begin();
@@ -212,8 +214,7 @@ TEST(HostilePeer, InvalidatingAnotherKeyEndsTheConnection) {
   t.finish();
 }
 
-TEST(HostilePeer, WhatCannotBePulledEndsTheConnection) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, WhatCannotBePulledEndsTheConnection) {
   Attacked t;
   for (const int which : {0, 1, 2}) {
     t.begin();
@@ -222,14 +223,13 @@ TEST(HostilePeer, WhatCannotBePulledEndsTheConnection) {
     if (which == 1) offer.address = 4096;
     if (which == 2) offer.address += Peer::kMemory - Peer::kOffered - 200000;  // ends in between
     ASSERT_TRUE(t.peer.send(MessageKind::offer, wire::encode(offer)));
-    t.expect_ended(Status::remote_access, "the READ of a long message", 0);
+    t.expect_ended(Status::remote_access, "the READ of a long message", 1);
     EXPECT_EQ(t.delivered, 0u);
   }
   t.finish();
 }
 
-TEST(HostilePeer, TheSameOfferAgainIsAnotherMessage) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, TheSameOfferAgainIsAnotherMessage) {
   Attacked t;
   t.begin();
   const auto offer = wire::encode(t.peer.offer(20000, 9));
@@ -246,8 +246,7 @@ TEST(HostilePeer, TheSameOfferAgainIsAnotherMessage) {
   t.finish();
 }
 
-TEST(HostilePeer, OneThatTakesNoAnswersIsEnded) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, OneThatTakesNoAnswersIsEnded) {
   Attacked t;
   // Refused offers, and requests that nobody can have, are answered; for the first there is credit.
   for (const MessageKind kind : {MessageKind::offer, MessageKind::lease_request}) {
@@ -267,13 +266,12 @@ TEST(HostilePeer, OneThatTakesNoAnswersIsEnded) {
     EXPECT_GT(sent, 64u);
     EXPECT_LT(sent, 64u + 5 * 64u + 64u);  // what may wait, and what was granted meanwhile
     EXPECT_EQ(t.peer.heard.size(), 1u);
-    t.expect_ended(Status::protocol, "answers wait for its credit", 0);
+    t.expect_ended(Status::protocol, "answers wait for its credit", 1);
   }
   t.finish();
 }
 
-TEST(HostilePeer, ASecondGoodbyeBehindAMessageThatIsHeldIsRefused) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, ASecondGoodbyeBehindAMessageThatIsHeldIsRefused) {
   Attacked t;
   t.begin();
   // The goodbye comes true when the message before it is delivered; a second is none.
@@ -283,8 +281,7 @@ TEST(HostilePeer, ASecondGoodbyeBehindAMessageThatIsHeldIsRefused) {
   t.finish();
 }
 
-TEST(HostilePeer, NothingIsDeliveredBehindAGoodbye) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, NothingIsDeliveredBehindAGoodbye) {
   Attacked t;
   for (const bool held : {false, true}) {
     t.begin();
@@ -304,8 +301,7 @@ TEST(HostilePeer, NothingIsDeliveredBehindAGoodbye) {
   t.finish();
 }
 
-TEST(HostilePeer, WhatComesWhileWeCloseIsPassedOver) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, WhatComesWhileWeCloseIsPassedOver) {
   Attacked t;
   t.begin();
   ASSERT_TRUE(t.peer.send(message(MessageKind::data, {}, 1)));
@@ -326,8 +322,7 @@ TEST(HostilePeer, WhatComesWhileWeCloseIsPassedOver) {
   t.finish();
 }
 
-TEST(HostilePeer, RequestsForMemoryHaveTheirLimits) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, RequestsForMemoryHaveTheirLimits) {
   Attacked t;
   t.begin();
   const std::uint32_t most = t.node.engine.config().leases.count;

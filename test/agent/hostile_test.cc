@@ -120,26 +120,22 @@ void expect_each_refused(Attacked& t, const std::vector<Bad>& all) {
   t.finish();
 }
 
-TEST(HostilePeer, EveryFieldOfAHeaderIsChecked) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, EveryFieldOfAHeaderIsChecked) {
   Attacked t;
   expect_each_refused(t, bad_headers());
 }
 
-TEST(HostilePeer, OffersAndAnswersAreChecked) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, OffersAndAnswersAreChecked) {
   Attacked t;
   expect_each_refused(t, bad_transfers(t.peer));
 }
 
-TEST(HostilePeer, MessagesAboutLeasesAreChecked) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, MessagesAboutLeasesAreChecked) {
   Attacked t;
   expect_each_refused(t, bad_leases());
 }
 
-TEST(HostilePeer, TheSameWithAnImmediate) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, TheSameWithAnImmediate) {
   Attacked t;
   std::vector<Bad> all = bad_transfers(t.peer);
   all.push_back({"flags", header(1, 2, 4, 4), kNoHeader});
@@ -148,8 +144,7 @@ TEST(HostilePeer, TheSameWithAnImmediate) {
   expect_each_refused(t, all);
 }
 
-TEST(HostilePeer, AMessageLongerThanAReceiveIsRefused) {
-  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+TEST_F(HostilePeer, AMessageLongerThanAReceiveIsRefused) {
   Attacked t;
   const std::uint32_t eager = t.node.engine.config().connections.eager_bytes;
   const Bytes most = header(1, 0, eager, eager);
@@ -166,8 +161,6 @@ TEST(HostilePeer, AMessageLongerThanAReceiveIsRefused) {
   t.expect_ended(Status::ok, "", 0);
   t.finish();
 }
-
-/// What a peer with one credit sends behind a message that uses it up.
 
 }  // namespace
 }  // namespace hostile_test

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/raw_ends.h"
+#include "engine/rdma_cm.h"
 
 namespace raw_test {
 namespace {
@@ -531,39 +532,12 @@ TEST(EngineRawPlain, AProgramForVerbsIsAPeerLikeAnyOther) {
   node.expect_clean();
 }
 
-/// Through rdma_cm, on the device and address that the environment names.
-class RdmaCmRaw : public testing::Test {
- protected:
-  void SetUp() override {
-    address_ = std::getenv("SPINWIRE_TEST_ADDRESS");
-    if (std::getenv("SPINWIRE_TEST_DEVICE") == nullptr || address_ == nullptr)
-      GTEST_SKIP() << "needs SPINWIRE_TEST_DEVICE and SPINWIRE_TEST_ADDRESS: a device of rdma_cm's";
-  }
-  void listen(Node& node, const ConnectionSettings& settings) {
-    ListenOptions options;
-    options.handlers = node.handlers();
-    options.via = spinwire::Via::rdma_cm;
-    options.settings = settings;
-    auto made = node.engine.listen(std::string(address_) + ":0", options);
-    ASSERT_TRUE(made) << made.error().message();
-    node.listener = std::move(*made);
-  }
-  static Connection begin(Node& node, const Node& to, const ConnectionSettings& settings) {
-    ConnectOptions options;
-    options.handlers = node.handlers();
-    options.via = spinwire::Via::rdma_cm;
-    options.settings = settings;
-    auto made = node.engine.connect(to.listener.address(), options);
-    EXPECT_TRUE(made) << made.error().message();
-    return made ? *made : Connection();
-  }
-  const char* address_ = nullptr;
-};
+class RdmaCmRaw : public ThroughRdmaCm {};
 
 TEST_F(RdmaCmRaw, BytesGoAsTheyAre) {
   Node server, client;
-  listen(server, raw_settings());
-  Connection c = begin(client, server, raw_settings());
+  listen(server, 0, raw_settings());
+  Connection c = begin(client, server.listener.address(), {}, raw_settings());
   Receives receives;
   Buffer into = client.buffer(64);
   ASSERT_EQ(receives.post(c, into.slice()), Status::ok);
@@ -589,8 +563,9 @@ TEST_F(RdmaCmRaw, BytesGoAsTheyAre) {
 TEST_F(RdmaCmRaw, AMismatchIsRefusedAtBothEnds) {
   for (const bool servers : {true, false}) {
     Node server, client;
-    listen(server, servers ? raw_settings() : ConnectionSettings{});
-    (void)begin(client, server, servers ? ConnectionSettings{} : raw_settings());
+    listen(server, 0, servers ? raw_settings() : ConnectionSettings{});
+    (void)begin(client, server.listener.address(), {},
+                servers ? ConnectionSettings{} : raw_settings());
     ASSERT_TRUE(until({&client, &server},
                       [&] { return client.closed.size() == 1 && server.closed.size() == 1; }));
     for (const Error* e : {&client.closed[0], &server.closed[0]}) {

@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include "agent/attacked.h"
 #include "engine/harness.h"
 
 namespace snapshot_test {
@@ -80,6 +81,148 @@ TEST(EngineSnapshot, TellsWhatBlocks) {
   EXPECT_EQ(Connection().snapshot().state, ConnectionState::closed);
   EXPECT_EQ(to_string(Blocker::send_queue), "send_queue");
   EXPECT_EQ(to_string(static_cast<Blocker>(99)), "unknown");
+}
+
+Config long_config(std::uint32_t windows) {
+  Config c = small_config();
+  c.memory.windows = windows;
+  c.memory.large_bytes = 4u << 20;
+  c.connections.message_bytes = 1u << 20;
+  c.queues.completion_depth = 4096;
+  return c;
+}
+
+TEST(EngineSnapshot, ALongMessageIsOneOperationWhateverItTakes) {
+  for (const std::uint32_t windows : {8u, 0u}) {
+    Pair p(long_config(windows));
+    Connection c = p.ends.client;
+    Buffer b = p.client.filled(300'000, 1);
+    ASSERT_EQ(c.send(b, {}, Post::defer), Status::ok);
+    const auto now = c.snapshot();
+    EXPECT_EQ(now.stats.outstanding, 1u);
+    EXPECT_EQ(now.messages, 1u);
+    EXPECT_EQ(now.control, p.client.engine.device().memory_windows && windows != 0 ? 1u : 0u);
+    EXPECT_GT(p.client.engine.stats().operations, 1u);
+    // At the peer it is none, but the READs and the answer are work of the connection's own.
+    std::uint32_t most = 0;
+    ASSERT_TRUE(p.until([&] {
+      const auto theirs = p.ends.server.snapshot();
+      EXPECT_EQ(theirs.stats.outstanding, 0u);
+      most = std::max(most, theirs.control);
+      EXPECT_LE(c.stats().outstanding, 1u);
+      return c.stats().outstanding == 0;
+    }));
+    EXPECT_GE(most, 2u);
+    EXPECT_EQ(b.block()->refs, 1u);
+    ASSERT_TRUE(p.until([&] { return p.ends.server.snapshot().control == 0; }));
+    EXPECT_EQ(p.server.messages, 1u);
+    b.reset();
+    p.finish();
+  }
+}
+
+/// Until the client may send so many.
+void gather_credit(Pair& p, std::uint32_t wanted) {
+  const Buffer b = p.client.filled(8, 1);
+  ASSERT_TRUE(p.until([&] {
+    (void)p.ends.client.send(b);
+    return p.ends.client.stats().send_credits >= wanted;
+  }));
+  ASSERT_TRUE(p.until([&] { return p.ends.client.snapshot().stats.outstanding == 0; }));
+  p.settle();
+}
+
+TEST(EngineSnapshot, TellsThatWindowsAreUsedUp) {
+  Pair p(long_config(2));
+  if (!p.client.engine.device().memory_windows) GTEST_SKIP() << "the device has no windows";
+  gather_credit(p, 8);
+  Connection c = p.ends.client;
+  Buffer b = p.client.filled(20'000, 1);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(c.snapshot().blocked_by, Blocker::nothing);
+    ASSERT_EQ(c.send(b, {}, Post::defer), Status::ok);
+  }
+  EXPECT_EQ(c.snapshot().blocked_by, Blocker::windows);
+  EXPECT_EQ(to_string(Blocker::windows), "windows");
+  EXPECT_EQ(c.send(b, {}, Post::defer), Status::would_block);
+  EXPECT_EQ(c.send(b.slice(0, 8), {}, Post::defer), Status::ok);
+  ASSERT_TRUE(p.until([&] { return c.stats().outstanding == 0; }));
+  EXPECT_EQ(c.snapshot().blocked_by, Blocker::nothing);
+  b.reset();
+  p.finish();
+}
+
+TEST(EngineSnapshot, TellsThatNoMoreLongMessagesCanBeOffered) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the peer is its own device";
+  attacked::Attacked t(long_config(0));
+  t.begin();
+  t.peer.grant(300);  // and answers nothing
+  Connection c = t.victim;
+  {
+    const Buffer b = t.node.filled(20'000, 1);
+    Status last = Status::ok;
+    std::uint32_t accepted = 0;
+    ASSERT_TRUE(t.until([&] {
+      last = t.node.tally.run([&](auto done) { return c.send(b, done); });
+      accepted += last == Status::ok ? 1 : 0;
+      return accepted == 256;
+    }));
+    ASSERT_TRUE(t.until([&] { return c.snapshot().blocked_by == Blocker::windows; }));
+    EXPECT_EQ(c.send(b), Status::would_block);
+    EXPECT_EQ(c.stats().outstanding, 256u);
+    EXPECT_EQ(t.node.tally.run([&](auto done) { return c.send(b.slice(0, 8), done); }), Status::ok);
+  }
+  t.peer.fail();
+  ASSERT_TRUE(t.until([&] {
+    (void)c.send_copy(std::as_bytes(std::span("?", 1)));
+    return !t.node.closed.empty();
+  }));
+  t.expect_ended(t.node.closed[0].status, "", 0);
+  t.finish();
+}
+
+TEST(EngineSnapshot, TellsOfWhatLacksCreditOfTheConnectionsOwn) {
+  Config config = small_config();
+  config.memory.windows = 8;
+  Pair p(config);
+  Connection c = p.ends.client;
+  Buffer b = p.client.filled(8, 1);
+  Buffer memory = p.server.buffer(64, Pool::lease);
+  const auto region = p.server.engine.expose(memory.slice(), Access::remote_write).value();
+  while (c.send(b) == Status::ok) {
+  }
+  const std::uint32_t sent = c.stats().outstanding;
+  EXPECT_GE(sent, 1u);
+  EXPECT_EQ(c.snapshot().control, 0u);
+  spinwire::RemoteMemory leased;
+  ASSERT_EQ(
+      c.request_memory(64, {}, [&](spinwire::LeaseReply& r) { leased = std::move(r.memory); }),
+      Status::ok);
+  EXPECT_EQ(c.snapshot().blocked_by, Blocker::credit);
+  EXPECT_EQ(c.snapshot().control, 1u);
+  EXPECT_EQ(c.stats().outstanding, sent);
+  EXPECT_EQ(c.write(b.slice(), region), Status::would_block);
+  // The owner's part: a window is bound, and the grant told behind that.
+  Connection theirs = p.ends.server;
+  while (theirs.snapshot().leased_out == 0) {
+    (void)p.client.poll();
+    (void)p.server.poll();
+  }
+  if (p.server.engine.device().memory_windows) {
+    EXPECT_GE(theirs.snapshot().control, 2u);  // credit may still be told
+    EXPECT_EQ(theirs.stats().outstanding, 0u);
+  }
+  ASSERT_TRUE(p.until([&] { return static_cast<bool>(leased); }));
+  EXPECT_EQ(c.snapshot().blocked_by, Blocker::nothing);
+  leased.release();
+  ASSERT_TRUE(p.until([&] {
+    return theirs.snapshot().leased_out == 0 && theirs.snapshot().control == 0 &&
+           c.snapshot().control == 0;
+  }));
+  EXPECT_EQ(p.server.engine.revoke(region), Status::ok);
+  b.reset();
+  memory.reset();
+  p.finish();
 }
 
 TEST(EngineSnapshot, TellsHowLongThePeerIsSilent) {

@@ -4,12 +4,12 @@
 #include <string>
 
 #include "engine/harness.h"
+#include "engine/rdma_cm.h"
 
 namespace through_cm_test {
 namespace {
 
 using namespace engine_test;  // names of a test namespace of its own
-using spinwire::Reconnect;
 using spinwire::Via;
 
 TEST(EngineThroughCm, AnEmbeddedDeviceIsUnknownToIt) {
@@ -31,35 +31,8 @@ TEST(EngineThroughCm, AnEmbeddedDeviceIsUnknownToIt) {
   node.expect_clean();
 }
 
-/// Nodes on the device and address that the environment names.
-class RdmaCm : public testing::Test {
+class RdmaCm : public ThroughRdmaCm {
  protected:
-  void SetUp() override {
-    address_ = std::getenv("SPINWIRE_TEST_ADDRESS");
-    if (std::getenv("SPINWIRE_TEST_DEVICE") == nullptr || address_ == nullptr)
-      GTEST_SKIP() << "needs SPINWIRE_TEST_DEVICE and SPINWIRE_TEST_ADDRESS: a device of rdma_cm's";
-  }
-  void listen(Node& node, std::uint16_t port = 0) {
-    ListenOptions options;
-    options.handlers = node.handlers();
-    options.on_accept = [&node](Connection c) {
-      ++node.accepts;
-      if (node.on_accept) node.on_accept(c);
-    };
-    options.via = Via::rdma_cm;
-    auto made = node.engine.listen(std::string(address_) + ":" + std::to_string(port), options);
-    ASSERT_TRUE(made) << made.error().message();
-    node.listener = std::move(*made);
-  }
-  static Connection begin(Node& node, const std::string& address, const Reconnect& again = {}) {
-    ConnectOptions options;
-    options.handlers = node.handlers();
-    options.reconnect = again;
-    options.via = Via::rdma_cm;
-    auto made = node.engine.connect(address, options);
-    EXPECT_TRUE(made) << made.error().message();
-    return made ? *made : Connection();
-  }
   static Connection connect(Node& client, Node& server) {
     const std::size_t before = server.ready.size();
     const Connection c = begin(client, server.listener.address());
@@ -80,7 +53,6 @@ class RdmaCm : public testing::Test {
     EXPECT_TRUE(right);
     to.on_message = {};
   }
-  const char* address_ = nullptr;
 };
 
 TEST_F(RdmaCm, MessagesGoBothWays) {

@@ -1,0 +1,230 @@
+// From when leases count, what ends calls about them, and what the device is asked to do.
+#include <infiniband/verbs.h>
+
+#include "agent/agent.h"
+#include "base/owner_guard.h"
+#include "engine/core.h"
+#include "engine/leases.h"
+
+namespace lease_calls_test {
+namespace {
+
+using namespace leases;  // NOLINT: a test's helpers
+using spinwire::detail::EngineCore;
+
+constexpr Nanoseconds kOnTheWay = 100ms;
+
+/// Time passes before the other end hears of it.
+void on_the_way() { Timed::now += static_cast<std::uint64_t>(kOnTheWay.count()); }
+
+/// Long enough for what the time ends to be seen: devices tell of what peers have taken late.
+void pass(Timed& t, Nanoseconds time) {
+  t.pass(time);
+  t.settle();
+}
+
+TEST(EngineLeasesCalls, TheHolderCountsFromWhenItAsked) {
+  Timed t(By::window);
+  const Nanoseconds guard = t.client.engine.config().leases.guard;
+  LeaseOptions options;
+  options.time = 500ms;
+  RemoteMemory memory;
+  ASSERT_EQ(t.ends.client.request_memory(64, options,
+                                         [&](LeaseReply& r) { memory = std::move(r.memory); }),
+            Status::ok);
+  on_the_way();
+  ASSERT_TRUE(t.until([&] { return static_cast<bool>(memory); }));
+  EXPECT_EQ(memory.time_left(), 500ms - kOnTheWay - guard);
+  bool renewed = false;
+  ASSERT_EQ(memory.renew(800ms, [&](LeaseReply& r) { renewed = r.status == Status::ok; }),
+            Status::ok);
+  on_the_way();
+  ASSERT_TRUE(t.until([&] { return renewed; }));
+  EXPECT_EQ(memory.time_left(), 800ms - kOnTheWay - guard);
+  memory.release();
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+  t.finish();
+}
+
+TEST(EngineLeasesCalls, TheOwnerCountsFromWhenItHears) {
+  Timed t(By::window);
+  Buffer b = t.server.filled(64, 3);
+  LeaseOptions options;
+  options.time = 500ms;
+  const Nanoseconds most = 500ms + worst_retries(t.server.engine.config());
+  for (const bool renewed : {false, true}) {
+    t.returned.clear();
+    t.leased.clear();
+    ASSERT_EQ(t.ends.server.lease(b.slice(), options), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.leased.size() == 1; }));
+    t.settle(20);
+    if (renewed) {
+      t.pass(400ms);
+      ASSERT_EQ(t.leased[0].renew(500ms), Status::ok);
+      t.settle(20);
+    }
+    const RemoteRegion key = t.leased[0].detach();
+    pass(t, most - 10ms);
+    EXPECT_TRUE(t.returned.empty());
+    EXPECT_EQ(t.write(key, 4), Status::ok);
+    t.pass(20ms);
+    ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+    EXPECT_EQ(t.returned[0].how, ReturnedBy::expiry);
+  }
+  t.finish(b);
+}
+
+TEST(EngineLeasesCalls, ARecalledOneIsLeftForAllThatMayBeUnderWay) {
+  Timed t(By::window);
+  const Config& c = t.server.engine.config();
+  Buffer b = t.server.filled(64, 3);
+  const Nanoseconds after = worst_retries(c);
+  // Either what the lease has left, or the time that it takes to close, whichever is less.
+  for (const Nanoseconds time : {Nanoseconds(60s), Nanoseconds(100ms)}) {
+    t.returned.clear();
+    t.leased.clear();
+    LeaseOptions options;
+    options.time = time;
+    LeaseId id;
+    ASSERT_EQ(t.ends.server.lease(b.slice(), options, [&](LeaseReply& r) { id = r.lease; }),
+              Status::ok);
+    ASSERT_TRUE(t.until([&] { return static_cast<bool>(id); }));
+    const RemoteRegion key = t.leased.at(0).detach();
+    ASSERT_EQ(t.ends.server.recall(id), Status::ok);
+    pass(t, std::min<Nanoseconds>(time, c.connections.close_timeout) + after - 10ms);
+    EXPECT_TRUE(t.returned.empty());
+    EXPECT_EQ(t.write(key, 4), Status::ok);
+    t.pass(20ms);
+    ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+    EXPECT_EQ(t.returned[0].how, ReturnedBy::recall);
+  }
+  t.finish(b);
+}
+
+TEST(EngineLeasesCalls, WhatEndsTheLeaseEndsTheCallAboutIt) {
+  Leases t;
+  Buffer b = t.server.filled(64, 3);
+  LeaseId id;
+  std::vector<Status> told;
+  std::optional<LeaseRefusal> why;
+  const LeaseCallback done = [&](LeaseReply& r) {
+    told.push_back(r.status);
+    why = r.refusal;
+  };
+  for (const bool recalled : {true, false}) {
+    told.clear();
+    ASSERT_EQ(t.ends.server.lease(b.slice(), {}, [&](LeaseReply& r) { id = r.lease; }), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.leased.size() == 1 && id; }));
+    // They cross.
+    ASSERT_EQ(t.leased[0].renew(10s, done), Status::ok);
+    if (recalled) {
+      ASSERT_EQ(t.ends.server.recall(id), Status::ok);
+    } else {
+      t.leased[0].release();
+      EXPECT_EQ(told, std::vector{Status::cancelled});
+    }
+    ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+    t.settle();
+    ASSERT_EQ(told.size(), 1u);
+    EXPECT_EQ(told[0], recalled ? Status::lease_expired : Status::cancelled);
+    EXPECT_EQ(*why, recalled ? LeaseRefusal::over : LeaseRefusal::none);
+    EXPECT_EQ(t.returned[0].how, recalled ? ReturnedBy::recall : ReturnedBy::release);
+    EXPECT_TRUE(t.ends.client.ready());
+    t.leased.clear();
+    t.returned.clear();
+    id = {};
+  }
+  t.finish(b);
+}
+
+TEST(EngineLeasesCalls, AWindowServesAgainWhenTheDeviceHasEndedItsKey) {
+  Leases t;
+  if (!t.server.engine.device().memory_windows) GTEST_SKIP() << "the device has no windows";
+  const auto free = [&] { return t.server.engine.stats().windows_free; };
+  const std::uint32_t before = free();
+  Buffer b = t.server.filled(64, 3);
+  const auto region =
+      t.ends.server.expose(b.slice(), Access::remote_write, spinwire::KeyScope::connection);
+  ASSERT_TRUE(region);
+  EXPECT_EQ(free(), before - 1);
+  t.settle();
+  ASSERT_EQ(t.ends.server.revoke(*region), Status::ok);
+  // Asked for, not done: nobody has looked at a completion yet.
+  EXPECT_EQ(free(), before - 1);
+  EXPECT_TRUE(t.returned.empty());
+  EXPECT_EQ(b.block()->refs, 2u);
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
+  EXPECT_EQ(free(), before);
+  EXPECT_EQ(b.block()->refs, 1u);
+  t.finish(b);
+}
+
+/// What is posted to the device that an engine has open, by opcode.
+class Posted {
+ public:
+  explicit Posted(ibv_qp* qp) : ops_(qp->context->ops) {
+    real_ = ops_.post_send;
+    all.clear();
+    ops_.post_send = [](ibv_qp* to, ibv_send_wr* wr, ibv_send_wr** bad) {
+      for (const ibv_send_wr* each = wr; each != nullptr; each = each->next)
+        all.push_back({each->opcode, each->send_flags});
+      return real_(to, wr, bad);
+    };
+  }
+  Posted(const Posted&) = delete;
+  Posted& operator=(const Posted&) = delete;
+  ~Posted() { ops_.post_send = real_; }
+
+  struct One {
+    ibv_wr_opcode opcode;
+    unsigned flags;
+  };
+  static inline std::vector<One> all;
+
+ private:
+  static inline int (*real_)(ibv_qp*, ibv_send_wr*, ibv_send_wr**);
+  ibv_context_ops& ops_;
+};
+
+TEST(EngineLeasesCalls, GivingUpIsFencedBehindReads) {
+  for (const By by : {By::window, By::registration}) {
+    Node owner(lease_config(by));
+    owner.listen();
+    EngineCore holder(lease_config(by), Clock::real(),
+                      std::move(*spinwire::base::OwnerGuard::create()));
+    ASSERT_TRUE(holder.open());
+    Connection c = holder.connect(owner.listener.address(), ConnectOptions{}).value();
+    const auto until = [&](auto done) {
+      return engine_test::until({&owner}, [&] {
+        (void)holder.poll();
+        return done();
+      });
+    };
+    ASSERT_TRUE(until([&] { return c.ready() && !owner.ready.empty(); }));
+    const bool window = by == By::window && owner.engine.device().memory_windows;
+    for (const bool gives_back : {true, false}) {
+      RemoteMemory memory;
+      ASSERT_EQ(c.request_memory(64, {}, [&](LeaseReply& r) { memory = std::move(r.memory); }),
+                Status::ok);
+      ASSERT_TRUE(until([&] { return static_cast<bool>(memory); }));
+      const Buffer b(holder.shared.arena->allocate(spinwire::memory::PoolId::send, 64), 64);
+      ASSERT_TRUE(b);
+      bool read = false;
+      const Posted posted(holder.find(c.index(), c.generation())->qp);
+      ASSERT_EQ(
+          c.read(
+              b.slice(), memory.region(), [&](const Completion&) { read = true; }, Post::defer),
+          Status::ok);
+      gives_back ? (void)memory.give_back() : memory.release();
+      ASSERT_EQ(Posted::all.size(), 2u);
+      EXPECT_EQ(Posted::all[0].opcode, IBV_WR_RDMA_READ);
+      EXPECT_EQ(Posted::all[1].opcode, window ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND);
+      EXPECT_NE(Posted::all[1].flags & IBV_SEND_FENCE, 0u);
+      ASSERT_TRUE(until([&] { return read && owner.ready[0].snapshot().leased_out == 0; }));
+    }
+    holder.end();
+  }
+}
+
+}  // namespace
+}  // namespace lease_calls_test
