@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "spinwire/status.h"
+
 namespace spinwire::wire {
 
 static_assert(std::endian::native == std::endian::little, "the header is copied as it lies");
@@ -55,7 +57,8 @@ inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header)
   if (header.length != received - kRpcHeaderBytes) [[unlikely]]
     return false;
   if (header.kind == RpcKind::request) return header.status == 0 && header.window == 0;
-  if (header.kind == RpcKind::reply) return header.method == 0 && header.window != 0;
+  if (header.kind == RpcKind::reply)
+    return header.method == 0 && header.window != 0 && header.status < kStatusCount;
   const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::closed;
   return known && header.length == 0 && header.status == 0 && header.window == 0;
 }
