@@ -105,7 +105,16 @@ object = $(patsubst %.cc,$(OBJ)/%.o,$(1))
 # tools/spinwire_perf.cc -> spinwire-perf
 dashed = $(subst _,-,$(basename $(notdir $(1))))
 
-LIB_SRC := $(call find,src,*.cc)
+# Each folder of the library is compiled as one unit: its functions meet the optimiser together, and
+# headers, which take most of the time, are read once. The audits stay apart, for the fuzzers.
+LIB_APART := src/agent/audit.cc
+LIB_SRC := $(filter-out $(LIB_APART),$(call find,src,*.cc))
+unit_of = $(patsubst %/,%,$(dir $(1)))
+LIB_UNITS := $(sort $(foreach s,$(LIB_SRC),$(call unit_of,$(s))))
+# The longest first.
+LIB_UNITS := $(filter src/engine,$(LIB_UNITS)) $(filter-out src/engine,$(LIB_UNITS))
+LIB_OBJ := $(LIB_UNITS:%=$(OBJ)/%.o) $(call object,$(LIB_APART))
+LIB_SRC += $(LIB_APART)
 TOOL_SRC := $(wildcard tools/*.cc)
 EXAMPLE_SRC := $(wildcard tools/examples/*.cc)
 TOOL_COMMON_SRC := $(wildcard tools/common/*.cc)
@@ -271,6 +280,14 @@ $(OBJ)/%.o: %.cc $(GEN)/flags
 	$(call say,CXX,$<)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(BASE_FLAGS) $(OPT) $(call inc_of,$<) -MMD -MP -c $< -o $@
+# A folder of the library; that sources are included is what is meant.
+$(LIB_UNITS:%=$(GEN)/%.cc): $(GEN)/%.cc: FORCE
+	$(call write_if_changed,$(patsubst src/%,'#include "%"  // NOLINT',$(foreach s,\
+	  $(filter-out $(LIB_APART),$(LIB_SRC)),$(if $(filter $*,$(call unit_of,$(s))),$(s)))))
+$(LIB_UNITS:%=$(OBJ)/%.o): $(OBJ)/%.o: $(GEN)/%.cc $(GEN)/flags
+	$(call say,CXX,$*)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) $(BASE_FLAGS) $(INC_src) -MMD -MP -c $< -o $@
 
 TEST_OBJ := $(OBJ)/test/all_tests.o
 build-tests-first: $(TEST_OBJ)
@@ -280,7 +297,7 @@ CONFORMANCE_OBJ := $(OBJ)/test/conformance/conformance.o
 $(CONFORMANCE_OBJ): $(GEN)/conformance.inc
 $(CONFORMANCE_OBJ): OPT = $(TEST_OPT)
 
--include $(patsubst %.o,%.d,$(TEST_OBJ) $(CONFORMANCE_OBJ) $(call object,$(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) \
+-include $(patsubst %.o,%.d,$(TEST_OBJ) $(CONFORMANCE_OBJ) $(LIB_OBJ) $(call object,$(TOOL_SRC) $(EXAMPLE_SRC) \
   $(TOOL_COMMON_SRC) $(BENCH_SRC) $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC) \
   $(SOFTROCE_SRC)))
 
@@ -292,7 +309,7 @@ $(call say,AR,$@)
 $(Q)rm -f $@ && ar rcs $@ $(filter %.o,$^)
 endef
 
-$(STATIC): $(call object,$(LIB_SRC)) $(GEN)/lib.list
+$(STATIC): $(LIB_OBJ) $(GEN)/lib.list
 	$(archive)
 
 # Sources that several tools or benchmarks share; a program gets what it uses of them.
@@ -304,7 +321,7 @@ $(BENCH_COMMON): $(call object,$(BENCH_COMMON_SRC))
 	$(archive)
 
 EXPORTS := tools/dev/spinwire.map
-$(SHARED): $(call object,$(LIB_SRC)) $(GEN)/lib.list $(GEN)/link $(EXPORTS)
+$(SHARED): $(LIB_OBJ) $(GEN)/lib.list $(GEN)/link $(EXPORTS)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -shared $(CXXFLAGS) $(SANITIZE) $(LDFLAGS) -Wl,-soname,$(SONAME) \
@@ -367,11 +384,11 @@ $(eval $(call program,spinwire-tests,test/all_tests.cc))
 # ---- fuzzing ----------------------------------------------------------------------------------
 
 # What the bytes of a peer reach is compiled once more, with clang, its fuzzer, two sanitizers and
-# counters; everything below comes from the ordinary library, and so do the audits, which would take
+# counters; everything below comes from the ordinary library, and so does the audit, which would take
 # five times as long as all else.
 FUZZ_DIR := $(BUILD)/fuzz
 FUZZ_SRC := $(wildcard test/fuzz/*_fuzz.cc)
-FUZZED_SRC := $(filter-out %audit.cc,$(call find,$(addprefix src/,wire memory agent engine),*.cc))
+FUZZED := $(addprefix src/,engine agent memory wire)
 FUZZERS := $(patsubst test/fuzz/%_fuzz.cc,$(FUZZ_DIR)/bin/%,$(FUZZ_SRC))
 FUZZ_FLAGS = $(CLANG_FLAGS) $(WERROR) -O1 -gline-tables-only -fno-omit-frame-pointer -fPIC \
   -ftls-model=initial-exec -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all \
@@ -398,7 +415,11 @@ $(FUZZ_DIR)/obj/%.o: %.cc $(FUZZ_DIR)/flags
 	$(call say,FUZZ,$<)
 	@mkdir -p $(@D)
 	$(Q)$(CLANGXX) $(FUZZ_FLAGS) $(call inc_of,$<) -MMD -MP -c $< -o $@
-FUZZ_OBJ := $(patsubst %.cc,$(FUZZ_DIR)/obj/%.o,$(FUZZED_SRC))
+FUZZ_OBJ := $(FUZZED:%=$(FUZZ_DIR)/obj/%.o)
+$(FUZZ_OBJ): $(FUZZ_DIR)/obj/%.o: $(GEN)/%.cc $(FUZZ_DIR)/flags
+	$(call say,FUZZ,$*)
+	@mkdir -p $(@D)
+	$(Q)$(CLANGXX) $(FUZZ_FLAGS) $(INC_src) -MMD -MP -c $< -o $@
 $(FUZZ_DIR)/libfuzzed.a: $(FUZZ_OBJ)
 	$(call say,AR,$@)
 	$(Q)rm -f $@ && ar rcs $@ $^
@@ -408,7 +429,7 @@ $(FUZZ_DIR)/bin/%: $(FUZZ_DIR)/obj/test/fuzz/%_fuzz.o $(FUZZ_DIR)/libfuzzed.a $(
 	$(Q)$(CLANGXX) -fsanitize=fuzzer,address,undefined -fprofile-instr-generate $^ $(LIBS) -o $@
 .SECONDARY: $(patsubst %.cc,$(FUZZ_DIR)/obj/%.o,$(FUZZ_SRC))
 
--include $(patsubst %.cc,$(FUZZ_DIR)/obj/%.d,$(FUZZED_SRC) $(FUZZ_SRC))
+-include $(FUZZ_OBJ:.o=.d) $(patsubst %.cc,$(FUZZ_DIR)/obj/%.d,$(FUZZ_SRC))
 
 # ---- checking ---------------------------------------------------------------------------------
 
@@ -434,38 +455,51 @@ check-format:
 format:
 	$(Q)$(CLANG_FORMAT) -i $(ALL_CODE)
 
-# clang-tidy is slow, so each file is judged again only when its object was: the object knows the
+# clang-tidy is slow, so each unit is judged again only when its object was: the object knows the
 # headers.
-lint: $(patsubst %.cc,$(BUILD)/lint/%.ok,$(LIB_SRC) $(PRELOAD_SRC))
-$(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
-	$(call say,TIDY,$*.cc)
-	@mkdir -p $(@D)
-	$(Q)$(CLANG_TIDY) --quiet $*.cc -- $(CLANG_FLAGS) $(call inc_of,$*) 2>$@.err \
-	  || { cat $@.err >&2; exit 1; }
-	@touch $@
+define lint
+$(call say,TIDY,$*)
+@mkdir -p $(@D)
+$(Q)$(CLANG_TIDY) --config-file=.clang-tidy --quiet $(1) -- $(CLANG_FLAGS) $(call inc_of,$*) \
+  2>$@.err || { cat $@.err >&2; exit 1; }
+@touch $@
+endef
+LINT_UNITS := $(LIB_UNITS:%=$(BUILD)/lint/%.ok)
+LINT_FILES := $(patsubst %.cc,$(BUILD)/lint/%.ok,$(LIB_APART) $(PRELOAD_SRC))
+lint: $(LINT_UNITS) $(LINT_FILES)
+$(LINT_UNITS): $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
+	$(call lint,$(GEN)/$*.cc)
+$(LINT_FILES): $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
+	$(call lint,$*.cc)
 
 # clang's opinion of every source, without code. Like the objects, up to date until a source or a
 # header changes.
-CLANG_SRC := $(LIB_SRC) $(TOOL_SRC) $(EXAMPLE_SRC) $(TOOL_COMMON_SRC) $(BENCH_SRC) \
+CLANG_SRC := $(LIB_APART) $(TOOL_SRC) $(EXAMPLE_SRC) $(TOOL_COMMON_SRC) $(BENCH_SRC) \
   $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC) $(SOFTROCE_SRC) \
   test/all_tests.cc test/conformance/conformance.cc
 CLANG_OK := $(patsubst %.cc,$(BUILD)/clang/%.ok,$(CLANG_SRC))
+CLANG_UNITS := $(LIB_UNITS:%=$(BUILD)/clang/%.ok)
 
 ## clang: all sources through the other compiler's front end
-clang: $(CLANG_OK)
+clang: $(CLANG_OK) $(CLANG_UNITS)
 # Those that it does not compile for asan.
-clang-others: $(filter-out $(patsubst %.cc,$(BUILD)/clang/%.ok,$(LIB_SRC) \
+clang-others: $(filter-out $(patsubst %.cc,$(BUILD)/clang/%.ok,$(LIB_APART) \
   test/all_tests.cc),$(CLANG_OK))
+define clang
+$(call say,CLANG,$*)
+@mkdir -p $(@D)
+$(Q)$(CLANGXX) $(CLANG_FLAGS) -Werror $(call inc_of,$*) -fsyntax-only \
+  -MMD -MP -MT $@ -MF $(@:.ok=.d) $<
+@touch $@
+endef
+$(CLANG_UNITS): $(BUILD)/clang/%.ok: $(GEN)/%.cc Makefile
+	$(clang)
 $(BUILD)/clang/%.ok: %.cc Makefile
-	$(call say,CLANG,$<)
-	@mkdir -p $(@D)
-	$(Q)$(CLANGXX) $(CLANG_FLAGS) -Werror $(call inc_of,$<) -fsyntax-only \
-	  -MMD -MP -MT $@ -MF $(@:.ok=.d) $<
-	@touch $@
+	$(clang)
 $(BUILD)/clang/test/all_tests.ok: $(GEN)/tests.inc
 $(BUILD)/clang/test/conformance/conformance.ok: $(GEN)/conformance.inc
 
--include $(CLANG_OK:.ok=.d)
+-include $(CLANG_OK:.ok=.d) $(CLANG_UNITS:.ok=.d)
 
 # ---- installing -------------------------------------------------------------------------------
 

@@ -9,11 +9,10 @@
 namespace spinwire::agent {
 namespace {
 
-using State = Holding::State;
 using wire::LeaseAction;
 using wire::LeaseVerdict;
 
-Holding* find(Shared& s, const Agent& a, std::uint32_t id) noexcept {
+Holding* holding_of(Shared& s, const Agent& a, std::uint32_t id) noexcept {
   Holding* const h = find_holding(s, id);
   return h != nullptr && h->agent == &a ? h : nullptr;
 }
@@ -62,7 +61,7 @@ void take_over(const Shared& s, Holding& h, const wire::LeaseGrant& grant) noexc
   h.theirs = grant.lease;
   h.invalidate = grant.invalidate;
   h.until = end_of(s, h.began, duration_of(grant.time));
-  h.state = State::held;
+  h.state = Holding::State::held;
 }
 
 /// The call that was under way has ended.
@@ -70,7 +69,7 @@ void end_call(Shared& s, Holding& h, LeaseReply& told) noexcept {
   s.timers.cancel(h.timer);
   h.calling = false;
   const LeaseCallback done = std::exchange(h.done, {});
-  const bool left = h.state == State::leaving;
+  const bool left = h.state == Holding::State::leaving;
   if (left) forget_holding(s, h);
   if (done) done(told);
 }
@@ -96,7 +95,7 @@ void call(Shared& s, const Holding& h, LeaseAction action, bool ends, std::uint6
 /// Whether a call about it may be begun.
 Status may_call(const Shared& s, const Holding& h) noexcept {
   if (h.agent->state != ConnectionState::ready) return Status::not_connected;
-  if (h.state != State::held || s.clock.now() >= h.until) return Status::lease_expired;
+  if (h.state != Holding::State::held || s.clock.now() >= h.until) return Status::lease_expired;
   return h.calling || !may_tell(*h.agent) ? Status::would_block : Status::ok;
 }
 
@@ -119,7 +118,7 @@ void forget_holding(Shared& s, Holding& h) noexcept {
 
 Status resolve(Shared& s, const Agent& a, const RemoteRegion& leased, RemoteRegion& real) noexcept {
   const Holding* const h = find_holding(s, leased.lease);
-  if (h == nullptr || h->state != State::held || s.clock.now() >= h->until)
+  if (h == nullptr || h->state != Holding::State::held || s.clock.now() >= h->until)
     return Status::lease_expired;
   if (h->agent != &a) return Status::invalid_argument;
   const RemoteRegion& whole = h->region;
@@ -155,14 +154,14 @@ Status request(Shared& s, Agent& a, std::size_t bytes, const LeaseOptions& optio
 }
 
 void take_grant(Shared& s, Agent& a, const wire::LeaseGrant& grant) noexcept {
-  Holding* const h = find(s, a, grant.id);
-  if (h == nullptr || h->state != State::asked)
+  Holding* const h = holding_of(s, a, grant.id);
+  if (h == nullptr || h->state != Holding::State::asked)
     return lease_protocol_error(s, a, "it answers no request");
   LeaseReply told;
   if (grant.verdict != LeaseVerdict::granted) {
     told.status = status_of(grant.verdict);
     told.refusal = refusal_of(grant.verdict);
-    h->state = State::leaving;
+    h->state = Holding::State::leaving;
     return end_call(s, *h, told);
   }
   const Nanoseconds time = duration_of(grant.time);
@@ -204,14 +203,14 @@ void take_push(Shared& s, Agent& a, const wire::LeaseGrant& grant) noexcept {
 
 void take_recall(Shared& s, Agent& a, const wire::LeaseCall& call) noexcept {
   for (Holding* h = a.leases.holdings; h != nullptr; h = h->next) {
-    if (h->theirs != call.lease || h->state != State::held) continue;
+    if (h->theirs != call.lease || h->state != Holding::State::held) continue;
     if (h->calling) {
       LeaseReply told;
       told.status = Status::lease_expired;
       told.refusal = LeaseRefusal::over;
       const std::uint32_t id = h->id;
       end_call(s, *h, told);
-      if (h->id != id || h->state != State::held) return;  // the callback gave it up
+      if (h->id != id || h->state != Holding::State::held) return;  // the callback gave it up
     }
     return release_holding(s, *h);
   }
@@ -219,15 +218,15 @@ void take_recall(Shared& s, Agent& a, const wire::LeaseCall& call) noexcept {
 }
 
 void take_reply(Shared& s, Agent& a, const wire::LeaseReply& reply) noexcept {
-  Holding* const h = find(s, a, reply.id);
-  if (h == nullptr || !h->calling || h->state == State::asked) {
+  Holding* const h = holding_of(s, a, reply.id);
+  if (h == nullptr || !h->calling || h->state == Holding::State::asked) {
     if (h == nullptr) return;  // a recall has ended the call
     return lease_protocol_error(s, a, "it replies to no call");
   }
   LeaseReply told;
   told.status = status_of(reply.verdict);
   told.refusal = refusal_of(reply.verdict);
-  if (h->state == State::held && reply.verdict == LeaseVerdict::granted) {
+  if (h->state == Holding::State::held && reply.verdict == LeaseVerdict::granted) {
     told.time = duration_of(reply.time);
     h->until = end_of(s, h->renewed, told.time);
   }
@@ -246,7 +245,7 @@ Status renew(Shared& s, Holding& h, Nanoseconds time, const LeaseCallback& done)
 
 Status give_back(Shared& s, Holding& h, const LeaseCallback& done) noexcept {
   if (const Status status = may_call(s, h); status != Status::ok) return status;
-  h.state = State::leaving;
+  h.state = Holding::State::leaving;
   h.done = done;
   await_answer(s, h);
   call(s, h, LeaseAction::give_back, true);
@@ -254,7 +253,7 @@ Status give_back(Shared& s, Holding& h, const LeaseCallback& done) noexcept {
 }
 
 void release_holding(Shared& s, Holding& h) noexcept {
-  if (h.state != State::held) return;
+  if (h.state != Holding::State::held) return;
   // A call that is under way finds nobody when it is answered.
   if (h.agent->state == ConnectionState::ready) call(s, h, LeaseAction::release, true);
   LeaseReply told;

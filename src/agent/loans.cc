@@ -14,17 +14,15 @@
 namespace spinwire::agent {
 namespace {
 
-using State = Loan::State;
 using wire::LeaseAction;
 using wire::LeaseVerdict;
 
-constexpr std::uint32_t kNoWindow = memory::WindowPool::kNone;
 constexpr std::uint32_t kBlockAlignment = 64;
 /// Zeroed at once, as long as a message may take; the rest a step at a time.
 constexpr std::uint64_t kZeroedAtOnce = 64u << 10;
 constexpr std::uint64_t kZeroedInStep = 256u << 10;
 
-Loan* find(Shared& s, const Agent& a, std::uint32_t id) noexcept {
+Loan* loan_of(Shared& s, const Agent& a, std::uint32_t id) noexcept {
   Loan* const loan = find_named(s.leases->loans, id);
   return loan != nullptr && loan->agent == &a ? loan : nullptr;
 }
@@ -228,11 +226,11 @@ void announce(Shared& s, Loan& loan) noexcept {
   grant.invalidate = loan.window != kNoWindow;
   if (loan.requested) {
     grant.id = loan.request;
-    loan.state = State::open;
+    loan.state = Loan::State::open;
     s.timers.reschedule(loan.timer, end_of(s, loan));
     return tell_grant(s, a, wire::MessageKind::lease_grant, grant);
   }
-  loan.state = State::offered;
+  loan.state = Loan::State::offered;
   s.timers.reschedule(loan.timer, after(s, s.clock.ticks(s.config.connections.peer_timeout)));
   tell_grant(s, a, wire::MessageKind::lease_push, grant);
 }
@@ -272,7 +270,7 @@ Step close_key(Shared& s, Loan& loan, bool verb_allowed) noexcept {
     op->wr.invalidate_rkey = loan.rkey;
     append(a, *op);
     defer(s, a);
-    loan.state = State::unbinding;
+    loan.state = Loan::State::unbinding;
     // A peer that keeps the queue from moving shall not keep the memory.
     s.timers.reschedule(loan.timer, after(s, s.clock.ticks(s.config.connections.close_timeout)));
     return Step::done;
@@ -294,11 +292,11 @@ Step close_key(Shared& s, Loan& loan, bool verb_allowed) noexcept {
 
 /// The lease is over. `dead` is whether its key is already.
 void close_loan(Shared& s, Loan& loan, ReturnedBy how, bool dead = false) noexcept {
-  if (loan.state == State::closing || loan.state == State::unbinding) return;
+  if (loan.state == Loan::State::closing || loan.state == Loan::State::unbinding) return;
   s.timers.cancel(loan.timer);
   loan.how = how;
-  if (loan.state == State::waiting) leave_line(s, loan);
-  loan.state = State::closing;
+  if (loan.state == Loan::State::waiting) leave_line(s, loan);
+  loan.state = Loan::State::closing;
   if (!loan.opened) return finish_loan(s, loan, true);
   if (dead && loan.window != kNoWindow) {
     s.transfers->windows.give(loan.window);
@@ -353,13 +351,13 @@ void take_request(Shared& s, Agent& a, const wire::LeaseRequest& r) noexcept {
 
 /// The holder's answer to a push.
 void take_took(Shared& s, Agent& a, Loan* loan, const wire::LeaseCall& call) noexcept {
-  if (loan == nullptr || loan->state != State::offered)
+  if (loan == nullptr || loan->state != Loan::State::offered)
     return lease_protocol_error(s, a, "it takes what was not leased to it");
   if (call.verdict != LeaseVerdict::granted) {
     tell_pushed(*loan, call.verdict);
     return close_loan(s, *loan, ReturnedBy::refusal);
   }
-  loan->state = State::open;
+  loan->state = Loan::State::open;
   s.timers.reschedule(loan->timer, end_of(s, *loan));
   tell_pushed(*loan, LeaseVerdict::granted);
 }
@@ -381,12 +379,12 @@ void take_lease_request(Shared& s, Agent& a, const wire::LeaseRequest& request) 
 
 void take_lease_call(Shared& s, Agent& a, const wire::LeaseCall& call,
                      std::uint32_t invalidated) noexcept {
-  Loan* const loan = find(s, a, call.lease);
+  Loan* const loan = loan_of(s, a, call.lease);
   if (call.action == LeaseAction::took) return take_took(s, a, loan, call);
   if (loan != nullptr &&
-      (loan->state == State::waiting || loan->state == State::offered || loan->manual))
+      (loan->state == Loan::State::waiting || loan->state == Loan::State::offered || loan->manual))
     return lease_protocol_error(s, a, "it calls about a lease that it does not have");
-  const bool over = loan == nullptr || loan->state != State::open;
+  const bool over = loan == nullptr || loan->state != Loan::State::open;
   const bool dead = !over && invalidated != 0 && invalidated == loan->rkey;
   switch (call.action) {
     case LeaseAction::release:  // of one that is over: it has crossed that
@@ -432,17 +430,17 @@ Status open_by_hand(Shared& s, Agent& a, const BufferSlice& memory, Access acces
     detail::release(drop_loan(s, *loan));
     return step == Step::later ? Status::would_block : Status::no_memory;
   }
-  loan->state = State::open;
+  loan->state = Loan::State::open;
   region = {reinterpret_cast<std::uint64_t>(loan->data), loan->bytes, loan->rkey, access};
   return Status::ok;
 }
 
 Status recall(Shared& s, Agent& a, LeaseId lease) noexcept {
-  Loan* const loan = find(s, a, lease.value);
-  if (loan == nullptr || loan->manual || loan->recalled || loan->state == State::closing ||
-      loan->state == State::unbinding)
+  Loan* const loan = loan_of(s, a, lease.value);
+  if (loan == nullptr || loan->manual || loan->recalled || loan->state == Loan::State::closing ||
+      loan->state == Loan::State::unbinding)
     return Status::invalid_argument;
-  if (loan->state == State::waiting) {
+  if (loan->state == Loan::State::waiting) {
     close_loan(s, *loan, ReturnedBy::recall);
     return Status::ok;
   }
@@ -451,7 +449,7 @@ Status recall(Shared& s, Agent& a, LeaseId lease) noexcept {
   call.lease = loan->id;
   call.action = LeaseAction::recall;
   tell(s, a, make_note(wire::MessageKind::lease_call, wire::encode(call)));
-  if (loan->state == State::open) {
+  if (loan->state == Loan::State::open) {
     const std::uint64_t most =
         after(s, s.clock.ticks(s.config.connections.close_timeout) + worst_retries(s, a));
     if (most < loan->timer.deadline) s.timers.reschedule(loan->timer, most);
@@ -463,7 +461,8 @@ namespace {
 
 Loan* find_by_hand(const Agent& a, std::uint32_t rkey) noexcept {
   Loan* loan = a.leases.loans;
-  while (loan != nullptr && (!loan->manual || loan->rkey != rkey || loan->state != State::open))
+  while (loan != nullptr &&
+         (!loan->manual || loan->rkey != rkey || loan->state != Loan::State::open))
     loan = loan->next;
   return loan;
 }
@@ -489,7 +488,7 @@ void on_lease_bound(Shared& s, Agent& a) noexcept {
 
 void on_lease_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept {
   on_lease_bound(s, a);
-  Loan* const loan = status == Status::ok ? find(s, a, id) : nullptr;
+  Loan* const loan = status == Status::ok ? loan_of(s, a, id) : nullptr;
   if (loan == nullptr) return;  // the connection ends, and its leases with it
   s.transfers->windows.give(loan->window);
   finish_loan(s, *loan, true);
@@ -502,7 +501,7 @@ LeaseWork work_on_leases(Shared& s, bool verb_allowed) noexcept {
   all.first = loan->next_in_line;
   if (all.first == nullptr) all.last = nullptr;
   if (loan->agent->stage != Stage::up) return LeaseWork::some;  // end_loans() will see to it
-  const bool waits = loan->state == State::waiting;
+  const bool waits = loan->state == Loan::State::waiting;
   const std::uint64_t zeroed = loan->zeroed;
   const Step step =
       waits ? prepare(s, *loan, kZeroedInStep, verb_allowed) : close_key(s, *loan, verb_allowed);
@@ -514,12 +513,12 @@ LeaseWork work_on_leases(Shared& s, bool verb_allowed) noexcept {
 
 void on_loan_timer(Shared& s, Loan& loan) noexcept {
   Agent& a = *loan.agent;
-  if (loan.state == State::open)
+  if (loan.state == Loan::State::open)
     return close_loan(s, loan, loan.recalled ? ReturnedBy::recall : ReturnedBy::expiry);
   fail(s, a,
        {Status::peer_lost, "lease memory to the peer",
-        loan.state == State::offered ? "no answer came in time"
-                                     : "the window that it uses does not end in time",
+        loan.state == Loan::State::offered ? "no answer came in time"
+                                           : "the window that it uses does not end in time",
         "the peer's process hangs, or is hostile"});
 }
 
@@ -527,7 +526,8 @@ bool end_loans(Shared& s, Agent& a) noexcept {
   Loan* const loan = a.leases.loans;
   if (loan == nullptr) return true;
   leave_line(s, *loan);
-  if (loan->state != State::closing && loan->state != State::unbinding) loan->how = ReturnedBy::end;
+  if (loan->state != Loan::State::closing && loan->state != Loan::State::unbinding)
+    loan->how = ReturnedBy::end;
   bool memory = true;
   if (loan->opened && loan->window != kNoWindow) {
     // Keeps a reference of its own as long as a peer is in the midst of an access.

@@ -14,14 +14,13 @@ namespace spinwire::agent {
 namespace {
 
 constexpr std::uint32_t kIndexBits = 16;
-constexpr std::uint32_t kNoWindow = memory::WindowPool::kNone;
 
 /// What the peer calls it: its record, and the low bits of that record's generation.
 std::uint32_t id_of(const Transfers& all, const Transfer& t) noexcept {
   return t.index | all.offered.generation(t.index) << kIndexBits;
 }
 
-Transfer* find(Transfers& all, const Agent& a, std::uint32_t id) noexcept {
+Transfer* transfer_of(Transfers& all, const Agent& a, std::uint32_t id) noexcept {
   const std::uint32_t index = id & ((1u << kIndexBits) - 1);
   if (index >= all.offered.capacity() || !all.offered.in_use(index)) return nullptr;
   Transfer& t = all.offered.at(index);
@@ -71,7 +70,7 @@ void end_offer(Shared& s, Agent& a, Transfer& t, Status status) noexcept {
   if (block != nullptr) detail::release(block);
 }
 
-Status status_of(wire::Verdict verdict) noexcept {
+Status outcome_of(wire::Verdict verdict) noexcept {
   switch (verdict) {
     case wire::Verdict::pulled:
       return Status::ok;
@@ -153,7 +152,7 @@ void make_offer(Shared& s, Agent& a, Operation& op, const Transfer& t, const Req
 }  // namespace
 
 Transfer* offered_by(const Shared& s, const Agent& a, const Operation& offer) noexcept {
-  return find(*s.transfers, a, offer.length);
+  return transfer_of(*s.transfers, a, offer.length);
 }
 
 void settle(Shared& s, Agent& a, Transfer& t, Status status) noexcept {
@@ -210,7 +209,8 @@ Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) no
 
 void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte> body) noexcept {
   wire::Answer answer;
-  Transfer* const t = wire::decode(body, answer) ? find(*s.transfers, a, answer.id) : nullptr;
+  Transfer* const t =
+      wire::decode(body, answer) ? transfer_of(*s.transfers, a, answer.id) : nullptr;
   if (t == nullptr || t->answered) {
     return fail_bad(
         s, a,
@@ -222,11 +222,11 @@ void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byt
   if (t->window == kNoWindow) {
     // Holds on to the block itself until no peer can reach it.
     (void)s.registrations->revoke(t->rkey);
-    return settle(s, a, *t, status_of(t->verdict));
+    return settle(s, a, *t, outcome_of(t->verdict));
   }
   if ((wc.wc_flags & IBV_WC_WITH_INV) != 0 && wc.invalidated_rkey == t->rkey) {
     s.transfers->windows.give(t->window);
-    return settle(s, a, *t, status_of(t->verdict));
+    return settle(s, a, *t, outcome_of(t->verdict));
   }
   // The peer left it to us.
   Note unbind;
@@ -236,10 +236,10 @@ void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byt
 
 void on_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept {
   if (status != Status::ok) return;  // the connection ends, and its offers with it
-  Transfer* const t = find(*s.transfers, a, id);
+  Transfer* const t = transfer_of(*s.transfers, a, id);
   if (t == nullptr) return;
   s.transfers->windows.give(t->window);
-  settle(s, a, *t, status_of(t->verdict));
+  settle(s, a, *t, outcome_of(t->verdict));
 }
 
 bool end_offers(Shared& s, Agent& a) noexcept {
@@ -250,7 +250,7 @@ bool end_offers(Shared& s, Agent& a) noexcept {
   } else {
     (void)s.transfers->windows.discard(t->window, std::exchange(t->block, nullptr));
   }
-  end_offer(s, a, *t, t->answered ? status_of(t->verdict) : Status::flushed);
+  end_offer(s, a, *t, t->answered ? outcome_of(t->verdict) : Status::flushed);
   return false;
 }
 

@@ -35,12 +35,14 @@ inline constexpr std::uint32_t kNotesAtOnce = 2;
 /// Notes that a connection may have in wait in any case.
 inline constexpr std::uint32_t kNotesOfItsOwn = 64;
 
+inline constexpr std::uint32_t kNoWindow = memory::WindowPool::kNone;
+
 /// A message that we have offered.
 struct Transfer {
   detail::Block* block = nullptr;  ///< holds a reference
   std::uint32_t length = 0;
   std::uint32_t rkey = 0;
-  std::uint32_t window = memory::WindowPool::kNone;  ///< none: the key is a registration's
+  std::uint32_t window = kNoWindow;  ///< none: the key is a registration's
   wire::Verdict verdict = wire::Verdict::pulled;
   bool answered = false;
   bool cancelled = false;  ///< by the application

@@ -18,22 +18,23 @@ namespace {
 constexpr const char* kAsked = "take a page that a fork empties";
 
 /// Words that the fork handler empties, for kernels that do not do it themselves.
-struct Registry {
+struct GuardRegistry {
   std::mutex mutex;
   std::vector<std::atomic<std::uintptr_t>*> words;
   int handler_error = 0;
 };
 
 /// Never destroyed: a fork may come late.
-Registry& registry() {
-  static Registry* const instance = [] {
-    auto* made = new Registry;
-    made->handler_error =
-        ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                         [] {
-                           for (auto* word : registry().words) word->store(0);
-                           registry().mutex.unlock();
-                         });
+GuardRegistry& guard_registry() {
+  static GuardRegistry* const instance = [] {
+    auto* made = new GuardRegistry;
+    made->handler_error = ::pthread_atfork([] { guard_registry().mutex.lock(); },
+                                           [] { guard_registry().mutex.unlock(); },
+                                           [] {
+                                             for (auto* word : guard_registry().words)
+                                               word->store(0);
+                                             guard_registry().mutex.unlock();
+                                           });
     return made;
   }();
   return *instance;
@@ -43,7 +44,7 @@ std::size_t page_bytes() noexcept { return static_cast<std::size_t>(::sysconf(_S
 
 Result<void> add_to_registry(std::atomic<std::uintptr_t>* word) {
   return no_throw(kAsked, [&]() -> Result<void> {
-    Registry& all = registry();
+    GuardRegistry& all = guard_registry();
     if (all.handler_error != 0) {
       return fail_errno(Status::system, kAsked, "pthread_atfork", all.handler_error,
                         "free memory of this process");
@@ -55,7 +56,7 @@ Result<void> add_to_registry(std::atomic<std::uintptr_t>* word) {
 }
 
 void remove_from_registry(const std::atomic<std::uintptr_t>* word) noexcept {
-  Registry& all = registry();
+  GuardRegistry& all = guard_registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.words.erase(std::remove(all.words.begin(), all.words.end(), word), all.words.end());
 }

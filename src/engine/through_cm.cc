@@ -21,7 +21,7 @@ using engine::Listening;
 
 namespace {
 
-constexpr int kBacklog = 512;
+constexpr int kCmBacklog = 512;
 constexpr int kEventsPerStep = 16;
 constexpr int kByApplication = 28;  // a rejection's reason; IB specification volume 1, table 114
 
@@ -92,7 +92,7 @@ Result<void> EngineCore::listen_through_cm(Listening& listening, const connect::
   if (auto open = open_cm(); !open) return open;
   auto id = CmId::create(cm, context_of(listening.generation, index, kListenerBit));
   if (!id) return tl::unexpected(id.error());
-  if (auto bound = id->listen(at, kBacklog); !bound) return bound;
+  if (auto bound = id->listen(at, kCmBacklog); !bound) return bound;
   listening.cm = std::move(*id);
   return {};
 }

@@ -29,8 +29,6 @@
 namespace spinwire::softverbs {
 namespace {
 
-constexpr int kMaxSge = 16;
-constexpr int kMaxWr = 32768;
 constexpr int kMaxCqe = 1 << 22;
 constexpr std::size_t kEventRoom = 256;
 /// How long datagrams wait for a peer that stands still. Who polls all the time has no use for a

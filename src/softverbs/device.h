@@ -15,6 +15,9 @@ enum class Driving : std::uint8_t;
 struct FaultPlan;
 
 inline constexpr const char* kDeviceName = "softverbs";
+/// Limits of a queue and of a work request.
+inline constexpr int kMaxWr = 32768;
+inline constexpr int kMaxSge = 16;
 
 /// With a fault plan (softverbs/faults.h), if one is given.
 Result<ibv_context*> open_device(const Clock& clock, Driving driving,

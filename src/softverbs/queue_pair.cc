@@ -22,13 +22,11 @@ namespace spinwire::softverbs {
 
 namespace {
 
-constexpr std::uint32_t kMaxWr = 32768;
-constexpr std::uint32_t kMaxSge = 16;
 constexpr std::uint32_t kMaxInline = 1024;
 constexpr std::uint8_t kMaxReads = 128;
-constexpr unsigned kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                                  IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
-                                  IBV_ACCESS_MW_BIND;
+constexpr unsigned kPeerAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                                 IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+                                 IBV_ACCESS_MW_BIND;
 constexpr std::uint32_t kFirstNumber = 2;  // 0 and 1 are the management queue pairs
 
 /// Transitions of a reliable connection and the attributes each demands and takes besides
@@ -186,7 +184,7 @@ int check_attributes(const ibv_qp_attr& attr, int mask) noexcept {
     return EINVAL;  // peers are found by GID only
   if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0 && attr.max_rd_atomic > kMaxReads) return EINVAL;
   if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0 && attr.max_dest_rd_atomic > kMaxReads) return EINVAL;
-  if ((mask & IBV_QP_ACCESS_FLAGS) != 0 && (attr.qp_access_flags & ~kKnownAccess) != 0)
+  if ((mask & IBV_QP_ACCESS_FLAGS) != 0 && (attr.qp_access_flags & ~kPeerAccess) != 0)
     return EINVAL;
   return 0;
 }

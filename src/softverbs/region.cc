@@ -40,9 +40,9 @@ void give_slot_back(RegionSlots& regions, std::uint32_t index) noexcept {
 
 namespace {
 
-constexpr int kKnownAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                             IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
-                             IBV_ACCESS_MW_BIND | IBV_ACCESS_RELAXED_ORDERING;
+constexpr int kRegionAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                              IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+                              IBV_ACCESS_MW_BIND | IBV_ACCESS_RELAXED_ORDERING;
 
 /// The object table's entry for a shared mapping of ours; kNoObject if the table is full, which
 /// only makes the region slower to reach.
@@ -148,7 +148,7 @@ ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexce
   // Remote write or atomic without local write is refused, as libibverbs documents.
   const bool remote_change = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
   const auto end = reinterpret_cast<std::uint64_t>(address) + length;
-  if ((access & ~kKnownAccess) != 0 || length == 0 || address == nullptr ||
+  if ((access & ~kRegionAccess) != 0 || length == 0 || address == nullptr ||
       end < reinterpret_cast<std::uint64_t>(address) ||
       (remote_change && (access & IBV_ACCESS_LOCAL_WRITE) == 0)) {
     errno = EINVAL;

@@ -9,13 +9,13 @@
 namespace spinwire::verbs {
 namespace {
 
-std::vector<std::string> names() { return {softverbs::kDeviceName}; }
+std::vector<std::string> softverbs_names() { return {softverbs::kDeviceName}; }
 
-Result<ibv_context*> open(const std::string&, const Clock& clock) {
+Result<ibv_context*> open_softverbs(const std::string&, const Clock& clock) {
   return softverbs::open_device(clock, softverbs::Driving::by_user);
 }
 
-std::vector<GidEntry> gid_table(ibv_context* context, std::uint8_t port, int) {
+std::vector<GidEntry> softverbs_gid_table(ibv_context* context, std::uint8_t port, int) {
   GidEntry entry;
   entry.type = GidType::embedded;
   if (softverbs::query_gid(context, port, entry.index, &entry.gid) != 0) return {};
@@ -23,7 +23,7 @@ std::vector<GidEntry> gid_table(ibv_context* context, std::uint8_t port, int) {
 }
 
 /// Its queues have no locks.
-ibv_cq* create_cq(ibv_context* context, const CompletionQueueOptions& options) {
+ibv_cq* create_softverbs_cq(ibv_context* context, const CompletionQueueOptions& options) {
   return softverbs::create_cq(context, options.entries);
 }
 
@@ -33,13 +33,13 @@ const Provider& softverbs_provider() noexcept {
   static const Provider provider = {
       .name = "softverbs",
       .reaches_other_hosts = false,
-      .device_names = names,
-      .open_device = open,
+      .device_names = softverbs_names,
+      .open_device = open_softverbs,
       .close_device = softverbs::close_device,
       .query_device = softverbs::query_device,
       .query_port = softverbs::query_port,
       .query_gid = softverbs::query_gid,
-      .gid_table = gid_table,
+      .gid_table = softverbs_gid_table,
       .get_async_event = softverbs::get_async_event,
       .is_gone = nullptr,
       .alloc_pd = softverbs::alloc_pd,
@@ -51,7 +51,7 @@ const Provider& softverbs_provider() noexcept {
       .dereg_mr = softverbs::dereg_mr,
       .alloc_mw = softverbs::alloc_mw,
       .dealloc_mw = softverbs::dealloc_mw,
-      .create_cq = create_cq,
+      .create_cq = create_softverbs_cq,
       .destroy_cq = softverbs::destroy_cq,
       .create_srq = softverbs::create_srq,
       .modify_srq = softverbs::modify_srq,

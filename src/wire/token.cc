@@ -8,7 +8,7 @@
 namespace spinwire::wire {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x54525753;  // "SWRT"
+constexpr std::uint32_t kTokenMagic = 0x54525753;  // "SWRT"
 constexpr std::uint8_t kVersion = 1;
 constexpr std::size_t kHashed = 40;
 
@@ -27,7 +27,7 @@ std::uint64_t hash_of(std::span<const std::byte> bytes) noexcept {
 std::array<std::byte, kTokenBytes> encode(const Token& token) noexcept {
   std::array<std::byte, kTokenBytes> bytes{};
   Writer w(bytes);
-  w.put<std::uint32_t>(at::magic, kMagic);
+  w.put<std::uint32_t>(at::magic, kTokenMagic);
   w.put<std::uint8_t>(at::version, kVersion);
   w.put<std::uint8_t>(at::access, token.access);
   w.put<std::uint64_t>(at::address, token.address);
@@ -48,7 +48,7 @@ bool decode(std::span<const std::byte> bytes, Token& token) noexcept {
   token.incarnation = in.get<std::uint64_t>(at::incarnation);
   token.rkey = in.get<std::uint32_t>(at::rkey);
   token.qp_num = in.get<std::uint32_t>(at::qp_num);
-  return in.get<std::uint32_t>(at::magic) == kMagic &&
+  return in.get<std::uint32_t>(at::magic) == kTokenMagic &&
          in.get<std::uint8_t>(at::version) == kVersion && in.get<std::uint16_t>(at::zero) == 0 &&
          in.get<std::uint64_t>(at::hash) == hash_of(bytes) && token.length != 0 &&
          token.address + token.length > token.address && token.rkey != 0 &&
