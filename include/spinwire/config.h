@@ -125,6 +125,9 @@ struct Config {
     /// if that is longer. 10us … 10s
     Nanoseconds least_timeout = std::chrono::milliseconds(2);
     Nanoseconds call_timeout = std::chrono::seconds(5);  ///< of calls without a deadline; 1us … 1h
+    /// Congestion control: a session has fewer calls under way while replies take longer than this,
+    /// not counting the time that the server had the request. 0: none; to 1s
+    Nanoseconds target_delay = std::chrono::microseconds(50);
   } rpc;
 
   struct Engine {

@@ -208,6 +208,7 @@ struct RpcStats {
   std::uint64_t duplicates = 0;       ///< requests dropped: a handler has them, or they are over
   std::uint64_t late = 0;             ///< replies dropped: nobody waits for them any more
   std::uint64_t bad_datagrams = 0;    ///< dropped: malformed, or of nobody that we know
+  std::uint64_t slowed = 0;           ///< times that a session's calls were cut for congestion
   std::uint64_t unsent = 0;           ///< datagrams that the send queue had no room for
   std::uint32_t sessions = 0;         ///< opened by us, now
   std::uint32_t served_sessions = 0;  ///< opened by peers, now

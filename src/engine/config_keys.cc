@@ -221,6 +221,8 @@ constexpr std::array kKeys{
                     "an unanswered request is sent again after this, or longer if replies take it"),
     SPINWIRE_NUMBER(rpc, Rpc, call_timeout, duration, kMicrosecond, kHour, "",
                     "a call without a deadline of its own ends after this"),
+    SPINWIRE_NUMBER(rpc, Rpc, target_delay, duration, 0, kSecond, "",
+                    "sessions send less while replies take longer on the way; 0: they do not mind"),
 
     SPINWIRE_CHOICE(engine, Engine, control, kControlModes,
                     "manual: poll() takes no control step"),

@@ -139,6 +139,12 @@ class EngineCore {
     wake_soon();
   }
 
+  /// Tick since when what this poll finds may have waited, as far as control steps tell.
+  [[nodiscard]] std::uint64_t last_here() const noexcept {
+    const std::uint64_t due = next_control + control_interval;
+    return shared.now < due || due < control_interval ? shared.now : next_control;
+  }
+
   [[nodiscard]] agent::Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
     return shared.find(index, generation);
   }

@@ -39,6 +39,7 @@ std::uint32_t EngineCore::take_further_batches() noexcept {
 /// The rest of a poll that has something to do: `count` completions, to begin with.
 int EngineCore::poll_busy(int count) noexcept {
   (void)guard.enter();  // it was seen to be ours; callbacks find the engine polling
+  if (calls != nullptr) calls->since = last_here();
   std::uint32_t events = count > 0 ? take_batch(count) : 0;
   if (count == poll_batch) [[unlikely]]
     events += take_further_batches();

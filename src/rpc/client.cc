@@ -30,16 +30,12 @@ void tell(Rpc& r, const ClientSession& c, RpcKind kind) noexcept {
   (void)send(r, c.to, {c.peer, 0, 0, kind, 0, 0, 0}, {});
 }
 
-/// By when the session has to be looked at again, if not earlier.
-inline void look_by(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
-  if (!c.timer.scheduled() || c.timer.deadline > tick) [[unlikely]]
-    r.shared.timers.reschedule(c.timer, tick);
-}
-
 /// A server that has heard nothing for a while keeps no receives for us any more.
 inline void mind_idleness(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
-  if (c.under_way == 0 && now - c.last_heard > r.idle / 2) [[unlikely]]
-    c.allowed = 1;
+  if (c.under_way == 0 && now - c.last_heard > r.idle / 2) [[unlikely]] {
+    c.granted = 1;
+    allow(c);
+  }
 }
 
 /// Sends the call in a slot for the first time.
@@ -135,7 +131,9 @@ ClientSession* make_session(Rpc& r, std::uint32_t window) {
   c.window = window;
   c.active = window == kWindowMax ? 0 : ~std::uint64_t{0} << window;  // those that there are not
   c.under_way = c.waiting_first = c.waiting_count = c.last_call = 0;
-  c.allowed = 1;
+  c.granted = c.allowed = 1;
+  c.flow = {};
+  if (r.target != ~std::uint64_t{0}) c.flow.window = c.flow.whole = window * kOneCall;
   c.listed = false;
   c.state = SessionState::opening;
   c.smooth = c.variance = c.waited = 0;
@@ -214,9 +212,16 @@ bool take_reply(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block)
   Call& k = c->calls[slot];
   if (k.number != header.number || (c->active & bit(slot)) == 0) [[unlikely]]
     return ++r.stats.late, false;
-  c->allowed = std::min<std::uint32_t>(header.window, c->window);
-  if (k.tries == 0) [[likely]]
-    measure(r, *c, now - std::min(k.sent_at, now));
+  if (header.window != c->granted) [[unlikely]] {
+    c->granted = std::min<std::uint32_t>(header.window, c->window);
+    allow(*c);
+  }
+  if (k.tries == 0) [[likely]] {
+    const std::uint64_t trip = now - std::min(k.sent_at, now);
+    measure(r, *c, trip);
+    if (trip > r.target || c->flow.window != c->flow.whole) [[unlikely]]
+      adjust(r, *c, trip, header.method);
+  }
   const ReplyCallback done = k.done;
   vacate(r, *c, k, slot);
   ++r.stats.replies;
@@ -338,6 +343,7 @@ namespace {
 void resend(Rpc& r, ClientSession& c, Call& k, std::uint64_t now) noexcept {
   if (!send(r, c.to, header_of(c, k), k.payload)) return;
   ++r.stats.retransmits;
+  on_loss(r, c, now);
   if (k.tries < kMostBackoff) ++k.tries;
   k.sent_at = now;
 }
@@ -347,6 +353,14 @@ void resend(Rpc& r, ClientSession& c, Call& k, std::uint64_t now) noexcept {
 std::uint64_t look_at_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint32_t name = c.name;
   std::uint64_t next = now + r.keepalive;
+  if (c.flow.next != 0) {
+    if (now >= c.flow.next) {
+      c.flow.next = 0;
+      allow(c);
+    } else {
+      next = std::min(next, c.flow.next);
+    }
+  }
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     Call& k = c.calls[slot];
     if ((c.active & bit(slot)) == 0) continue;

@@ -80,12 +80,14 @@ class Port {
 
   // Sends: each in turn, as one datagram. Not while full().
   [[nodiscard]] bool full() const noexcept { return sent_ - done_ >= depth_; }
-  /// Up to kShortCall bytes, which are copied.
-  void send(const Destination& to, const wire::RpcHeader& header, const void* payload) noexcept {
+  /// Up to kShortCall bytes, which are copied, whatever lies behind them as well: a fixed number is
+  /// quicker.
+  void send(const Destination& to, const wire::RpcHeader& header,
+            const std::byte (&payload)[kShortCall]) noexcept {
     Entry& e = next(to);
     std::byte* const line = line_of(sent_);
     std::memcpy(line, &header, sizeof header);
-    if (header.length != 0) std::memcpy(line + sizeof header, payload, header.length);
+    std::memcpy(line + sizeof header, payload, kShortCall);
     e.sges[0].length = static_cast<std::uint32_t>(sizeof header) + header.length;
     e.wr.num_sge = 1;
     e.wr.send_flags = inline_;

@@ -21,6 +21,7 @@ Rpc::Rpc(agent::Shared& s)
   peer_timeout = s.clock.ticks(c.connections.peer_timeout);
   close_timeout = s.clock.ticks(c.connections.close_timeout);
   call_timeout = s.clock.ticks(c.rpc.call_timeout);
+  if (c.rpc.target_delay.count() != 0) target = s.clock.ticks(c.rpc.target_delay);
   // The rest is for sessions that no receives are kept for, one call of each at a time.
   budget = c.rpc.receive_depth - c.rpc.receive_depth / 4;
 }

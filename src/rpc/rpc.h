@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "agent/shared.h"
+#include "base/copy.h"
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
 #include "rpc/port.h"
@@ -30,6 +31,7 @@ struct Payload {
   union {
     const std::byte* data;
     std::byte text[kShortCall];
+    std::uint64_t since;  ///< tick at which a request came that is not answered yet
   };
   Payload() noexcept : data(nullptr) {}
 };
@@ -47,6 +49,17 @@ struct alignas(64) Call {
   Payload payload;
 };
 static_assert(sizeof(Call) == 128);
+
+/// What a session may send, as congestion.cc has it; in parts of a call.
+inline constexpr std::uint32_t kOneCall = 256;
+struct Flow {
+  std::uint32_t window = 0;
+  std::uint32_t whole = 0;      ///< what it may grow to; 0: nobody asks for congestion control
+  std::uint64_t shrunk_at = 0;  ///< tick
+  std::uint64_t next = 0;       ///< tick before which no call goes out; 0: none such
+};
+/// How long a server had a request is told in so many nanoseconds, shifted.
+inline constexpr unsigned kHeldShift = 10;
 
 /// One that waits for its turn.
 struct Waiting {
@@ -75,11 +88,13 @@ struct alignas(64) ClientSession {
   std::uint64_t active = 0;  ///< slots with a call
   std::uint32_t window = 0;
   std::uint32_t under_way = 0;  ///< calls active
-  std::uint32_t allowed = 1;    ///< of `window`, as the server has room for
+  std::uint32_t allowed = 1;    ///< of `window`, now: see allow()
   std::uint32_t longest = 0;
   SessionState state = SessionState::closed;
   bool listed = false;  ///< in Rpc::stalled
   std::unique_ptr<Call[]> calls;
+  std::uint32_t granted = 1;  ///< of `window`, as the server has room for
+  Flow flow;
   // Ticks; see measure().
   std::uint64_t smooth = 0;
   std::uint64_t variance = 0;
@@ -143,9 +158,12 @@ struct Rpc {
   std::vector<MethodHandler> handlers;
   base::IndexPool<ClientSession> clients;
   base::IndexPool<ServerSession> servers;
-  std::uint32_t promised = 0;           ///< receives that replies and requests may need
-  std::uint32_t budget = 0;             ///< of those that are posted
-  std::uint32_t stalled_first = kNone;  ///< sessions whose calls wait for room that all share
+  /// Tick since when what a poll has found may have waited: the poll's own, unless we were away.
+  std::uint64_t since = 0;
+  std::uint64_t target = ~std::uint64_t{0};  ///< ticks: a longer round trip is congestion
+  std::uint32_t promised = 0;                ///< receives that replies and requests may need
+  std::uint32_t budget = 0;                  ///< of those that are posted
+  std::uint32_t stalled_first = kNone;       ///< sessions whose calls wait for room that all share
   std::uint32_t stalled_last = kNone;
   RpcStats stats;
   // Cold.
@@ -197,6 +215,24 @@ inline ClientSession* find_client(Rpc& r, std::uint32_t name) noexcept {
   ClientSession& c = r.clients.at(index);
   return c.name == name && name != 0 ? &c : nullptr;
 }
+/// By when the session has to be looked at again, if not earlier.
+inline void look_by(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
+  if (!c.timer.scheduled() || c.timer.deadline > tick) [[unlikely]]
+    r.shared.timers.reschedule(c.timer, tick);
+}
+/// Brings `allowed` in line with what server and network grant.
+inline void allow(ClientSession& c) noexcept {
+  const std::uint32_t flow = c.flow.whole == 0 ? c.granted : std::max(1u, c.flow.window / kOneCall);
+  c.allowed = c.flow.next != 0 ? 0 : std::min(c.granted, flow);
+}
+// In congestion.cc.
+/// A reply took `trip` ticks, some of which the server had the request. Cold unless congested.
+[[gnu::cold]] void adjust(Rpc& r, ClientSession& c, std::uint64_t trip,
+                          std::uint16_t held) noexcept;
+/// A request or its reply got lost, or takes as long as if.
+void on_loss(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
+
+// In client.cc.
 /// A call as the application asks for it.
 struct Asked {
   Method method;
@@ -240,7 +276,7 @@ Block* copy_to_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
 inline bool fill(Rpc& r, Payload& payload, const std::byte* data, std::size_t size,
                  Block* block) noexcept {
   if (size <= kShortCall) [[likely]] {
-    if (size != 0) std::memcpy(payload.text, data, size);
+    base::copy_small(payload.text, data, size);
     return true;
   }
   if (block != nullptr) {

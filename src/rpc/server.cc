@@ -12,10 +12,21 @@ namespace {
 using wire::RpcHeader;
 using wire::RpcKind;
 
-inline void send_answer(Rpc& r, const ServerSession& s, const Service& v) noexcept {
+/// For how long a request that is not answered yet has been here.
+inline std::uint16_t held(const Rpc& r, const Service& v) noexcept {
+  if (v.payload.since == r.shared.now) [[likely]]
+    return 0;
+  const agent::Shared& s = r.shared;
+  const std::uint64_t now = s.clock.now();
+  const auto time = s.clock.duration(now - std::min(now, v.payload.since));
+  return static_cast<std::uint16_t>(std::min<std::int64_t>(time.count() >> kHeldShift, UINT16_MAX));
+}
+
+inline void send_answer(Rpc& r, const ServerSession& s, const Service& v,
+                        std::uint16_t time) noexcept {
   const RpcHeader header{s.peer,
                          v.number,
-                         0,
+                         time,
                          RpcKind::reply,
                          static_cast<std::uint8_t>(v.status),
                          v.size,
@@ -31,7 +42,7 @@ inline void send_answer(Rpc& r, const ServerSession& s, const Service& v) noexce
     return;
   }
   ++r.stats.resent;
-  send_answer(r, s, v);
+  send_answer(r, s, v, UINT16_MAX);
 }
 
 /// Receives for as many requests as the session may send at once, if there are any left.
@@ -49,12 +60,13 @@ void take_back(Rpc& r, ServerSession& s) noexcept {
 
 Status finish(Rpc& r, ServerSession& s, Service& v, Status status, const std::byte* data,
               std::size_t size, Block* block) noexcept {
+  const std::uint16_t time = held(r, v);
   if (!fill(r, v.payload, data, size, block)) [[unlikely]]
     return Status::no_buffer;
   v.state = ServiceState::answered;
   v.status = status;
   v.size = static_cast<std::uint16_t>(size);
-  send_answer(r, s, v);
+  send_answer(r, s, v, time);
   return Status::ok;
 }
 
@@ -115,6 +127,7 @@ bool take_request(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* bloc
   clear(v.payload);
   v.number = header.number;
   v.state = ServiceState::running;
+  v.payload.since = r.since;
   if (s->granted != s->window) [[unlikely]]
     grant(r, *s);
   if (header.method >= r.handlers.size() || !r.handlers[header.method]) [[unlikely]] {

@@ -142,45 +142,59 @@ bool carry_with_faults(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
   return true;
 }
 
-/// The common case: inline, plain, one line, with room. False, and nothing done, if it is not.
-[[gnu::always_inline]] inline bool post_short(Qp& qp, const ibv_send_wr& wr) noexcept {
-  constexpr unsigned kFlags = IBV_SEND_INLINE | IBV_SEND_SIGNALED;
-  const auto* const ah = static_cast<const Ah*>(wr.wr.ud.ah);
-  if (wr.opcode != IBV_WR_SEND || wr.num_sge != 1 || (wr.send_flags & ~kFlags) != 0 ||
-      (wr.send_flags & IBV_SEND_INLINE) == 0 || ah == nullptr || ah->pd != qp.pd || !ah->plain)
-    return false;
-  const std::uint32_t length = wr.sg_list->length;
+/// A SEND of one element in line that fits into one line of a lane.
+inline bool is_short(const Qp& qp, const ibv_send_wr& wr) noexcept {
+  return wr.opcode == IBV_WR_SEND && wr.num_sge == 1 &&
+         (wr.send_flags & ~unsigned{IBV_SEND_SIGNALED}) == IBV_SEND_INLINE &&
+         wr.sg_list->length <= std::min<std::uint32_t>(qp.max_inline, kFirstLineBytes);
+}
+
+/// The common case: short ones, plain, all by the same address handle and with room, up to the end
+/// of the lane's array. Answers the first work request left.
+[[gnu::always_inline]] inline ibv_send_wr* post_run(Qp& qp, ibv_send_wr* wr) noexcept {
+  const auto* const ah = static_cast<const Ah*>(wr->wr.ud.ah);
+  if (ah == nullptr || ah->pd != qp.pd || !ah->plain) [[unlikely]]
+    return wr;
   Peer& peer = *ah->peer;
   OutLane& out = peer.out;
-  if (length > qp.max_inline || length > kFirstLineBytes ||
-      qp.sq_head - qp.sq_reclaimed >= qp.sq_depth || peer.gone || peer.datagrams_waiting != 0 ||
-      out.tail + 1 + kConnectedLines > out.limit)
-    return false;
-  const std::uint64_t position = out.tail++;
-  Line& line = out.lines[position & (kLaneLines - 1)];
-  copy_small(line.payload, pointer(wr.sg_list->addr), length);
-  const std::uint32_t key = wr.wr.ud.remote_qkey;
-  line.imm = (key & kOwnKey) != 0 ? qp.attr.qkey : key;
-  line.length = static_cast<std::uint16_t>(length);
-  line.ack = ack_bits(peer);
-  line.word.store(lane_mark(position) << 56 | packet_kind(Packet::datagram, ack_flag(peer)) << 48 |
-                      std::uint64_t{qp.qp_num} << 24 | (wr.wr.ud.remote_qpn & 0xffffff),
-                  std::memory_order_release);
+  const std::uint64_t begin = out.tail;
+  if (peer.gone || peer.datagrams_waiting != 0 || begin + kConnectedLines >= out.limit) [[unlikely]]
+    return wr;
+  const std::uint64_t free = qp.sq_depth - (qp.sq_head - qp.sq_reclaimed);
+  const std::uint64_t end =
+      std::min(std::min(out.limit - kConnectedLines, (begin | (kLaneLines - 1)) + 1), begin + free);
+  const std::uint64_t kind = packet_kind(Packet::datagram, ack_flag(peer));
+  const std::uint64_t head = lane_mark(begin) << 56 | kind << 48 | std::uint64_t{qp.qp_num} << 24;
+  const std::uint64_t ack = std::uint64_t{ack_bits(peer)} << 48;
+  std::uint64_t position = begin;
+  Line* line = &out.lines[begin & (kLaneLines - 1)];
+  for (; wr != nullptr && position < end && wr->wr.ud.ah == ah && is_short(qp, *wr);
+       wr = wr->next) {
+    const ibv_sge& sge = *wr->sg_list;
+    const std::uint32_t key = wr->wr.ud.remote_qkey;
+    copy_small(line->payload, pointer(sge.addr), sge.length);
+    line->set_trailer(sge.length, ack, (key & kOwnKey) != 0 ? qp.attr.qkey : key);
+    line->word.store(head | (wr->wr.ud.remote_qpn & 0xffffff), std::memory_order_release);
+    ++line;
+    ++position;
+    if (((wr->send_flags | qp.signal_all) & IBV_SEND_SIGNALED) != 0) [[unlikely]] {
+      qp.sq_reclaimed = qp.sq_head + static_cast<std::uint32_t>(position - begin);
+      if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr)
+        CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr->wr_id, sge.length);
+    }
+  }
+  if (position == begin) [[unlikely]]
+    return wr;
+  out.tail = position;
+  const auto count = static_cast<std::uint32_t>(position - begin);
+  qp.sq_head += count;
+  qp.next_psn = psn_add(qp.next_psn, count);
   after_publishing(peer);
-  ++qp.sq_head;
-  qp.next_psn = psn_add(qp.next_psn, 1);
-  if (((wr.send_flags | qp.signal_all) & IBV_SEND_SIGNALED) == 0) return true;
-  qp.sq_reclaimed = qp.sq_head;
-  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]]
-    CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr.wr_id, length);
-  return true;
+  return wr;
 }
 
 template <Carry carry>
 int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
-  if constexpr (carry == carry_at_once) {
-    if (qp.straight && post_short(qp, wr)) return 0;
-  }
   std::uint64_t length = 0;
   if (const int error = check(qp, wr, length); error != 0) [[unlikely]]
     return error;
@@ -290,35 +304,33 @@ void too_long(Context& c, Qp& qp, const ReceiveWr& wr) noexcept {
   if (qp.srq != nullptr) fail_receive(qp, wr, IBV_WC_LOC_LEN_ERR);
 }
 
-/// The common case: a plain datagram in one line, for a receive of one element with room. False if
-/// it is not that case.
-[[gnu::always_inline]] inline bool take_short(const Context& c, const InLane& lane, Qp& qp,
-                                              std::uint64_t word, std::uint32_t bytes) noexcept {
-  constexpr std::uint64_t kSpecial = line_flag::kPrefixed | line_flag::kSolicited;
-  if (word_packet(word) != Packet::datagram || (word_flags(word) & kSpecial) != 0 ||
-      bytes > kFirstLineBytes)
-    return false;
-  ReceiveQueue& receives = *qp.receives;
-  const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
-  const std::uint32_t length = bytes + static_cast<std::uint32_t>(sizeof(ibv_grh));
-  if (receives.count() == 0 || wr.sge_count != 1 || length > wr.capacity ||
-      !allows_again(c, *static_cast<Pd*>(qp.pd), qp.writable, wr.first, IBV_ACCESS_LOCAL_WRITE))
-    return false;
-  std::byte* const to = pointer(wr.first.addr);
-  std::memcpy(to, &lane.route, sizeof lane.route);
-  const std::uint16_t paylen = route_length({bytes, false, {}});
-  std::memcpy(to + offsetof(ibv_grh, paylen), &paylen, sizeof paylen);
-  copy_small(to + sizeof lane.route, lane.next->payload, bytes);
-  ++receives.head;
-  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.recv_cq)); wc != nullptr) [[likely]]
-    CompletionHead{IBV_WC_RECV, qp.qp_num, word_psn(word), 0, IBV_WC_GRH}.fill(*wc, wr.wr_id,
-                                                                               length);
-  return true;
-}
+/// What lies in front of the plain datagrams of a lane. Only the length changes, and seldom.
+class RouteCopier {
+ public:
+  explicit RouteCopier(const ibv_grh& route) noexcept : route_(route) {
+    std::memcpy(&first_, &route, sizeof first_);
+  }
+  void write(std::byte* to, std::uint32_t bytes) noexcept {
+    static_assert(offsetof(ibv_grh, paylen) == 4 && sizeof(ibv_grh) == 40);
+    if (bytes != bytes_) [[unlikely]] {
+      bytes_ = bytes;
+      length_ = std::uint64_t{route_length({bytes, false, {}})} << 32;
+    }
+    const std::uint64_t first = first_ | length_;
+    std::memcpy(to, &first, sizeof first);
+    std::memcpy(to + sizeof first, reinterpret_cast<const std::byte*>(&route_) + sizeof first,
+                sizeof route_ - sizeof first);
+  }
 
-/// Any other.
-[[gnu::noinline]] void take_other(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
-                                  std::uint32_t bytes) noexcept {
+ private:
+  const ibv_grh& route_;
+  std::uint64_t first_ = 0;  ///< its first word, without a length
+  std::uint64_t length_ = 0;
+  std::uint32_t bytes_ = ~0u;
+};
+
+void take(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
+          std::uint32_t bytes) noexcept {
   Datagram datagram;
   LaneCursor cursor(lane.lines, lane.head);
   if (!read_prefix(cursor, word, bytes, datagram)) [[unlikely]]
@@ -383,10 +395,14 @@ static int post_all(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
       qp.straight || qp.state == IBV_QPS_RTS || qp.state == IBV_QPS_SQE || qp.state == IBV_QPS_ERR
           ? 0
           : EINVAL;
-  for (; wr != nullptr && error == 0; wr = wr->next) {
+  while (wr != nullptr && error == 0) {
+    if constexpr (carry == carry_at_once) {
+      const ibv_send_wr* const first = wr;
+      if (qp.straight) wr = post_run(qp, wr);
+      if (wr != first) continue;
+    }
     error = post_one<carry>(qp, *wr);
-    if (error != 0) [[unlikely]]
-      break;
+    if (error == 0) wr = wr->next;
   }
   if (error != 0) [[unlikely]]
     *bad = wr;
@@ -413,9 +429,51 @@ void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
   }
   if (lane.next->imm != qp->attr.qkey) [[unlikely]]
     return drop_datagram(c, Drop::wrong_key);
-  if (take_short(c, lane, *qp, word, bytes)) [[likely]]
-    return;
-  take_other(c, lane, *qp, word, bytes);
+  take(c, lane, *qp, word, bytes);
+}
+
+std::uint32_t take_datagrams(const Context& c, const InLane& lane, Cq& cq, std::uint64_t word,
+                             std::uint32_t limit) noexcept {
+  constexpr std::uint64_t kSpecial = line_flag::kPrefixed | line_flag::kSolicited;
+  const std::uint32_t qpn = word_qpn(word);
+  Qp* const qp = c.queue_pairs[queue_pair_index(qpn)];
+  if (qp == nullptr || qp->qp_num != qpn || qp->qp_type != IBV_QPT_UD || !receives_in(qp->state) ||
+      qp->recv_cq != &cq || word_packet(word) != Packet::datagram ||
+      (word_flags(word) & kSpecial) != 0) [[unlikely]] {
+    return 0;
+  }
+  ReceiveQueue& receives = *qp->receives;
+  const CompletionHead success{IBV_WC_RECV, qpn, word_psn(word), 0, IBV_WC_GRH};
+  const std::uint32_t most = std::min(
+      {limit, cq.room, receives.count(), static_cast<std::uint32_t>(lane.end - lane.next)});
+  const std::uint32_t key = qp->attr.qkey;
+  RouteCopier route(lane.route);
+  std::uint32_t head = receives.head;
+  ibv_wc* out = cq.out;
+  const Line* line = lane.next;
+  std::uint32_t left = most;
+  for (; left != 0 && line->word.load(std::memory_order_acquire) == word; --left) {
+    const std::uint64_t trailer = line->trailer();
+    const std::uint32_t bytes = trailer >> 32 & 0xffff;
+    const std::uint32_t length = bytes + static_cast<std::uint32_t>(sizeof(ibv_grh));
+    const ReceiveWr& wr = receives.ring[head & receives.mask];
+    if (static_cast<std::uint32_t>(trailer) != key || bytes > kFirstLineBytes ||
+        wr.sge_count != 1 || length > wr.capacity ||
+        !allows_again(c, *static_cast<Pd*>(qp->pd), qp->writable, wr.first, IBV_ACCESS_LOCAL_WRITE))
+        [[unlikely]] {
+      break;
+    }
+    std::byte* const to = pointer(wr.first.addr);
+    route.write(to, bytes);
+    copy_small(to + sizeof(ibv_grh), line->payload, bytes);
+    success.fill(*out++, wr.wr_id, length);
+    ++head;
+    ++line;
+  }
+  receives.head = head;
+  cq.out = out;
+  cq.room -= most - left;
+  return most - left;
 }
 
 }  // namespace spinwire::softverbs

@@ -98,6 +98,12 @@ void forget_datagrams(Qp& qp) noexcept;
 /// post_datagrams, with hold_datagram() in the place of the lane.
 int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
+/// Receives a run of plain datagrams like the one with this word that is next in the lane, up to
+/// `limit`, each in one line, completing to the polled queue; answers how many. The queue's state
+/// stays in registers meanwhile, and one compare tells that a line is like the one before. 0: not
+/// that case. Hot.
+std::uint32_t take_datagrams(const Context& c, const InLane& lane, Cq& cq, std::uint64_t word,
+                             std::uint32_t limit) noexcept;
 /// Receives or drops the datagram of so many bytes that is next in the lane. Hot.
 void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
                    std::uint32_t bytes) noexcept;

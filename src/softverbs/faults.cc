@@ -99,23 +99,27 @@ std::uint64_t leaves_at(const Pace& pace, std::uint64_t ready) noexcept {
 /// Whether so many bytes that were ready at a time have left by now, which is noted if so.
 bool leaves(Faults& f, std::uint64_t ready, std::uint64_t bytes, std::uint64_t now) noexcept {
   if (ready > now) return false;
-  if (f.pace.rate != 0) {
-    const Pace next = after(f.pace, ready, bytes);
+  if (f.pace->rate != 0) {
+    const Pace next = after(*f.pace, ready, bytes);
     if (leaves_at(next, ready) > now) return false;
-    f.pace = next;
+    *f.pace = next;
   }
   f.statistics.bytes += bytes;
   return true;
 }
 
-void set_pace(Faults& f) noexcept {
+void set_rate(Pace& pace, std::uint64_t bytes_per_second, std::uint64_t burst_bytes) noexcept {
   __extension__ using Wide = unsigned __int128;
-  const FaultPlan& p = f.plan;
-  f.pace.rate = p.bytes_per_second;
-  f.pace.fraction = 0;
+  pace.rate = bytes_per_second;
+  pace.fraction = 0;
   const Wide burst =
-      p.bytes_per_second == 0 ? 0 : Wide{p.burst_bytes} * 1'000'000'000 / p.bytes_per_second;
-  f.pace.burst = static_cast<std::uint64_t>(std::min(burst, Wide{UINT64_MAX}));
+      bytes_per_second == 0 ? 0 : Wide{burst_bytes} * 1'000'000'000 / bytes_per_second;
+  pace.burst = static_cast<std::uint64_t>(std::min(burst, Wide{UINT64_MAX}));
+}
+
+void set_pace(Faults& f) noexcept {
+  f.pace = f.plan.link != nullptr ? &f.plan.link->pace : &f.own_pace;
+  if (f.plan.link == nullptr) set_rate(f.own_pace, f.plan.bytes_per_second, f.plan.burst_bytes);
 }
 
 // ---- sending what is held ---------------------------------------------------------------------
@@ -207,6 +211,20 @@ Result<void> apply(Context& c, const FaultPlan& plan) {
 }
 
 }  // namespace
+
+Result<std::shared_ptr<SharedLink>> make_link(std::uint64_t bytes_per_second,
+                                              std::uint64_t burst_bytes) {
+  auto good = first_of({check_number("bytes_per_second", bytes_per_second, 1, kHighestRate),
+                        check_number("burst_bytes", burst_bytes, 0, kLargestBurst)});
+  if (!good) return tl::unexpected(good.error());
+  try {
+    auto link = std::make_shared<SharedLink>();
+    set_rate(link->pace, bytes_per_second, burst_bytes);
+    return link;
+  } catch (const std::bad_alloc&) {
+    return tl::unexpected(base::out_of_memory());
+  }
+}
 
 Fate draw(const FaultPlan& plan, std::uint64_t number, Nanoseconds delay_min,
           Nanoseconds delay_max) noexcept {

@@ -13,11 +13,19 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
 
 namespace spinwire::softverbs {
+
+/// One that several contexts of a process send over, in one thread: their plans name it, and what
+/// they send has its rate together. So many senders meet at one receiver's port.
+struct SharedLink;
+/// Errors: invalid_argument naming the field; no_memory.
+Result<std::shared_ptr<SharedLink>> make_link(std::uint64_t bytes_per_second,
+                                              std::uint64_t burst_bytes = 0);
 
 /// Probabilities lie within 0 (never) and 1 (always). The default has no fault.
 struct FaultPlan {
@@ -47,7 +55,8 @@ struct FaultPlan {
   /// Payload bytes that all queue pairs together send in a second, those that READ asks for
   /// included; 0: no limit. A request goes out when its last byte would have left.
   std::uint64_t bytes_per_second = 0;
-  std::uint64_t burst_bytes = 0;  ///< that may go at once after a time of rest
+  std::uint64_t burst_bytes = 0;     ///< that may go at once after a time of rest
+  std::shared_ptr<SharedLink> link;  ///< in the place of both
   /// The n-th work request posted since the plan was set fails, counted from 1; 0: none. A
   /// connection goes to ERR and flushes the rest, datagrams go to SQE.
   std::uint64_t fail_at = 0;

@@ -58,10 +58,15 @@ struct Pace {
   std::uint64_t fraction = 0;  ///< and so many parts of `rate`
 };
 
+struct SharedLink {
+  Pace pace;
+};
+
 struct Faults {
   FaultPlan plan;
   FaultStatistics statistics;
-  Pace pace;
+  Pace own_pace;
+  Pace* pace = &own_pace;    ///< or the shared link's
   std::uint64_t number = 0;  ///< work requests since the plan was set
   std::uint64_t order = 0;
   std::vector<Qp*> busy;  ///< connections with work that waits

@@ -368,9 +368,15 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
 inline void drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
   std::uint32_t left = kPacketsPerTurn;
   do {
-    std::uint32_t taken = left == kPacketsPerTurn && take_alone(c, lane, cq, word)
-                              ? 1
-                              : take_run(c, lane, cq, word, left);
+    std::uint32_t taken = 0;
+    if (word_packet(word) >= Packet::datagram) {
+      taken = take_datagrams(c, lane, cq, word, left);
+      advance(lane, taken);
+    } else if (left == kPacketsPerTurn && take_alone(c, lane, cq, word)) {
+      taken = 1;
+    } else {
+      taken = take_run(c, lane, cq, word, left);
+    }
     if (taken == 0) [[unlikely]] {
       take_packet(c, lane, word);
       taken = 1;

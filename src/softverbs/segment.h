@@ -34,10 +34,17 @@ struct Line {
   std::uint16_t ack;     ///< low bits of what the sender has consumed of the opposite lane
   std::byte payload[48];
 
-  /// Writes `imm` (0), `length` and `ack` (in the topmost bits of a word) with one store.
-  void set_trailer(std::uint32_t bytes, std::uint64_t ack_on_top) noexcept {
-    const std::uint64_t trailer = std::uint64_t{bytes} << 32 | ack_on_top;
+  /// Writes `imm`, `length` and `ack` (in the topmost bits of a word) with one store.
+  void set_trailer(std::uint32_t bytes, std::uint64_t ack_on_top,
+                   std::uint32_t immediate = 0) noexcept {
+    const std::uint64_t trailer = immediate | std::uint64_t{bytes} << 32 | ack_on_top;
     std::memcpy(reinterpret_cast<std::byte*>(this) + sizeof word, &trailer, sizeof trailer);
+  }
+  /// The three in one load.
+  [[nodiscard]] std::uint64_t trailer() const noexcept {
+    std::uint64_t trailer = 0;
+    std::memcpy(&trailer, reinterpret_cast<const std::byte*>(this) + sizeof word, sizeof trailer);
+    return trailer;
   }
 };
 static_assert(sizeof(Line) == 64 && offsetof(Line, length) == 12 && offsetof(Line, ack) == 14);

@@ -34,7 +34,9 @@ struct RpcName {
 struct RpcHeader {
   std::uint32_t session;  ///< as the receiver calls it
   std::uint32_t number;   ///< of the call; its low bits are its slot
-  std::uint16_t method;   ///< of a request
+  /// Of a request. Of a reply: for how long the server had it, in units of 1024 ns; the highest:
+  /// that long, or unknown.
+  std::uint16_t method;
   RpcKind kind;
   std::uint8_t status;   ///< of a reply: a Status
   std::uint16_t length;  ///< of the payload, bytes
@@ -57,8 +59,7 @@ inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header)
   if (header.length != received - kRpcHeaderBytes) [[unlikely]]
     return false;
   if (header.kind == RpcKind::request) return header.status == 0 && header.window == 0;
-  if (header.kind == RpcKind::reply)
-    return header.method == 0 && header.window != 0 && header.status < kStatusCount;
+  if (header.kind == RpcKind::reply) return header.window != 0 && header.status < kStatusCount;
   const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::closed;
   return known && header.length == 0 && header.status == 0 && header.window == 0;
 }

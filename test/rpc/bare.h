@@ -15,8 +15,8 @@ using spinwire::detail::EngineCore;
 
 /// An engine without its handle: its device can be told to fail, and its port to lie.
 struct Bare {
-  explicit Bare(const Config& c) {
-    core = std::make_unique<EngineCore>(c, Clock::real(),
+  explicit Bare(const Config& c, const std::uint64_t* ticks = nullptr) {
+    core = std::make_unique<EngineCore>(c, ticks != nullptr ? Clock::manual(ticks) : Clock::real(),
                                         std::move(*spinwire::base::OwnerGuard::create()));
     const auto opened = core->open();
     EXPECT_TRUE(opened) << opened.error().message();

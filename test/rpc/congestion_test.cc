@@ -1,0 +1,212 @@
+// Many senders at one receiver's port, and servers that only take their time.
+#include <deque>
+#include <vector>
+
+#include "base/random.h"
+#include "rpc/bare.h"
+
+namespace rpc_congestion_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+namespace sv = spinwire::softverbs;
+
+constexpr std::uint64_t kLinkRate = 100'000'000;  // bytes per second: 1024 take 10.24 us
+constexpr std::size_t kRequest = 1024 - spinwire::wire::kRpcHeaderBytes;
+constexpr std::uint64_t kStep = 1000;  // ns
+
+Config flow_config(Nanoseconds target) {
+  Config c = rpc_config();
+  c.rpc.target_delay = target;
+  c.rpc.least_timeout = 20ms;
+  c.connections.connect_timeout = 10s;
+  return c;
+}
+
+/// Eight clients whose requests leave over one link, each calling as much as it may; by a clock of
+/// its own.
+class Incast {
+ public:
+  static constexpr std::size_t kClients = 8;
+
+  explicit Incast(Nanoseconds target, std::uint32_t held = 64)
+      : server_(flow_config(target), &now_) {
+    auto listener = server_.core->listen("127.0.0.1:0", {});
+    EXPECT_TRUE(listener);
+    listener_ = std::move(*listener);
+    EXPECT_TRUE(server_.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes().first(8)); }));
+    auto link = sv::make_link(kLinkRate);
+    EXPECT_TRUE(link);
+    for (std::size_t i = 0; i < kClients; ++i) {
+      clients_.emplace_back();
+      clients_[i].engine = std::make_unique<Bare>(flow_config(target), &now_);
+      clients_[i].session = clients_[i].engine->core->open_session(listener_.address(), {}).value();
+    }
+    EXPECT_TRUE(pass(1'000'000'000, [&] {
+      return std::all_of(clients_.begin(), clients_.end(),
+                         [](const Client& c) { return c.session.ready(); });
+    }));
+    for (Client& c : clients_) {
+      sv::FaultPlan plan;
+      plan.held_datagrams = held;
+      plan.link = *link;
+      c.engine->set(plan);
+      auto* const block =
+          c.engine->core->shared.arena->allocate(spinwire::memory::PoolId::send, kRequest);
+      c.request = Buffer(block, kRequest);
+    }
+  }
+  /// Calls for so long; what was counted before is forgotten.
+  void call_for(std::uint64_t duration) {
+    for (Client& c : clients_) c.answered = 0;
+    const std::uint64_t end = now_ + duration;
+    (void)pass(duration, [&] {
+      for (Client& c : clients_) {
+        while (call(c)) {
+        }
+      }
+      return now_ >= end;
+    });
+  }
+  [[nodiscard]] std::uint64_t answered() const {
+    std::uint64_t sum = 0;
+    for (const Client& c : clients_) sum += c.answered;
+    return sum;
+  }
+  /// Of the time in which the link was busy, in a period.
+  [[nodiscard]] double used(std::uint64_t duration) const {
+    return static_cast<double>(answered() * 1024) * 1e9 /
+           (static_cast<double>(kLinkRate) * static_cast<double>(duration));
+  }
+  /// Round trips as the sessions see them at present, ns; what waits for its turn is in none.
+  [[nodiscard]] std::uint64_t mean_trip() const {
+    std::uint64_t sum = 0;
+    for (const Client& c : clients_)
+      sum += spinwire::rpc::find_client(*c.engine->core->calls, c.session.name())->smooth;
+    return sum / kClients;
+  }
+  [[nodiscard]] double spread() const {
+    const auto [least, most] = std::minmax_element(
+        clients_.begin(), clients_.end(),
+        [](const Client& a, const Client& b) { return a.answered < b.answered; });
+    return static_cast<double>(most->answered) / static_cast<double>(least->answered);
+  }
+  [[nodiscard]] std::uint64_t sum_of(std::uint64_t RpcStats::*counter) const {
+    std::uint64_t sum = 0;
+    for (const Client& c : clients_) sum += spinwire::rpc::stats(*c.engine->core->calls).*counter;
+    return sum;
+  }
+  /// Lets what is under way end, and closes.
+  void finish() {
+    EXPECT_TRUE(pass(5'000'000'000, [&] {
+      return std::all_of(clients_.begin(), clients_.end(),
+                         [](const Client& c) { return c.open == 0; });
+    }));
+    for (Client& c : clients_) c.engine->expect_clean();
+    server_.expect_clean();
+  }
+
+ private:
+  struct Client {
+    std::unique_ptr<Bare> engine;
+    Session session;
+    Buffer request;
+    std::uint64_t answered = 0;
+    std::uint32_t open = 0;
+  };
+  bool call(Client& c) {
+    const auto done = [&c](Reply& r) {
+      --c.open;
+      c.answered += r.status() == Status::ok ? 1 : 0;
+    };
+    if (c.open >= 8 || c.session.call(kEcho, c.request.slice(), done) != Status::ok) return false;
+    ++c.open;
+    return true;
+  }
+  template <typename Done>
+  bool pass(std::uint64_t most, Done&& done) {
+    for (std::uint64_t i = 0; i <= most / kStep; ++i) {
+      if (done()) return true;
+      now_ += kStep;
+      // Whoever looks first finds the link free: by chance.
+      const std::uint64_t first = random_.next();
+      for (std::size_t k = 0; k < clients_.size(); ++k)
+        (void)clients_[(first + k) % clients_.size()].engine->core->poll();
+      (void)server_.core->poll();
+    }
+    return done();
+  }
+
+  std::uint64_t now_ = 1'000'000;
+  spinwire::base::Random random_{1};
+  Bare server_;
+  Listener listener_;
+  std::deque<Client> clients_;
+};
+
+TEST(RpcCongestion, AnIncastKeepsTheLinkBusyAndItsShareFairAndItsQueueShort) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "faults are injected";
+  constexpr std::uint64_t kDuration = 100'000'000;
+  Incast minded(100us);
+  minded.call_for(kDuration / 2);
+  minded.call_for(kDuration);
+  EXPECT_GT(minded.used(kDuration), 0.9);
+  EXPECT_LT(minded.spread(), 1.25);
+  EXPECT_GT(minded.sum_of(&RpcStats::slowed), 0u);
+  EXPECT_EQ(minded.sum_of(&RpcStats::retransmits), 0u);
+  EXPECT_LT(minded.mean_trip(), 200'000u);
+  minded.finish();
+
+  Incast careless(0ns);
+  careless.call_for(kDuration / 5);
+  EXPECT_EQ(careless.sum_of(&RpcStats::slowed), 0u);
+  // 64 requests of 10 us each stand in line.
+  EXPECT_GT(careless.mean_trip(), 600'000u);
+  careless.finish();
+}
+
+TEST(RpcCongestion, LossesLeadBelowOneCallAtATimeAndNothingIsLost) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "faults are injected";
+  Incast tight(100us, 1);  // a port that holds one datagram for each
+  tight.call_for(50'000'000);
+  EXPECT_GT(tight.sum_of(&RpcStats::slowed), 0u);
+  tight.finish();
+}
+
+TEST(RpcCongestion, AServerThatTakesItsTimeIsNoCongestion) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  std::uint64_t now = 1'000'000;
+  Config c = flow_config(50us);
+  Bare server(c, &now), client(c, &now);
+  auto listener = server.core->listen("127.0.0.1:0", {});
+  ASSERT_TRUE(listener);
+  std::deque<PendingCall> later;
+  ASSERT_TRUE(server.core->serve(kLater, [&later](Request& r) { later.push_back(r.later()); }));
+  Session session = client.core->open_session(listener->address(), {}).value();
+  const auto pass = [&](int steps) {
+    for (int i = 0; i < steps; ++i) {
+      now += kStep;
+      (void)client.core->poll();
+      (void)server.core->poll();
+    }
+  };
+  for (int i = 0; i < 100'000 && !session.ready(); ++i) pass(1);
+  ASSERT_TRUE(session.ready());
+  int ended = 0;
+  for (int i = 0; i < 100; ++i) {
+    const auto done = [&ended](Reply& r) { ended += r.status() == Status::ok ? 1 : 0; };
+    ASSERT_EQ(session.call(kLater, std::span<const std::byte>{}, done), Status::ok);
+    pass(1000);  // a millisecond, twenty times the target
+    ASSERT_EQ(later.size(), 1u);
+    ASSERT_EQ(later.front().reply(std::span<const std::byte>{}), Status::ok);
+    later.pop_front();
+    pass(4);
+    ASSERT_EQ(ended, i + 1);
+  }
+  EXPECT_EQ(spinwire::rpc::stats(*client.core->calls).slowed, 0u);
+  client.expect_clean();
+  server.expect_clean();
+}
+
+}  // namespace
+}  // namespace rpc_congestion_test
