@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "engine/config_keys.h"
 #include "engine/core.h"
+#include "rpc/calling.h"
 
 namespace spinwire::detail {
 
@@ -215,9 +216,10 @@ inline void post(EngineCore& core, Post when) noexcept {
   }
 }
 
-Status begin_call(EngineCore* core, std::uint32_t name, Method method, const std::byte* data,
-                  std::size_t size, detail::Block* block, const ReplyCallback& done,
-                  const CallOptions& options) noexcept {
+[[gnu::always_inline]] inline Status begin_call(EngineCore* core, std::uint32_t name, Method method,
+                                                const std::byte* data, std::size_t size,
+                                                detail::Block* block, const ReplyCallback& done,
+                                                const CallOptions& options) noexcept {
   rpc::ClientSession* const c = locate(core, name);
   if (c == nullptr) [[unlikely]]
     return diagnose(core, Status::not_connected);
@@ -282,8 +284,10 @@ Status Session::close() noexcept {
 
 namespace {
 
-Status answer(rpc::Rpc* r, std::uint32_t session, std::uint32_t number, Status status,
-              const std::byte* data, std::size_t size, detail::Block* block) noexcept {
+[[gnu::always_inline]] inline Status answer(rpc::Rpc* r, std::uint32_t session,
+                                            std::uint32_t number, Status status,
+                                            const std::byte* data, std::size_t size,
+                                            detail::Block* block) noexcept {
   if (r == nullptr) [[unlikely]]
     return Status::not_connected;
   EngineCore& core = *r->shared.core;

@@ -2,7 +2,7 @@
 #include <bit>
 
 #include "base/error.h"
-#include "rpc/rpc.h"
+#include "rpc/calling.h"
 
 namespace spinwire::rpc {
 
@@ -13,46 +13,8 @@ using wire::RpcKind;
 
 constexpr unsigned kMostBackoff = 6;
 
-inline std::uint64_t bit(std::uint32_t slot) noexcept { return std::uint64_t{1} << slot; }
-
-/// Whether one more call may go out now, as far as its session and the engine are concerned.
-inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
-  return c.under_way < c.allowed && r.promised < r.budget && !r.port->full();
-}
-
-inline RpcHeader header_of(const ClientSession& c, const Call& call) noexcept {
-  return {
-      c.peer, call.number, call.method, RpcKind::request, 0, static_cast<std::uint16_t>(call.size),
-      0};
-}
-
 void tell(Rpc& r, const ClientSession& c, RpcKind kind) noexcept {
   (void)send(r, c.to, {c.peer, 0, 0, kind, 0, 0, 0}, {});
-}
-
-/// A server that has heard nothing for a while keeps no receives for us any more.
-inline void mind_idleness(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
-  if (c.under_way == 0 && now - c.last_heard > r.idle / 2) [[unlikely]] {
-    c.granted = 1;
-    allow(c);
-  }
-}
-
-/// Sends the call in a slot for the first time.
-inline void start(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot,
-                  std::uint64_t now) noexcept {
-  mind_idleness(r, c, now);
-  c.active |= bit(slot);
-  ++c.under_way;
-  ++r.promised;
-  call.tries = 0;
-  call.sent_at = now;
-  (void)send(r, c.to, header_of(c, call), call.payload);
-  look_by(r, c, std::min(now + c.patience, call.deadline));
-}
-
-inline std::uint32_t free_slot(const ClientSession& c) noexcept {
-  return static_cast<std::uint32_t>(std::countr_one(c.active));
 }
 
 /// The slot is free again; what comes for this call from now on is late.
@@ -80,24 +42,6 @@ void stall(Rpc& r, ClientSession& c) noexcept {
 void end_call(const ReplyCallback& done, Status status) noexcept {
   Reply reply(status, nullptr, nullptr, 0);
   done(reply);
-}
-
-Status put_off(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept {
-  const std::uint32_t room = r.shared.config.rpc.backlog;
-  if (c.waiting_count == room) return Status::would_block;
-  Waiting& w = c.waiting[(c.waiting_first + c.waiting_count) % room];
-  if (!fill(r, w.payload, asked.data, asked.size, asked.block)) return Status::no_buffer;
-  w.method = asked.method;
-  w.size = static_cast<std::uint32_t>(asked.size);
-  w.id = ++c.last_call;
-  w.deadline = asked.deadline;
-  w.done = done;
-  ++c.waiting_count;
-  ++r.stats.calls;
-  look_by(r, c, asked.deadline);
-  // What it waits for may be something else than the session's own window.
-  if (c.under_way < c.allowed) stall(r, c);
-  return Status::ok;
 }
 
 /// After Jacobson: the mean of round trips, and how far they lie from it.
@@ -158,24 +102,21 @@ void ready(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route)
   if (c.on_ready) c.on_ready(Session(r.shared.core, c.name));
 }
 
-Status call(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept {
-  if (c.state != SessionState::ready) [[unlikely]]
-    return Status::not_connected;
-  if (asked.size > c.longest) [[unlikely]]
-    return Status::message_too_long;
-  if (c.waiting_count != 0 || !may_start(r, c)) [[unlikely]]
-    return put_off(r, c, asked, done);
-  const std::uint32_t slot = free_slot(c);
-  Call& k = c.calls[slot];
-  if (!fill(r, k.payload, asked.data, asked.size, asked.block)) [[unlikely]]
-    return Status::no_buffer;
-  k.method = asked.method;
-  k.size = static_cast<std::uint32_t>(asked.size);
-  k.id = ++c.last_call;
-  k.deadline = asked.deadline;
-  k.done = done;
+Status put_off(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept {
+  const std::uint32_t room = r.shared.config.rpc.backlog;
+  if (c.waiting_count == room) return Status::would_block;
+  Waiting& w = c.waiting[(c.waiting_first + c.waiting_count) % room];
+  if (!fill(r, w.payload, asked.data, asked.size, asked.block)) return Status::no_buffer;
+  w.method = asked.method;
+  w.size = static_cast<std::uint32_t>(asked.size);
+  w.id = ++c.last_call;
+  w.deadline = asked.deadline;
+  w.done = done;
+  ++c.waiting_count;
   ++r.stats.calls;
-  start(r, c, k, slot, asked.now);
+  look_by(r, c, asked.deadline);
+  // What it waits for may be something else than the session's own window.
+  if (c.under_way < c.allowed) stall(r, c);
   return Status::ok;
 }
 

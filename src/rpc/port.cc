@@ -36,7 +36,6 @@ Origin origin_of(const wire::SessionEnd& peer) noexcept {
 Port::Port(agent::Shared& s, const PortOptions& options) noexcept
     : depth_(options.send_depth),
       mask_(options.send_depth - 1),
-      signal_mask_(options.send_depth / 4 - 1),
       list_length_(s.list_length),
       shared_(s) {}
 
@@ -72,6 +71,10 @@ Result<void> Port::make_sends() {
     e = {};
     e.wr.opcode = IBV_WR_SEND;
     e.wr.wr_id = std::uint64_t{i} << 1;
+    e.wr.next = &entries_[(i + 1) & mask_].wr;
+    e.wr.num_sge = 1;
+    e.wr.send_flags = inline_;
+    if ((i + 1) % (depth_ / 4) == 0) e.wr.send_flags |= IBV_SEND_SIGNALED;
     e.wr.sg_list = e.sges;
     e.sges[0] = {reinterpret_cast<std::uint64_t>(line_of(i)), 0, lines_block_->lkey};
   }
@@ -110,29 +113,28 @@ Port::~Port() {
 }
 
 void Port::post() noexcept {
-  last_->next = nullptr;
-  if (holds_) {  // nobody shall wait for his memory until others have sent
-    last_->send_flags |= IBV_SEND_SIGNALED;
-    holds_ = false;
-  }
+  ibv_send_wr* const first = &entries_[posted_ & mask_].wr;
+  ibv_send_wr& last = entries_[(sent_ - 1) & mask_].wr;
+  ibv_send_wr* const next = std::exchange(last.next, nullptr);
+  const unsigned flags = last.send_flags;
+  // Nobody shall wait for his memory until others have sent.
+  if (std::exchange(holds_, false)) last.send_flags |= IBV_SEND_SIGNALED;
   ibv_send_wr* bad = nullptr;
-  if (!failed_ && ibv_post_send(qp_, first_, &bad) == 0) [[likely]] {
-    first_ = nullptr;
-    listed_ = 0;
-    return;
-  }
-  take_back(failed_ ? first_ : bad);
+  const bool taken = !failed_ && ibv_post_send(qp_, first, &bad) == 0;
+  if (!taken) [[unlikely]]
+    take_back(failed_ ? first : bad);
+  last.next = next;
+  last.send_flags = (last.send_flags & ~unsigned{IBV_SEND_SIGNALED}) | (flags & IBV_SEND_SIGNALED);
+  posted_ = sent_;
 }
 
 /// What the device did not take is as good as lost on the way; its sender will notice.
 void Port::take_back(const ibv_send_wr* bad) noexcept {
   for (; bad != nullptr; bad = bad->next) {
     Entry& e = entries_[--sent_ & mask_];
-    if (e.held != nullptr) detail::release(std::exchange(e.held, nullptr));
+    if (e.held != nullptr) let_go(e);
     ++failures;
   }
-  first_ = nullptr;
-  listed_ = 0;
 }
 
 void Port::on_sent(const ibv_wc& wc) noexcept {
@@ -143,11 +145,10 @@ void Port::on_sent(const ibv_wc& wc) noexcept {
   const auto index = static_cast<std::uint32_t>(wc.wr_id >> 1);
   // Those up to this one, of the at most `depth_` that are under way.
   const std::uint32_t end = done_ + ((index - done_) & mask_) + 1;
-  for (; done_ != end; ++done_) {
-    Entry& e = entries_[done_ & mask_];
-    if (e.held != nullptr) [[unlikely]]
-      detail::release(std::exchange(e.held, nullptr));
+  for (; done_ != end && held_ != 0; ++done_) {
+    if (Entry& e = entries_[done_ & mask_]; e.held != nullptr) let_go(e);
   }
+  done_ = end;
 }
 
 bool Port::fill(std::uint32_t slot) noexcept {

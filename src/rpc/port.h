@@ -86,32 +86,34 @@ class Port {
             const std::byte (&payload)[kShortCall]) noexcept {
     Entry& e = next(to);
     std::byte* const line = line_of(sent_);
-    std::memcpy(line, &header, sizeof header);
-    std::memcpy(line + sizeof header, payload, kShortCall);
-    e.sges[0].length = static_cast<std::uint32_t>(sizeof header) + header.length;
-    e.wr.num_sge = 1;
-    e.wr.send_flags = inline_;
-    append(e);
+    const wire::RpcWords words = wire::pack(header);
+    std::memcpy(line, &words.low, sizeof words.low);
+    std::memcpy(line + sizeof words.low, &words.high, sizeof words.high);
+    std::memcpy(line + sizeof words, payload, kShortCall);
+    e.sges[0].length = static_cast<std::uint32_t>(sizeof words) + header.length;
+    append();
   }
   /// Longer: sent from where it lies, with a reference to its block until the device is done.
   void send(const Destination& to, const wire::RpcHeader& header, Block* block,
             const std::byte* payload) noexcept {
     Entry& e = next(to);
-    std::memcpy(line_of(sent_), &header, sizeof header);
-    e.sges[0].length = static_cast<std::uint32_t>(sizeof header);
+    const wire::RpcWords words = wire::pack(header);
+    std::memcpy(line_of(sent_), &words, sizeof words);
+    e.sges[0].length = static_cast<std::uint32_t>(sizeof words);
     e.sges[1] = {reinterpret_cast<std::uint64_t>(payload), header.length, block->lkey};
     e.wr.num_sge = 2;
-    e.wr.send_flags = 0;
+    e.wr.send_flags &= ~unsigned{IBV_SEND_INLINE};
     detail::retain(block);
     e.held = block;
+    ++held_;
     holds_ = true;
-    append(e);
+    append();
   }
   /// Posts what was sent.
   void flush() noexcept {
-    if (first_ != nullptr) post();
+    if (unposted()) post();
   }
-  [[nodiscard]] bool unposted() const noexcept { return first_ != nullptr; }
+  [[nodiscard]] bool unposted() const noexcept { return posted_ != sent_; }
   void on_sent(const ibv_wc& wc) noexcept;
 
   // Receives.
@@ -146,6 +148,8 @@ class Port {
   std::uint64_t failures = 0;  ///< sends that the device refused or failed
 
  private:
+  /// As a short datagram has it when it is free, linked to the one behind it, and signaled at
+  /// fixed places, so that a full ring empties again.
   struct Entry {
     ibv_send_wr wr;
     ibv_sge sges[2];
@@ -168,34 +172,28 @@ class Port {
   std::byte* line_of(std::uint32_t sequence) noexcept {
     return lines_ + std::size_t{sequence & mask_} * kLineBytes;
   }
-  void append(Entry& e) noexcept {
-    ++sent_;
-    // Some entry among any `depth_` in a row is signaled, so that a full ring empties again.
-    if ((sent_ & signal_mask_) == 0) [[unlikely]]
-      e.wr.send_flags |= IBV_SEND_SIGNALED;
-    if (first_ == nullptr) {
-      first_ = &e.wr;
-    } else {
-      last_->next = &e.wr;
-    }
-    last_ = &e.wr;
-    if (++listed_ == list_length_) post();
+  void append() noexcept {
+    if (++sent_ - posted_ == list_length_) post();
+  }
+  void let_go(Entry& e) noexcept {
+    detail::release(std::exchange(e.held, nullptr));
+    e.wr.num_sge = 1;
+    e.wr.send_flags |= inline_;
+    --held_;
   }
 
   ibv_qp* qp_ = nullptr;
   std::unique_ptr<Entry[]> entries_;
   std::byte* lines_ = nullptr;
-  std::uint32_t sent_ = 0;  ///< taken so far, modulo 2^32
-  std::uint32_t done_ = 0;  ///< of those the device is known to be done with
+  std::uint32_t sent_ = 0;    ///< taken so far, modulo 2^32
+  std::uint32_t posted_ = 0;  ///< of those the device has
+  std::uint32_t done_ = 0;    ///< and is known to be done with
+  std::uint32_t held_ = 0;    ///< entries that hold a block
   std::uint32_t depth_;
   std::uint32_t mask_;
-  std::uint32_t signal_mask_;
   std::uint32_t list_length_;
-  std::uint32_t listed_ = 0;
   bool holds_ = false;   ///< something in the list holds a block
   unsigned inline_ = 0;  ///< the flag, if lines can be sent so
-  ibv_send_wr* first_ = nullptr;
-  ibv_send_wr* last_ = nullptr;
   verbs::ReceiveSlots<Block> receives_;
   // Cold.
   agent::Shared& shared_;

@@ -1,11 +1,10 @@
-#include "rpc/rpc.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
+#include "rpc/calling.h"
 
 namespace spinwire::rpc {
 
@@ -113,6 +112,11 @@ void finish_poll(Rpc& r) noexcept {
     if (index == last) break;
   }
   r.port->flush();
+}
+
+bool send(Rpc& r, const Destination& to, const wire::RpcHeader& header,
+          const Payload& payload) noexcept {
+  return transmit(r, to, header, payload);
 }
 
 void upkeep(Rpc& r) noexcept { r.port->upkeep(); }

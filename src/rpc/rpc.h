@@ -242,7 +242,8 @@ struct Asked {
   std::uint64_t now;       ///< tick
   std::uint64_t deadline;  ///< tick
 };
-Status call(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept;
+/// One that may not start yet. Cold unless the window is full.
+Status put_off(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept;
 Status cancel(Rpc& r, ClientSession& c, std::uint32_t number) noexcept;
 Status close(Rpc& r, ClientSession& c) noexcept;
 /// A reply, or what else a server says; answers whether its block was kept.
@@ -267,14 +268,12 @@ void dismiss(Rpc& r, ServerSession& s) noexcept;
 bool take_request(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
 void take_question(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;
-Status answer(Rpc& r, std::uint32_t session, std::uint32_t number, Status status,
-              const std::byte* data, std::size_t size, Block* block) noexcept;
 
 /// Copies what has no block to be referred to into one of the send pool; null if that is dry.
 Block* copy_to_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
 /// Fills an empty payload: copied if short, else referred to. False if the send pool is dry.
-inline bool fill(Rpc& r, Payload& payload, const std::byte* data, std::size_t size,
-                 Block* block) noexcept {
+[[gnu::always_inline]] inline bool fill(Rpc& r, Payload& payload, const std::byte* data,
+                                        std::size_t size, Block* block) noexcept {
   if (size <= kShortCall) [[likely]] {
     base::copy_small(payload.text, data, size);
     return true;
@@ -292,17 +291,9 @@ inline void clear(Payload& payload) noexcept {
   if (payload.block != nullptr) [[unlikely]]
     detail::release(std::exchange(payload.block, nullptr));
 }
-/// Sends header and payload; false, and nothing sent, if the port is full.
-inline bool send(Rpc& r, const Destination& to, const wire::RpcHeader& header,
-                 const Payload& payload) noexcept {
-  if (r.port->full()) [[unlikely]]
-    return ++r.stats.unsent, false;
-  if (payload.block == nullptr) [[likely]] {
-    r.port->send(to, header, payload.text);
-  } else {
-    r.port->send(to, header, payload.block, payload.data);
-  }
-  return true;
-}
+/// Sends header and payload; false, and nothing sent, if the port is full. transmit() is the same,
+/// inlined where calls and replies go out.
+bool send(Rpc& r, const Destination& to, const wire::RpcHeader& header,
+          const Payload& payload) noexcept;
 
 }  // namespace spinwire::rpc

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "rpc/rpc.h"
+#include "rpc/calling.h"
 
 namespace spinwire::rpc {
 
@@ -11,28 +11,6 @@ namespace {
 
 using wire::RpcHeader;
 using wire::RpcKind;
-
-/// For how long a request that is not answered yet has been here.
-inline std::uint16_t held(const Rpc& r, const Service& v) noexcept {
-  if (v.payload.since == r.shared.now) [[likely]]
-    return 0;
-  const agent::Shared& s = r.shared;
-  const std::uint64_t now = s.clock.now();
-  const auto time = s.clock.duration(now - std::min(now, v.payload.since));
-  return static_cast<std::uint16_t>(std::min<std::int64_t>(time.count() >> kHeldShift, UINT16_MAX));
-}
-
-inline void send_answer(Rpc& r, const ServerSession& s, const Service& v,
-                        std::uint16_t time) noexcept {
-  const RpcHeader header{s.peer,
-                         v.number,
-                         time,
-                         RpcKind::reply,
-                         static_cast<std::uint8_t>(v.status),
-                         v.size,
-                         static_cast<std::uint16_t>(s.granted)};
-  (void)send(r, s.to, header, v.payload);
-}
 
 /// A request that was here before: the answer went astray, or the handler is still at it.
 [[gnu::cold, gnu::noinline]] void take_repeated(Rpc& r, const ServerSession& s, const Service& v,
@@ -56,18 +34,6 @@ void take_back(Rpc& r, ServerSession& s) noexcept {
   if (s.granted == 1) return;
   r.promised -= s.granted;
   s.granted = 1;
-}
-
-Status finish(Rpc& r, ServerSession& s, Service& v, Status status, const std::byte* data,
-              std::size_t size, Block* block) noexcept {
-  const std::uint16_t time = held(r, v);
-  if (!fill(r, v.payload, data, size, block)) [[unlikely]]
-    return Status::no_buffer;
-  v.state = ServiceState::answered;
-  v.status = status;
-  v.size = static_cast<std::uint16_t>(size);
-  send_answer(r, s, v, time);
-  return Status::ok;
 }
 
 [[gnu::cold, gnu::noinline]] void refuse(Rpc& r, std::uint32_t session, std::uint32_t number,
@@ -167,19 +133,6 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   if (s.waited > r.peer_timeout) return dismiss(r, s);
   if (now - std::min(s.last_heard, now) > r.idle) take_back(r, s);
   r.shared.timers.schedule(s.timer, now + r.keepalive);
-}
-
-Status answer(Rpc& r, std::uint32_t session, std::uint32_t number, Status status,
-              const std::byte* data, std::size_t size, Block* block) noexcept {
-  ServerSession* const s = find_server(r, session);
-  if (s == nullptr) [[unlikely]]
-    return Status::not_connected;
-  Service& v = s->services[number & (s->window - 1)];
-  if (v.number != number || v.state != ServiceState::running) [[unlikely]]
-    return Status::not_connected;
-  if (size > wire::rpc_payload(s->mtu)) [[unlikely]]
-    return Status::message_too_long;
-  return finish(r, *s, v, status, data, size, block);
 }
 
 }  // namespace spinwire::rpc

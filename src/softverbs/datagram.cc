@@ -142,11 +142,11 @@ bool carry_with_faults(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
   return true;
 }
 
-/// A SEND of one element in line that fits into one line of a lane.
-inline bool is_short(const Qp& qp, const ibv_send_wr& wr) noexcept {
+/// A SEND of one element in line; one that fits into a line of a lane has up to `most` bytes.
+inline bool is_short(const ibv_send_wr& wr, std::uint32_t most) noexcept {
   return wr.opcode == IBV_WR_SEND && wr.num_sge == 1 &&
          (wr.send_flags & ~unsigned{IBV_SEND_SIGNALED}) == IBV_SEND_INLINE &&
-         wr.sg_list->length <= std::min<std::uint32_t>(qp.max_inline, kFirstLineBytes);
+         wr.sg_list->length <= most;
 }
 
 /// The common case: short ones, plain, all by the same address handle and with room, up to the end
@@ -166,21 +166,24 @@ inline bool is_short(const Qp& qp, const ibv_send_wr& wr) noexcept {
   const std::uint64_t kind = packet_kind(Packet::datagram, ack_flag(peer));
   const std::uint64_t head = lane_mark(begin) << 56 | kind << 48 | std::uint64_t{qp.qp_num} << 24;
   const std::uint64_t ack = std::uint64_t{ack_bits(peer)} << 48;
+  const std::uint32_t most = std::min<std::uint32_t>(qp.max_inline, kFirstLineBytes);
+  const unsigned signal_all = qp.signal_all;
   std::uint64_t position = begin;
   Line* line = &out.lines[begin & (kLaneLines - 1)];
-  for (; wr != nullptr && position < end && wr->wr.ud.ah == ah && is_short(qp, *wr);
+  for (; wr != nullptr && position < end && wr->wr.ud.ah == ah && is_short(*wr, most);
        wr = wr->next) {
     const ibv_sge& sge = *wr->sg_list;
+    const std::uint32_t length = sge.length;
     const std::uint32_t key = wr->wr.ud.remote_qkey;
-    copy_small(line->payload, pointer(sge.addr), sge.length);
-    line->set_trailer(sge.length, ack, (key & kOwnKey) != 0 ? qp.attr.qkey : key);
+    copy_small(line->payload, pointer(sge.addr), length);
+    line->set_trailer(length, ack, (key & kOwnKey) != 0 ? qp.attr.qkey : key);
     line->word.store(head | (wr->wr.ud.remote_qpn & 0xffffff), std::memory_order_release);
     ++line;
     ++position;
-    if (((wr->send_flags | qp.signal_all) & IBV_SEND_SIGNALED) != 0) [[unlikely]] {
+    if (((wr->send_flags | signal_all) & IBV_SEND_SIGNALED) != 0) [[unlikely]] {
       qp.sq_reclaimed = qp.sq_head + static_cast<std::uint32_t>(position - begin);
       if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr)
-        CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr->wr_id, sge.length);
+        CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr->wr_id, length);
     }
   }
   if (position == begin) [[unlikely]]
@@ -447,6 +450,11 @@ std::uint32_t take_datagrams(const Context& c, const InLane& lane, Cq& cq, std::
   const std::uint32_t most = std::min(
       {limit, cq.room, receives.count(), static_cast<std::uint32_t>(lane.end - lane.next)});
   const std::uint32_t key = qp->attr.qkey;
+  const KnownRegion known = qp->writable;
+  if (known.epoch != c.region_epoch) [[unlikely]]
+    return 0;  // the slower way makes it known again
+  const ReceiveWr* const ring = receives.ring.get();
+  const std::uint32_t mask = receives.mask;
   RouteCopier route(lane.route);
   std::uint32_t head = receives.head;
   ibv_wc* out = cq.out;
@@ -456,17 +464,16 @@ std::uint32_t take_datagrams(const Context& c, const InLane& lane, Cq& cq, std::
     const std::uint64_t trailer = line->trailer();
     const std::uint32_t bytes = trailer >> 32 & 0xffff;
     const std::uint32_t length = bytes + static_cast<std::uint32_t>(sizeof(ibv_grh));
-    const ReceiveWr& wr = receives.ring[head & receives.mask];
+    const ReceiveWr& wr = ring[head & mask];
+    const std::uint64_t wr_id = wr.wr_id;
     if (static_cast<std::uint32_t>(trailer) != key || bytes > kFirstLineBytes ||
-        wr.sge_count != 1 || length > wr.capacity ||
-        !allows_again(c, *static_cast<Pd*>(qp->pd), qp->writable, wr.first, IBV_ACCESS_LOCAL_WRITE))
-        [[unlikely]] {
+        wr.sge_count != 1 || length > wr.capacity || !lies_in(known, wr.first)) [[unlikely]] {
       break;
     }
     std::byte* const to = pointer(wr.first.addr);
     route.write(to, bytes);
     copy_small(to + sizeof(ibv_grh), line->payload, bytes);
-    success.fill(*out++, wr.wr_id, length);
+    success.fill(*out++, wr_id, length);
     ++head;
     ++line;
   }

@@ -55,8 +55,8 @@ struct FaultPlan {
   /// Payload bytes that all queue pairs together send in a second, those that READ asks for
   /// included; 0: no limit. A request goes out when its last byte would have left.
   std::uint64_t bytes_per_second = 0;
-  std::uint64_t burst_bytes = 0;     ///< that may go at once after a time of rest
-  std::shared_ptr<SharedLink> link;  ///< in the place of both
+  std::uint64_t burst_bytes = 0;               ///< that may go at once after a time of rest
+  std::shared_ptr<SharedLink> link = nullptr;  ///< in the place of both
   /// The n-th work request posted since the plan was set fails, counted from 1; 0: none. A
   /// connection goes to ERR and flushes the rest, datagrams go to SQE.
   std::uint64_t fail_at = 0;

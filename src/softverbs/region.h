@@ -29,13 +29,17 @@ inline bool local_allows(const Segment& segment, std::uint64_t pd, const ibv_sge
          (region.access & access) == access;
 }
 
+/// Whether an element lies in the registration that was found to allow it. Hot.
+inline bool lies_in(const KnownRegion& known, const ibv_sge& sge) noexcept {
+  return sge.lkey == known.key && sge.length <= known.size &&
+         sge.addr - known.begin <= known.size - sge.length;
+}
+
 /// The same for one element, remembering the registration. Hot.
 inline bool allows_again(const Context& c, const Pd& pd, KnownRegion& known, const ibv_sge& sge,
                          std::uint32_t access) noexcept {
-  if (sge.lkey == known.key && known.epoch == c.region_epoch && sge.length <= known.size &&
-      sge.addr - known.begin <= known.size - sge.length) [[likely]] {
+  if (known.epoch == c.region_epoch && lies_in(known, sge)) [[likely]]
     return true;
-  }
   if (!local_allows(*c.segment, pd.id, sge, access)) return false;
   const RegionEntry& region = c.segment->regions[region_index(sge.lkey)];
   known = {sge.lkey, c.region_epoch, region.address, region.length};

@@ -45,6 +45,24 @@ struct RpcHeader {
 inline constexpr std::size_t kRpcHeaderBytes = 16;
 static_assert(sizeof(RpcHeader) == kRpcHeaderBytes);
 
+/// The header as it goes over the wire, in two words: so it is made and read in registers.
+struct RpcWords {
+  std::uint64_t low;   ///< session:32 | number:32
+  std::uint64_t high;  ///< method:16 | kind:8 | status:8 | length:16 | window:16
+};
+constexpr RpcWords pack(const RpcHeader& h) noexcept {
+  return {h.session | std::uint64_t{h.number} << 32,
+          h.method | std::uint64_t{static_cast<std::uint8_t>(h.kind)} << 16 |
+              std::uint64_t{h.status} << 24 | std::uint64_t{h.length} << 32 |
+              std::uint64_t{h.window} << 48};
+}
+constexpr RpcHeader unpack(const RpcWords& w) noexcept {
+  return {static_cast<std::uint32_t>(w.low),       static_cast<std::uint32_t>(w.low >> 32),
+          static_cast<std::uint16_t>(w.high),      static_cast<RpcKind>(w.high >> 16 & 0xff),
+          static_cast<std::uint8_t>(w.high >> 24), static_cast<std::uint16_t>(w.high >> 32),
+          static_cast<std::uint16_t>(w.high >> 48)};
+}
+
 /// Longest payload of a datagram whose MTU is `mtu`.
 constexpr std::uint32_t rpc_payload(std::uint32_t mtu) noexcept {
   return mtu - static_cast<std::uint32_t>(kRpcHeaderBytes);
@@ -55,7 +73,9 @@ constexpr std::uint32_t rpc_payload(std::uint32_t mtu) noexcept {
 inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header) noexcept {
   if (received < kRpcHeaderBytes) [[unlikely]]
     return false;
-  std::memcpy(&header, at, sizeof header);
+  RpcWords words{};
+  std::memcpy(&words, at, sizeof words);
+  header = unpack(words);
   if (header.length != received - kRpcHeaderBytes) [[unlikely]]
     return false;
   if (header.kind == RpcKind::request) return header.status == 0 && header.window == 0;

@@ -47,8 +47,8 @@ class RpcHostile : public testing::Test {
   }
   /// Sends it from somebody else's port to where one of his routes or ours leads.
   void send(const spinwire::rpc::Destination& to, const RpcHeader& header) {
-    static const std::array<std::byte, kShortCall> nothing{};
-    other_.core->calls->port->send(to, header, nothing.data());
+    static const std::byte nothing[kShortCall]{};
+    other_.core->calls->port->send(to, header, nothing);
     other_.core->calls->port->flush();
   }
   [[nodiscard]] spinwire::rpc::Destination to_server() {

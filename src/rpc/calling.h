@@ -1,0 +1,140 @@
+// The way out of a small call and of its answer, inlined into the public face. Hot.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+
+#include "rpc/rpc.h"
+
+namespace spinwire::rpc {
+
+inline std::uint64_t bit(std::uint32_t slot) noexcept { return std::uint64_t{1} << slot; }
+
+/// Whether one more call may go out now, as far as its session and the engine are concerned.
+inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
+  return c.under_way < c.allowed && r.promised < r.budget && !r.port->full();
+}
+
+[[gnu::always_inline]] inline wire::RpcHeader header_of(const ClientSession& c,
+                                                        const Call& call) noexcept {
+  return {c.peer,
+          call.number,
+          call.method,
+          wire::RpcKind::request,
+          0,
+          static_cast<std::uint16_t>(call.size),
+          0};
+}
+
+/// A server that has heard nothing for a while keeps no receives for us any more.
+[[gnu::always_inline]] inline void mind_idleness(const Rpc& r, ClientSession& c,
+                                                 std::uint64_t now) noexcept {
+  if (c.under_way == 0 && now - c.last_heard > r.idle / 2) [[unlikely]] {
+    c.granted = 1;
+    allow(c);
+  }
+}
+
+/// Sends header and payload; false, and nothing sent, if the port is full.
+[[gnu::always_inline]] inline bool transmit(Rpc& r, const Destination& to,
+                                            const wire::RpcHeader& header,
+                                            const Payload& payload) noexcept {
+  if (r.port->full()) [[unlikely]]
+    return ++r.stats.unsent, false;
+  if (payload.block == nullptr) [[likely]] {
+    r.port->send(to, header, payload.text);
+  } else {
+    r.port->send(to, header, payload.block, payload.data);
+  }
+  return true;
+}
+
+/// Sends the call in a slot for the first time.
+[[gnu::always_inline]] inline void start(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot,
+                                         std::uint64_t now) noexcept {
+  mind_idleness(r, c, now);
+  c.active |= bit(slot);
+  ++c.under_way;
+  ++r.promised;
+  call.tries = 0;
+  call.sent_at = now;
+  (void)transmit(r, c.to, header_of(c, call), call.payload);
+  look_by(r, c, std::min(now + c.patience, call.deadline));
+}
+
+inline std::uint32_t free_slot(const ClientSession& c) noexcept {
+  return static_cast<std::uint32_t>(std::countr_one(c.active));
+}
+
+[[gnu::always_inline]] inline Status call(Rpc& r, ClientSession& c, const Asked& asked,
+                                          const ReplyCallback& done) noexcept {
+  if (c.state != SessionState::ready) [[unlikely]]
+    return Status::not_connected;
+  if (asked.size > c.longest) [[unlikely]]
+    return Status::message_too_long;
+  if (c.waiting_count != 0 || !may_start(r, c)) [[unlikely]]
+    return put_off(r, c, asked, done);
+  const std::uint32_t slot = free_slot(c);
+  Call& k = c.calls[slot];
+  if (!fill(r, k.payload, asked.data, asked.size, asked.block)) [[unlikely]]
+    return Status::no_buffer;
+  k.method = asked.method;
+  k.size = static_cast<std::uint32_t>(asked.size);
+  k.id = ++c.last_call;
+  k.deadline = asked.deadline;
+  k.done = done;
+  ++r.stats.calls;
+  start(r, c, k, slot, asked.now);
+  return Status::ok;
+}
+
+/// For how long a request that is not answered yet has been here.
+[[gnu::always_inline]] inline std::uint16_t held(const Rpc& r, const Service& v) noexcept {
+  if (v.payload.since == r.shared.now) [[likely]]
+    return 0;
+  const agent::Shared& s = r.shared;
+  const std::uint64_t now = s.clock.now();
+  const auto time = s.clock.duration(now - std::min(now, v.payload.since));
+  return static_cast<std::uint16_t>(std::min<std::int64_t>(time.count() >> kHeldShift, UINT16_MAX));
+}
+
+[[gnu::always_inline]] inline void send_answer(Rpc& r, const ServerSession& s, const Service& v,
+                                               std::uint16_t time) noexcept {
+  const wire::RpcHeader header{s.peer,
+                               v.number,
+                               time,
+                               wire::RpcKind::reply,
+                               static_cast<std::uint8_t>(v.status),
+                               v.size,
+                               static_cast<std::uint16_t>(s.granted)};
+  (void)transmit(r, s.to, header, v.payload);
+}
+
+[[gnu::always_inline]] inline Status finish(Rpc& r, ServerSession& s, Service& v, Status status,
+                                            const std::byte* data, std::size_t size,
+                                            Block* block) noexcept {
+  const std::uint16_t time = held(r, v);
+  if (!fill(r, v.payload, data, size, block)) [[unlikely]]
+    return Status::no_buffer;
+  v.state = ServiceState::answered;
+  v.status = status;
+  v.size = static_cast<std::uint16_t>(size);
+  send_answer(r, s, v, time);
+  return Status::ok;
+}
+
+[[gnu::always_inline]] inline Status answer(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                            Status status, const std::byte* data, std::size_t size,
+                                            Block* block) noexcept {
+  ServerSession* const s = find_server(r, session);
+  if (s == nullptr) [[unlikely]]
+    return Status::not_connected;
+  Service& v = s->services[number & (s->window - 1)];
+  if (v.number != number || v.state != ServiceState::running) [[unlikely]]
+    return Status::not_connected;
+  if (size > wire::rpc_payload(s->mtu)) [[unlikely]]
+    return Status::message_too_long;
+  return finish(r, *s, v, status, data, size, block);
+}
+
+}  // namespace spinwire::rpc
