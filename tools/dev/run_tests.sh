@@ -15,6 +15,7 @@ skipped=0
 finish() {
   local code=$?
   [[ -z "${asan:-}" ]] || kill "$asan" 2>/dev/null
+  [[ -z "${builds:-}" ]] || kill -- "-$builds" 2>/dev/null
   [[ $code -eq 0 || $failed -gt 0 ]] || failed=1
   [[ $skipped -eq 0 ]] || echo "skipped tests: $skipped (named in $log_dir)"
   echo "$passed passed, $failed failed"
@@ -88,12 +89,35 @@ judge() {
   echo "== $name: $ok passed, $((SECONDS - start)) s"
 }
 
-sanitized_builds() {
-  local asan code=0
+# What the later stages need. The two sanitizers' are one long compilation each and a little more:
+# they go together.
+later_builds() {
+  local other code=0
   "${make[@]}" VARIANT=asan tests &
-  asan=$!
+  other=$!
   "${make[@]}" VARIANT=tsan tests || code=$?
-  wait "$asan" && return "$code"
+  wait "$other" && "${make[@]}" clang-others && return "$code"
+}
+
+# In a process group of its own, with what others leave of the processors.
+begin_builds() {
+  set -m
+  (renice -n 19 -p "$BASHPID" >/dev/null && later_builds) >"$log_dir/builds.log" 2>&1 &
+  builds=$!
+  set +m
+}
+
+end_builds() {
+  local code=0 start=$SECONDS
+  renice -n 0 -g "$builds" >/dev/null || true
+  wait "$builds" || code=$?
+  builds=
+  if [[ $code -ne 0 ]]; then
+    tail -n 100 "$log_dir/builds.log"
+    echo "== builds FAILED (log: $log_dir/builds.log)"
+    exit 1
+  fi
+  echo "== builds for the other compiler and the sanitizers: $((SECONDS - start)) s more"
 }
 
 mkdir -p "$log_dir"
@@ -110,14 +134,13 @@ stage tidy "${make[@]}" tidy
 test_stage tests "${make[@]}" check FILTER='*' SHARDS=2
 test_stage conformance "${make[@]}" conformance-run
 test_stage conformance-proof "${make[@]}" conformance-proof
+begin_builds
 if [[ "${SOFTROCE:-on}" == off ]]; then
   echo '== softroce: left out, as SOFTROCE=off asks'
 else
   test_stage softroce "${make[@]}" test-softroce
 fi
-stage clang "${make[@]}" clang-others
-# Each is one long compilation and a little more: the two go together.
-stage build-sanitized sanitized_builds
+end_builds
 # One core each: the tests under ASan, and what else is left.
 echo '== asan, in the background'
 asan_start=$SECONDS
