@@ -8,6 +8,7 @@ tool_tests=(
 )
 suite_tests=(
   IsTriedByTheSpecification RunsTheEnginesSuites RunsTheScenarios RunsTheTools ExchangesOverALossyNetwork
+  CallsOverALossyNetwork
   SurvivesUnplugging LeavesNoObjectsBehind
 )
 
@@ -248,6 +249,16 @@ ExchangesOverALossyNetwork() {
   expect_text output 'all exchanged by tcp' "$dir/out"
   expect_text output 'all exchanged by rdma_cm' "$dir/out"
   check 'something was lost' grep -qE 'dropped [1-9]' "$dir/out"
+}
+
+CallsOverALossyNetwork() {
+  local status=0 calls=${SOFTROCE_CALLS:-20000}
+  timeout 400 "$vm" --timeout 330 --pair --ready-line serving --loss 2% \
+    "$bin/softroce-calls serve \$SOFTROCE_ADDRESS" \
+    "$bin/softroce-calls call \$SOFTROCE_PEER $calls" >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output "$calls calls ran and were answered once each" "$dir/out"
+  grep -hE 'once each|sent again' "$dir/out"
 }
 
 # The peer's machine goes as well, which the tool takes for a failure of its own.
