@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "rpc/bulk.h"
 
 namespace spinwire::rpc {
 
@@ -111,6 +112,8 @@ void finish_poll(Rpc& r) noexcept {
     pump(r, c);
     if (index == last) break;
   }
+  if (r.due_first != nullptr) [[unlikely]]
+    pump_due(r);
   r.port->flush();
 }
 
@@ -215,7 +218,7 @@ Result<void> audit(Rpc& r) {
   }
   if (promised != r.promised)
     return wrong(fmt::format("{} receives are promised, {} counted", promised, r.promised));
-  return {};
+  return audit_bulk(r);
 }
 
 }  // namespace spinwire::rpc

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "rpc/bulk.h"
 #include "rpc/rpc.h"
 
 namespace spinwire::rpc {
@@ -78,7 +79,7 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
     throw;
   }
   for (std::uint32_t i = 0; i < peer.window; ++i) s.services[i].number = i;
-  s.name = wire::RpcName::make(index, r.servers.generation(index) % 4095 + 1);
+  s.name = wire::RpcName::make(index, r.servers.generation(index) % 2047 + 1);
   s.peer = peer.name;
   s.window = peer.window;
   s.granted = 1;
@@ -95,6 +96,7 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
 }
 
 void dismiss(Rpc& r, ServerSession& s) noexcept {
+  dismiss_bulk(r, s);
   take_back(r, s);
   r.shared.timers.cancel(s.timer);
   for (std::uint32_t i = 0; i < s.window; ++i) clear(s.services[i].payload);
@@ -160,7 +162,7 @@ Status answer(Rpc& r, std::uint32_t session, std::uint32_t number, Status status
               const std::byte* data, std::size_t size, Block* block) noexcept {
   ServerSession* const s = find_server(r, session);
   if (s == nullptr) [[unlikely]]
-    return Status::not_connected;
+    return answer_bulk(r, session, number, status, data, size, block);
   Service& v = s->services[number & (s->window - 1)];
   if (v.number != number || v.state != ServiceState::running) [[unlikely]]
     return Status::not_connected;
