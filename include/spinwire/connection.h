@@ -111,6 +111,7 @@ class Message {
         has_immediate_(p.has_immediate),
         is_write_(p.is_write) {}
   [[nodiscard]] bool taken() const noexcept { return block_ == nullptr; }
+  [[nodiscard]] detail::Block* block() const noexcept { return block_; }
 
  private:
   detail::Block* block_;

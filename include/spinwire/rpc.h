@@ -1,6 +1,11 @@
 // Remote procedure calls: many sessions over one datagram queue pair, each call answered once or
 // ended with a status. A server gives methods to Engine::serve() and listens as for connections; a
 // client opens sessions with Engine::open_session() and calls. Everything runs inside poll().
+//
+// Calls whose request is longer than a datagram, and those that name memory for their reply
+// (CallOptions::reply_into), go over a reliable connection, which their session makes when it first
+// needs one, and again when it was lost: long requests are pulled by the server, replies to named
+// memory are written there by its device. They are not in order with short ones.
 #pragma once
 
 #include <cstddef>
@@ -27,15 +32,19 @@ namespace rpc {
 struct Rpc;
 }  // namespace rpc
 
-/// How a call ended, inside its callback. The bytes lie where the datagram arrived.
+/// How a call ended, inside its callback. The bytes lie where they arrived.
 class SPINWIRE_API Reply {
  public:
   /// ok: the server has answered. refused: its handler did not want to, text() says why.
-  /// unsupported: the server has no such method. message_too_long: the reply cannot be sent.
-  /// timed_out: the deadline passed; cancelled: by Session::cancel(); flushed: the session was
-  /// closed; peer_lost: the server does not answer any more. After the last four the handler may
-  /// have run or not.
+  /// unsupported: the server has no such method. timed_out: the deadline passed; cancelled: by
+  /// Session::cancel(); flushed: the session was closed; peer_lost: the server does not answer any
+  /// more, or the connection for long calls was lost. After the last four the handler may have run
+  /// or not. Of a long call also, and then it has not run: no_buffer (the server's pool
+  /// memory.large_bytes stayed dry for connections.large_timeout), message_too_long (the server
+  /// takes no requests of that length), and whatever kept the connection from being made: limit,
+  /// refused, timed_out and others.
   [[nodiscard]] Status status() const noexcept { return status_; }
+  /// With CallOptions::reply_into, and ok: the first bytes of that.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
   /// What a server that refused said.
   [[nodiscard]] std::string_view text() const noexcept {
@@ -70,13 +79,16 @@ class SPINWIRE_API PendingCall {
  public:
   PendingCall() noexcept = default;
   /// Copies the bytes. Errors: not_connected (the call is over for its client: its deadline passed,
-  /// it was cancelled, or the session ended; or it was answered), message_too_long, no_buffer (the
-  /// send pool is dry, for more than kShortCall), wrong_thread, forked_child. Hot.
+  /// it was cancelled, or the session ended; or it was answered), message_too_long (than room()),
+  /// no_buffer (the send pool is dry, for more than kShortCall), wrong_thread, forked_child. Hot.
   Status reply(std::span<const std::byte> bytes) const noexcept;
-  /// Copies nothing: holds a reference until the next call in the same place, or the session's end.
+  /// Copies nothing: holds a reference until the next call in the same place, or the session's end;
+  /// of a reply to memory that the client named, until it is written.
   Status reply(const BufferSlice& bytes) const noexcept;
   /// Ends the call at its client with `refused` and as much of the text as fits.
   Status refuse(std::string_view why) const noexcept;
+  /// Longest reply, bytes: a datagram's, or the memory that the client named; 0 once it is over.
+  [[nodiscard]] std::size_t room() const noexcept;
 
   /// For the library.
   PendingCall(rpc::Rpc* rpc, std::uint32_t session, std::uint32_t number) noexcept
@@ -88,8 +100,9 @@ class SPINWIRE_API PendingCall {
   std::uint32_t number_ = 0;
 };
 
-/// A call as the server's handler has it, in place in the receive ring. To be answered by one of
-/// reply(), refuse() and later(), before the handler returns; else the call is refused.
+/// A call as the server's handler has it, in place in the receive ring or, if it is long, in a
+/// block of the pool memory.large_bytes. To be answered by one of reply(), refuse() and later(),
+/// before the handler returns; else the call is refused.
 class SPINWIRE_API Request {
  public:
   [[nodiscard]] Method method() const noexcept { return method_; }
@@ -113,6 +126,7 @@ class SPINWIRE_API Request {
     answered_ = true;
     return call_.refuse(why);
   }
+  [[nodiscard]] std::size_t room() const noexcept { return call_.room(); }
   /// The handler will answer, or not, when it likes.
   [[nodiscard]] PendingCall later() noexcept {
     answered_ = true;
@@ -148,6 +162,11 @@ struct CallId {
 struct CallOptions {
   Nanoseconds deadline{0};  ///< from now; 0: rpc.call_timeout
   Post post = Post::automatic;
+  /// Where a reply of up to its size is to be written: a part of a buffer of this engine's, or of
+  /// memory registered with it. Its bytes are undefined, and the server may write to it, until
+  /// done() runs. Memory of a buffer is opened by a memory window (memory.windows); registered
+  /// memory, and buffers when no window is free, cost a registration each call.
+  BufferSlice reply_into{};
 };
 
 /// A client's handle of a session, as Connection is one of a connection. Every call on the engine's
@@ -157,14 +176,20 @@ class SPINWIRE_API Session {
   Session() noexcept = default;
   [[nodiscard]] SessionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == SessionState::ready; }
-  /// Longest request and reply, bytes; 0 unless ready.
+  /// Longest request and reply that take one datagram, bytes; 0 unless ready.
   [[nodiscard]] std::size_t longest() const noexcept;
+  /// Longest request of all, bytes: connections.message_bytes here and, as soon as there is a
+  /// connection for long calls, at the server; 0 unless ready.
+  [[nodiscard]] std::size_t longest_bulk() const noexcept;
 
   /// Calls a method: done() runs exactly once, in a poll(), if this answers ok. The request is held
   /// by reference until then and must not be changed. As many calls as the window are under way at
-  /// once, further ones wait here. Errors: would_block (rpc.backlog calls wait already),
-  /// message_too_long, not_connected (not ready), invalid_argument (a deadline below 0; no
-  /// callback), wrong_thread, forked_child. Hot.
+  /// once, and as many long ones; further ones wait here. Errors: would_block (rpc.backlog calls of
+  /// either sort wait already), message_too_long (than longest_bulk()), not_connected (not ready),
+  /// invalid_argument (a deadline below 0; no callback; `reply_into` is empty memory, or no memory
+  /// of this engine's), unsupported (`reply_into`, but queue_pair.access does not let peers write,
+  /// or leases.maximum, whose records are used for it, is 0), no_buffer, no_memory (a session's
+  /// first long call), wrong_thread, forked_child. Hot.
   Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
               const CallOptions& options = {}) noexcept;
   /// The same for up to kShortCall bytes, which are copied; message_too_long for more. Hot.
@@ -173,10 +198,14 @@ class SPINWIRE_API Session {
   /// The call that was accepted last.
   [[nodiscard]] CallId last_call() const noexcept;
   /// Ends a call with `cancelled`, at once: done() runs inside. A reply that comes later is
-  /// dropped. Errors: invalid_argument (it is over), wrong_thread, forked_child.
+  /// dropped. A long call whose memory the server may be using is another matter: done() runs when
+  /// the server has let go of it; without an answer within connections.close_timeout the connection
+  /// for long calls is given up, and its other calls end with peer_lost. Passed deadlines end calls
+  /// in the same way. Errors: invalid_argument (it is over), wrong_thread, forked_child.
   Status cancel(CallId id) noexcept;
-  /// Ends all calls with `flushed`, tells the server, and is closed when it has heard, or when
-  /// connections.close_timeout is over. Errors: not_connected, wrong_thread, forked_child.
+  /// Ends all calls with `flushed` (long ones as soon as nobody uses their memory), tells the
+  /// server, and is closed when it has heard, or when connections.close_timeout is over. Errors:
+  /// not_connected, wrong_thread, forked_child.
   Status close() noexcept;
 
   friend bool operator==(const Session&, const Session&) noexcept = default;
@@ -200,16 +229,20 @@ struct SessionOptions {
 
 /// Counted since the engine was opened, unless marked "now".
 struct RpcStats {
-  std::uint64_t calls = 0;            ///< of clients here: accepted
-  std::uint64_t replies = 0;          ///< of those: ended by a reply, refusals included
-  std::uint64_t retransmits = 0;      ///< requests sent again
-  std::uint64_t served = 0;           ///< handlers run here
-  std::uint64_t resent = 0;           ///< replies sent again, as the request came again
-  std::uint64_t duplicates = 0;       ///< requests dropped: a handler has them, or they are over
-  std::uint64_t late = 0;             ///< replies dropped: nobody waits for them any more
-  std::uint64_t bad_datagrams = 0;    ///< dropped: malformed, or of nobody that we know
-  std::uint64_t slowed = 0;           ///< times that a session's calls were cut for congestion
-  std::uint64_t unsent = 0;           ///< datagrams that the send queue had no room for
+  std::uint64_t calls = 0;          ///< of clients here: accepted
+  std::uint64_t replies = 0;        ///< of those: ended by a reply, refusals included
+  std::uint64_t retransmits = 0;    ///< requests sent again
+  std::uint64_t served = 0;         ///< handlers run here
+  std::uint64_t resent = 0;         ///< replies sent again, as the request came again
+  std::uint64_t duplicates = 0;     ///< requests dropped: a handler has them, or they are over
+  std::uint64_t late = 0;           ///< replies dropped: nobody waits for them any more
+  std::uint64_t bad_datagrams = 0;  ///< dropped: malformed, or of nobody that we know
+  std::uint64_t slowed = 0;         ///< times that a session's calls were cut for congestion
+  std::uint64_t unsent = 0;         ///< datagrams that the send queue had no room for
+  std::uint64_t bulk_calls = 0;     ///< of `calls`: over connections for long ones
+  /// What no peer of this protocol says on such connections, each of which it ended; and
+  /// connections that were refused since they fit no session.
+  std::uint64_t bad_bulk = 0;
   std::uint32_t sessions = 0;         ///< opened by us, now
   std::uint32_t served_sessions = 0;  ///< opened by peers, now
 };

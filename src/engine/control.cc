@@ -14,7 +14,10 @@ int EngineCore::poll_control() noexcept {
     return -static_cast<int>(guard.diagnose());
   shared.now = shared.clock.now();
   const std::uint32_t events = control_step(shared.now);
-  if (calls != nullptr) rpc::finish_poll(*calls);
+  if (calls != nullptr) {
+    rpc::finish_poll(*calls);
+    if (calls->due_first != nullptr) wake_soon();
+  }
   guard.leave();
   return static_cast<int>(events);
 }
@@ -102,6 +105,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
     (void)shared.device->poll_leaving();
   agent::look_at_dry(shared);
   if (calls != nullptr) rpc::upkeep(*calls);
+  if (calls != nullptr && calls->wanting != 0) connect_sessions();
   const std::size_t fired =
       shared.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
   // What callbacks have deferred goes out with this very poll.

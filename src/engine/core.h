@@ -33,6 +33,7 @@ struct Handshake {
   bool watched = false;       ///< in the epoll set
   bool serving = false;       ///< inbound: it has opened a session for remote calls
   std::uint32_t session = 0;  ///< outbound: the session of ours that it is to open
+  std::uint32_t joins = 0;    ///< outbound: the session of ours that the connection is for
   connect::Interest interest = connect::Interest::none;
   std::uint64_t begun = 0;
   base::Timer timer;
@@ -196,6 +197,10 @@ class EngineCore {
   void progress_serving(engine::Handshake& h) noexcept;
   void take_open_session(engine::Handshake& h, const wire::SessionEnd& asked) noexcept;
   void take_session_answer(engine::Handshake& h, rpc::ClientSession& c) noexcept;
+  void connect_sessions() noexcept;
+  Result<void> connect_session(rpc::ClientSession& c);
+  void say_join(engine::Handshake& h, agent::Agent& a) noexcept;
+  void take_join(engine::Handshake& h, const wire::JoinSession& join) noexcept;
   Result<void> watch_device();
   void take_async_events() noexcept;
   void look_for_device() noexcept;

@@ -131,7 +131,7 @@ Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
   h.listener = kNone;
   h.inbound = inbound;
   h.spoken = h.confirmed = h.refusing = h.watched = h.serving = false;
-  h.session = 0;
+  h.session = h.joins = 0;
   h.interest = connect::Interest::none;
   h.begun = shared.clock.now();
   h.timer.index = index;
@@ -299,8 +299,9 @@ void EngineCore::accept_from(std::uint32_t index, std::uint32_t generation) noex
     Handshake* h = begin_handshake(true);
     h->listener = index;
     h->listener_generation = generation;
-    h->exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer,
-                      wire::kinds(FrameKind::hello, FrameKind::open_session));
+    h->exchange.adopt(
+        std::move((*accepted)->fd), (*accepted)->peer,
+        wire::kinds(FrameKind::hello, FrameKind::open_session, FrameKind::join_session));
     shared.timers.schedule(
         h->timer,
         shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
@@ -385,7 +386,11 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
   Agent& a = *agent_of(h);
   if (!h.spoken && a.stage == agent::Stage::wait) {
     h.spoken = true;
-    say(h, wire::encode(wire::Hello{agent::endpoint(shared, a)}));
+    if (h.joins != 0) {
+      say_join(h, a);
+    } else {
+      say(h, wire::encode(wire::Hello{agent::endpoint(shared, a)}));
+    }
     agent::enter(shared, a, ConnectionState::exchanging);
   }
   if (!h.confirmed && a.stage == agent::Stage::up) {
@@ -423,6 +428,8 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
 void EngineCore::take_hello(Handshake& h) noexcept {
   if (const auto* session = std::get_if<wire::OpenSession>(&h.exchange.received().body))
     return take_open_session(h, session->end);
+  if (const auto* join = std::get_if<wire::JoinSession>(&h.exchange.received().body))
+    return take_join(h, *join);
   const auto* hello = std::get_if<wire::Hello>(&h.exchange.received().body);
   if (hello == nullptr) return;  // the exchange takes only what was expected
   const Listening* listening = find_listener(h.listener, h.listener_generation);

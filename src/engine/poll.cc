@@ -46,8 +46,12 @@ int EngineCore::poll_busy(int count) noexcept {
   agent::finish_poll(shared);
   if (shared.now >= next_control) [[unlikely]]
     events += control_step(shared.now);
-  if (calls != nullptr) rpc::finish_poll(*calls);
   wake_at = next_control;
+  if (calls != nullptr) {
+    rpc::finish_poll(*calls);
+    if (calls->due_first != nullptr) [[unlikely]]
+      wake_soon();
+  }
   guard.leave();
   return static_cast<int>(events);
 }

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "engine/config_keys.h"
 #include "engine/core.h"
+#include "rpc/bulk.h"
 #include "rpc/calling.h"
 
 namespace spinwire::detail {
@@ -169,6 +170,79 @@ void EngineCore::take_open_session(Handshake& h, const wire::SessionEnd& asked) 
   progress_serving(h);
 }
 
+/// Sessions with a first long call, as many as may be connected at once.
+void EngineCore::connect_sessions() noexcept {
+  while (outbound_handshakes < shared.config.connections.handshakes) {
+    ClientSession* const c = rpc::next_wanting(*calls);
+    if (c == nullptr) return;
+    const auto begun = base::no_throw("connect a session", [&] { return connect_session(*c); });
+    if (!begun) rpc::fail_wanting(*calls, *c, begun.error());
+  }
+}
+
+Result<void> EngineCore::connect_session(ClientSession& c) {
+  if (auto left = check_device_left("connect a session"); !left) return left;
+  auto to = connect::Address::parse(c.address);
+  if (!to) return tl::unexpected(to.error());
+  auto begun = begin_exchange(*to);
+  if (!begun) return tl::unexpected(begun.error());
+  Handshake& h = **begun;
+  agent::Agent* const a = agent::acquire(shared, ConnectionState::resolving, true);
+  if (a == nullptr) {
+    drop(h);
+    return tl::unexpected(engine::no_more_connections(
+        shared, fmt::format("connect a session with {} for its long calls", c.address)));
+  }
+  h.joins = c.name;
+  engine::name_peer(*a, c.address);
+  agent::set_attributes(*a, rpc::bulk_attributes(shared));
+  rpc::use_connection(*calls, c, *a);
+  attach({&h, nullptr}, *a);
+  return {};
+}
+
+/// Our hello, for a connection that is a session's.
+void EngineCore::say_join(Handshake& h, agent::Agent& a) noexcept {
+  // The session goes after its connection.
+  const ClientSession& c = *rpc::find_client(*calls, h.joins);
+  wire::JoinSession join;
+  join.endpoint = agent::endpoint(shared, a);
+  join.session = c.peer;
+  join.name = c.name;
+  join.qp_num = calls->port->qp_num();
+  join.qkey = calls->port->qkey();
+  say(h, wire::encode(join));
+}
+
+/// A peer connects for the long calls of a session that it has here: no matter of the
+/// application's.
+void EngineCore::take_join(Handshake& h, const wire::JoinSession& join) noexcept {
+  if (find_listener(h.listener, h.listener_generation) == nullptr)
+    return refuse(h, {Status::refused, "join a session", "nobody listens here any more", ""});
+  rpc::ServerSession* const s = calls != nullptr ? rpc::find_joined(*calls, join) : nullptr;
+  if (s == nullptr)
+    return refuse(h, {Status::refused, "join a session", "there is no such session of that peer's",
+                      "open another session"});
+  if (auto left = check_device_left("join a session"); !left) return refuse(h, left.error());
+  agent::Agent* const a = agent::acquire(shared, ConnectionState::exchanging, false);
+  if (a == nullptr) return refuse(h, engine::no_more_connections(shared, "join a session"));
+  h.agent = a->index;
+  h.agent_generation = a->generation;
+  a->handshake = h.index;
+  engine::name_peer(*a, h.exchange.peer_address());
+  agent::set_attributes(*a, rpc::bulk_attributes(shared));
+  const auto joined = base::no_throw("join a session", [&]() -> Result<void> {
+    if (auto taken = agent::take_endpoint(shared, *a, join.endpoint); !taken) return taken;
+    rpc::join_session(*calls, *s, *a);
+    return {};
+  });
+  if (!joined) {
+    agent::fail(shared, *a, joined.error());
+    return refuse(h, joined.error());
+  }
+  h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
+}
+
 /// Until the peer has been told: what becomes of its session is no matter of this stream.
 void EngineCore::progress_serving(Handshake& h) noexcept {
   if (h.exchange.advance() == Progress::waiting && !h.exchange.all_sent()) return watch(h);
@@ -216,6 +290,17 @@ inline void post(EngineCore& core, Post when) noexcept {
   }
 }
 
+/// One that goes over the session's connection, with the next poll at the latest.
+[[gnu::cold, gnu::noinline]] Status begin_long_call(EngineCore& core, rpc::ClientSession& c,
+                                                    const rpc::Asked& asked,
+                                                    const BufferSlice* reply_into,
+                                                    const ReplyCallback& done) noexcept {
+  const Status status = rpc::call_bulk(*core.calls, c, asked, reply_into, done);
+  if (status != Status::ok) return status;
+  core.calls->wanting != 0 ? core.step_soon() : core.wake_soon();
+  return status;
+}
+
 [[gnu::always_inline]] inline Status begin_call(EngineCore* core, std::uint32_t name, Method method,
                                                 const std::byte* data, std::size_t size,
                                                 detail::Block* block, const ReplyCallback& done,
@@ -229,10 +314,14 @@ inline void post(EngineCore& core, Post when) noexcept {
   const std::uint64_t now = core->guard.polling() ? s.now : s.clock.now();
   const std::uint64_t patience =
       options.deadline.count() == 0 ? core->calls->call_timeout : s.clock.ticks(options.deadline);
-  const Status status =
-      rpc::call(*core->calls, *c, {method, data, size, block, now, now + patience}, done);
+  const rpc::Asked asked{method, data, size, block, now, now + patience};
+  if (options.reply_into) [[unlikely]]
+    return begin_long_call(*core, *c, asked, &options.reply_into, done);
+  const Status status = rpc::call(*core->calls, *c, asked, done);
   if (status == Status::ok) [[likely]]
     post(*core, options.post);
+  else if (status == Status::message_too_long)
+    return begin_long_call(*core, *c, asked, nullptr, done);
   return status;
 }
 
@@ -246,6 +335,11 @@ SessionState Session::state() const noexcept {
 std::size_t Session::longest() const noexcept {
   const rpc::ClientSession* const c = locate(core_, name_);
   return c != nullptr && c->state == SessionState::ready ? c->longest : 0;
+}
+
+std::size_t Session::longest_bulk() const noexcept {
+  const rpc::ClientSession* const c = locate(core_, name_);
+  return c != nullptr && c->state == SessionState::ready ? rpc::longest_bulk(*core_->calls, *c) : 0;
 }
 
 Status Session::call(Method method, const BufferSlice& request, const ReplyCallback& done,
@@ -296,6 +390,8 @@ namespace {
   const Status done = rpc::answer(*r, session, number, status, data, size, block);
   if (done == Status::ok) [[likely]]
     post(core, Post::automatic);
+  if ((session & rpc::kBulkName) != 0 && !core.guard.polling()) [[unlikely]]
+    agent::flush_all(core.shared);
   return done;
 }
 
@@ -307,6 +403,11 @@ Status PendingCall::reply(std::span<const std::byte> bytes) const noexcept {
 
 Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
   return answer(rpc_, session_, number_, Status::ok, bytes.data(), bytes.size(), bytes.block());
+}
+
+std::size_t PendingCall::room() const noexcept {
+  const bool owned = rpc_ != nullptr && rpc_->shared.core->guard.owned();
+  return owned ? rpc::room_of(*rpc_, session_, number_) : 0;
 }
 
 Status PendingCall::refuse(std::string_view why) const noexcept {

@@ -65,6 +65,12 @@ class RegistrationTable {
   RegistrationTable& operator=(const RegistrationTable&) = delete;
   ~RegistrationTable() { close(); }
 
+  /// Whether the block is of memory registered here.
+  [[nodiscard]] bool owns(const detail::Block* block) const noexcept {
+    return block->recycle == &RegistrationTable::recycle &&
+           static_cast<const OwnMemory*>(block->owner)->table == this;
+  }
+
   // Both in the engine's protection domain, or in that of a group.
 
   /// Registers `bytes`, which must stay mapped until `whole` and all slices of it are gone. Errors:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "rpc/bulk.h"
 #include "rpc/rpc.h"
 
 namespace spinwire::rpc {
@@ -128,7 +129,7 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
                                             Block* block) noexcept {
   ServerSession* const s = find_server(r, session);
   if (s == nullptr) [[unlikely]]
-    return Status::not_connected;
+    return answer_bulk(r, session, number, status, data, size, block);
   Service& v = s->services[number & (s->window - 1)];
   if (v.number != number || v.state != ServiceState::running) [[unlikely]]
     return Status::not_connected;

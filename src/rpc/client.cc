@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "base/error.h"
+#include "rpc/bulk.h"
 #include "rpc/calling.h"
 
 namespace spinwire::rpc {
@@ -202,7 +203,7 @@ Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
     end_call(std::exchange(w.done, nullptr), Status::cancelled);
     return Status::ok;
   }
-  return Status::invalid_argument;
+  return c.bulk != nullptr ? cancel_bulk(r, c, id) : Status::invalid_argument;
 }
 
 namespace {
@@ -231,6 +232,7 @@ Status close(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::closing;
   c.deadline = r.shared.clock.now() + r.close_timeout;
   end_calls(r, c, Status::flushed);
+  close_bulk(r, c);
   tell(r, c, RpcKind::close);
   r.shared.timers.reschedule(c.timer, r.shared.clock.now() + r.least_patience);
   return Status::ok;
@@ -258,6 +260,7 @@ void lose(Rpc& r, ClientSession& c, Status status, const char* found) noexcept {
 
 void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
   if (c.state == SessionState::closed) return;
+  if (c.bulk != nullptr && !leave_bulk(r, c, why)) return;
   c.state = SessionState::closed;
   end_calls(r, c, why.status == Status::ok ? Status::flushed : why.status);
   if (c.on_closed) c.on_closed(Session(r.shared.core, c.name), why);
@@ -364,7 +367,9 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
   }
   if (now - std::min(c.last_heard, now) >= r.keepalive) tell(r, c, RpcKind::ping);
   const std::uint32_t name = c.name;
-  const std::uint64_t next = look_at_calls(r, c, now);
+  std::uint64_t next = look_at_calls(r, c, now);
+  if (c.name == name && c.state == SessionState::ready && c.bulk != nullptr)
+    next = std::min(next, look_at_bulk(r, c, now));
   if (c.name == name && c.state == SessionState::ready) look_by(r, c, next);
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "rpc/bulk.h"
 #include "rpc/calling.h"
 
 namespace spinwire::rpc {
@@ -111,6 +112,8 @@ void finish_poll(Rpc& r) noexcept {
     pump(r, c);
     if (index == last) break;
   }
+  if (r.due_first != nullptr) [[unlikely]]
+    pump_due(r);
   r.port->flush();
 }
 
@@ -220,7 +223,7 @@ Result<void> audit(Rpc& r) {
   }
   if (promised != r.promised)
     return wrong(fmt::format("{} receives are promised, {} counted", promised, r.promised));
-  return {};
+  return audit_bulk(r);
 }
 
 }  // namespace spinwire::rpc

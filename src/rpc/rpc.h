@@ -21,6 +21,9 @@ namespace spinwire::rpc {
 inline constexpr std::uint32_t kNone = agent::kNone;
 inline constexpr std::uint32_t kWindowMax = wire::kSessionWindowMax;
 
+/// In a PendingCall's name of a session: the call is a long one. No session's own name has it.
+inline constexpr std::uint32_t kBulkName = 0x80000000;
+
 /// The timers of sessions, told apart by Timer::kind; those of agents and handshakes are lower.
 inline constexpr std::uint16_t kClientTimer = 32;
 inline constexpr std::uint16_t kServerTimer = 33;
@@ -80,6 +83,15 @@ struct Route {
   std::uint32_t users = 0;
 };
 
+// Calls that are longer than a datagram, see bulk.h.
+struct BulkEnd;
+struct BulkClient;
+struct BulkServer;
+struct BulkDeleter {
+  void operator()(BulkClient* bulk) const noexcept;
+  void operator()(BulkServer* bulk) const noexcept;
+};
+
 struct alignas(64) ClientSession {
   Destination to;
   Origin from;
@@ -116,6 +128,7 @@ struct alignas(64) ClientSession {
   Route* route = nullptr;
   std::uint32_t handshake = kNone;  ///< exchange in use
   std::string address;
+  std::unique_ptr<BulkClient, BulkDeleter> bulk;  ///< once it was needed
 };
 
 enum class ServiceState : std::uint8_t { none, running, answered };
@@ -145,6 +158,7 @@ struct ServerSession {
   Route* route = nullptr;
   std::uint64_t looked_at = 0;
   std::uint64_t waited = 0;
+  std::unique_ptr<BulkServer, BulkDeleter> bulk;  ///< while the client has a connection for that
 };
 
 struct Rpc {
@@ -165,8 +179,11 @@ struct Rpc {
   std::uint32_t budget = 0;                  ///< of those that are posted
   std::uint32_t stalled_first = kNone;       ///< sessions whose calls wait for room that all share
   std::uint32_t stalled_last = kNone;
+  BulkEnd* due_first = nullptr;  ///< of long calls, what waits for credit or other room
+  BulkEnd* due_last = nullptr;
   RpcStats stats;
   // Cold.
+  std::uint32_t wanting = 0;  ///< sessions that want a connection for long calls
   std::vector<std::unique_ptr<Route>> routes;
   // Ticks.
   std::uint64_t least_patience = 0;
@@ -187,7 +204,7 @@ std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept;
 /// The end of a poll: calls that waited for room, then everything that was sent. Hot.
 void finish_poll(Rpc& r) noexcept;
 inline bool has_work(const Rpc& r) noexcept {
-  return r.port->unposted() || r.stalled_first != kNone;
+  return r.port->unposted() || r.stalled_first != kNone || r.due_first != nullptr;
 }
 /// A part of the control step.
 void upkeep(Rpc& r) noexcept;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "rpc/bulk.h"
 #include "rpc/calling.h"
 
 namespace spinwire::rpc {
@@ -56,7 +57,7 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
     throw;
   }
   for (std::uint32_t i = 0; i < peer.window; ++i) s.services[i].number = i;
-  s.name = wire::RpcName::make(index, r.servers.generation(index) % 4095 + 1);
+  s.name = wire::RpcName::make(index, r.servers.generation(index) % 2047 + 1);
   s.peer = peer.name;
   s.window = peer.window;
   s.granted = 1;
@@ -73,6 +74,7 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
 }
 
 void dismiss(Rpc& r, ServerSession& s) noexcept {
+  dismiss_bulk(r, s);
   take_back(r, s);
   r.shared.timers.cancel(s.timer);
   for (std::uint32_t i = 0; i < s.window; ++i) clear(s.services[i].payload);

@@ -18,6 +18,7 @@ static_assert(static_cast<int>(Status::ok) == 0 && static_cast<int>(Status::time
               static_cast<int>(Status::refused) == 17 && static_cast<int>(Status::system) == 24);
 static_assert(endpoint_at::eager_bytes + sizeof(Endpoint::eager_bytes) == kEndpointBytes);
 static_assert(session_at::reserved + 1 == kSessionBytes);
+static_assert(join_at::qkey + sizeof(JoinSession::qkey) == kJoinBytes);
 static_assert(header_at::features + sizeof(FrameHeader::features) == kHeaderBytes);
 
 constexpr std::uint32_t kQpNumMin = 2;         // 0 and 1 are the management queue pairs
@@ -99,6 +100,8 @@ Sizes body_sizes(FrameKind kind) noexcept {
     case FrameKind::open_session:
     case FrameKind::session_opened:
       return {kSessionBytes, kSessionBytes};
+    case FrameKind::join_session:
+      return {kJoinBytes, kJoinBytes};
   }
   return {0, 0};
 }
@@ -124,11 +127,7 @@ std::span<std::byte> body_of(Frame& frame) noexcept {
   return std::span(frame.storage).subspan(kHeaderBytes);
 }
 
-Frame encode_endpoint(FrameKind kind, const Endpoint& e, const Speaker& speaker) noexcept {
-  Speaker with = speaker;
-  if (e.raw) with.features |= feature::raw;
-  Frame frame = begin(kind, kEndpointBytes, with);
-  Writer w(body_of(frame));
+void put_endpoint(Writer& w, const Endpoint& e) noexcept {
   w.copy(endpoint_at::gid, e.gid);
   w.put<std::uint32_t>(endpoint_at::qp_num, e.qp_num);
   w.put<std::uint32_t>(endpoint_at::psn, e.psn);
@@ -142,6 +141,14 @@ Frame encode_endpoint(FrameKind kind, const Endpoint& e, const Speaker& speaker)
   w.put<std::uint32_t>(endpoint_at::eager_bytes, e.eager_bytes);
   w.put<std::uint8_t>(endpoint_at::gid_type, static_cast<std::uint8_t>(e.gid_type));
   w.put<std::uint8_t>(endpoint_at::max_rd_atomic, e.max_rd_atomic);
+}
+
+Frame encode_endpoint(FrameKind kind, const Endpoint& e, const Speaker& speaker) noexcept {
+  Speaker with = speaker;
+  if (e.raw) with.features |= feature::raw;
+  Frame frame = begin(kind, kEndpointBytes, with);
+  Writer w(body_of(frame));
+  put_endpoint(w, e);
   return frame;
 }
 
@@ -195,6 +202,8 @@ std::string_view to_string(FrameKind kind) noexcept {
       return "open session";
     case FrameKind::session_opened:
       return "session opened";
+    case FrameKind::join_session:
+      return "join session";
   }
   return "unknown";
 }
@@ -231,6 +240,17 @@ Frame encode(const OpenSession& open, const Speaker& speaker) noexcept {
 
 Frame encode(const SessionOpened& opened, const Speaker& speaker) noexcept {
   return encode_session(FrameKind::session_opened, opened.end, speaker);
+}
+
+Frame encode(const JoinSession& join, const Speaker& speaker) noexcept {
+  Frame frame = begin(FrameKind::join_session, kJoinBytes, speaker);
+  Writer w(body_of(frame));
+  put_endpoint(w, join.endpoint);
+  w.put<std::uint32_t>(join_at::session, join.session);
+  w.put<std::uint32_t>(join_at::name, join.name);
+  w.put<std::uint32_t>(join_at::qp_num, join.qp_num);
+  w.put<std::uint32_t>(join_at::qkey, join.qkey);
+  return frame;
 }
 
 Refuse make_refuse(Status status, std::string_view text) noexcept {
@@ -285,8 +305,8 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
   const Sizes sizes = body_sizes(header.kind);
   if (sizes.max == 0) {
     return bad_field(kWhat, "kind", std::to_string(kind),
-                     "1 (hello), 2 (accept), 3 (refuse), 4 (ready), 5 (open session) or 6 (session "
-                     "opened)");
+                     "1 (hello), 2 (accept), 3 (refuse), 4 (ready), 5 (open session), 6 (session "
+                     "opened) or 7 (join session)");
   }
   const std::size_t max = newer(header, ours) ? kFrameBytesMax - kHeaderBytes : sizes.max;
   if (header.body_length < sizes.min || header.body_length > max) {
@@ -387,6 +407,23 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body) {
   return e;
 }
 
+Result<JoinSession> decode_join(std::span<const std::byte> body) {
+  constexpr std::string_view kWhat = "join of a session";
+  if (body.size() != kJoinBytes)
+    return bad_field(kWhat, "its size", std::to_string(body.size()), "78 bytes");
+  auto endpoint = decode_endpoint(body.first(kEndpointBytes));
+  if (!endpoint) return tl::make_unexpected(std::move(endpoint.error()));
+  Reader r(body);
+  JoinSession join;
+  join.endpoint = *endpoint;
+  join.session = r.get<std::uint32_t>(join_at::session);
+  join.name = r.get<std::uint32_t>(join_at::name);
+  join.qp_num = r.get<std::uint32_t>(join_at::qp_num);
+  join.qkey = r.get<std::uint32_t>(join_at::qkey);
+  if (join.session == 0) return bad_field(kWhat, "session", "0", "any other number");
+  return join;
+}
+
 Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer) {
   const Sizes sizes = body_sizes(FrameKind::refuse);
   if (body.size() < sizes.min || body.size() > sizes.max) {
@@ -428,8 +465,10 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
       return decode_session(known).map([&](const SessionEnd& e) { return wrap(OpenSession{e}); });
     case FrameKind::session_opened:
       return decode_session(known).map([&](const SessionEnd& e) { return wrap(SessionOpened{e}); });
+    case FrameKind::join_session:
+      return decode_join(known).map(wrap);
   }
-  return bad_field("frame", "kind", std::to_string(static_cast<unsigned>(header.kind)), "1 to 6");
+  return bad_field("frame", "kind", std::to_string(static_cast<unsigned>(header.kind)), "1 to 7");
 }
 
 }  // namespace spinwire::wire

@@ -36,6 +36,7 @@ inline constexpr std::size_t kFrameBytesMax = 512;  ///< header and body, whoeve
 inline constexpr std::size_t kEndpointBytes = 62;
 inline constexpr std::size_t kReadyBytes = 8;
 inline constexpr std::size_t kSessionBytes = 36;
+inline constexpr std::size_t kJoinBytes = kEndpointBytes + 16;
 inline constexpr std::size_t kRefuseTextMax = 200;
 
 /// Where each field begins.
@@ -58,6 +59,10 @@ namespace session_at {
 inline constexpr std::size_t gid = 0, qp_num = 16, qkey = 20, name = 24, window = 28, mtu = 30,
                              lid = 32, gid_type = 34, reserved = 35;
 }
+namespace join_at {
+inline constexpr std::size_t endpoint = 0, session = kEndpointBytes, name = kEndpointBytes + 4,
+                             qp_num = kEndpointBytes + 8, qkey = kEndpointBytes + 12;
+}
 
 /// Bits of a header's features.
 namespace feature {
@@ -71,6 +76,7 @@ enum class FrameKind : std::uint16_t {
   ready = 4,
   open_session = 5,    ///< instead of a hello: a session for remote calls
   session_opened = 6,  ///< the answer, after which the stream ends
+  join_session = 7,    ///< instead of a hello: the connection is for a session's long calls
 };
 std::string_view to_string(FrameKind kind) noexcept;
 
@@ -118,9 +124,19 @@ struct SessionOpened {
   SessionEnd end;
 };
 
+/// A hello, and what only who opened the session knows of it.
+struct JoinSession {
+  Endpoint endpoint;
+  std::uint32_t session = 0;  ///< as the server calls it; not 0
+  // Of the SessionEnd that it was opened with.
+  std::uint32_t name = 0;
+  std::uint32_t qp_num = 0;
+  std::uint32_t qkey = 0;
+};
+
 struct Received {
   FrameHeader header;
-  std::variant<Hello, Accept, Refuse, Ready, OpenSession, SessionOpened> body;
+  std::variant<Hello, Accept, Refuse, Ready, OpenSession, SessionOpened, JoinSession> body;
 };
 
 /// A set of frame kinds.
@@ -156,6 +172,7 @@ Frame encode(const Refuse& refuse, const Speaker& speaker = {}) noexcept;
 Frame encode(const Ready& ready, const Speaker& speaker = {}) noexcept;
 Frame encode(const OpenSession& open, const Speaker& speaker = {}) noexcept;
 Frame encode(const SessionOpened& opened, const Speaker& speaker = {}) noexcept;
+Frame encode(const JoinSession& join, const Speaker& speaker = {}) noexcept;
 
 /// A refusal with as much of `text` as fits, unprintable bytes replaced; `ok` becomes `refused`.
 Refuse make_refuse(Status status, std::string_view text) noexcept;
@@ -183,6 +200,7 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
 Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw = false);
 Result<Ready> decode_ready(std::span<const std::byte> body);
 Result<SessionEnd> decode_session(std::span<const std::byte> body);
+Result<JoinSession> decode_join(std::span<const std::byte> body);
 /// From a peer of a newer version, a status that we do not know counts as `refused`.
 Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer = false);
 

@@ -128,7 +128,8 @@ struct Calls {
     }
     EXPECT_TRUE(until([&] {
       return client.engine.rpc_stats().sessions == 0 &&
-             server.engine.rpc_stats().served_sessions == 0;
+             server.engine.rpc_stats().served_sessions == 0 &&
+             client.engine.stats().connections == 0 && server.engine.stats().connections == 0;
     }));
     later.clear();
     for (int i = 0; i < 8; ++i) (void)(client.poll() + server.poll());

@@ -1,0 +1,95 @@
+// A client and a server whose calls are longer than a datagram.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "rpc/ends.h"
+
+namespace rpc_test {
+
+inline Config bulk_config() {
+  Config c = rpc_config();
+  c.memory.large_bytes = 6u << 20;
+  c.memory.windows = 64;
+  c.connections.message_bytes = 1u << 20;
+  c.queues.completion_depth = 16384;
+  return c;
+}
+
+enum BulkMethods : spinwire::Method {
+  kBack = 10,  ///< replies with the request, where it lies
+  kFold = 11,  ///< with its length and a sum of it
+  kMake = 12,  ///< with as many bytes of a pattern as it asks for
+};
+
+inline std::uint64_t sum_of(std::span<const std::byte> bytes) {
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    sum = sum * 31 + static_cast<std::uint64_t>(bytes[i]) + i;
+  return sum;
+}
+using Fold = std::array<std::uint64_t, 2>;
+inline Bytes fold_of(std::span<const std::byte> bytes) {
+  const Fold fold{bytes.size(), sum_of(bytes)};
+  return bytes_of(std::as_bytes(std::span(fold)));
+}
+inline Bytes number(std::uint32_t value) { return bytes_of(std::as_bytes(std::span(&value, 1))); }
+
+inline void serve_bulk(Engine& engine) {
+  EXPECT_TRUE(engine.serve(kBack, [](Request& r) { (void)r.reply(r.keep()); }));
+  EXPECT_TRUE(
+      engine.serve(kFold, [](Request& r) { EXPECT_EQ(r.reply(fold_of(r.bytes())), Status::ok); }));
+  EXPECT_TRUE(engine.serve(kMake, [&engine](Request& r) {
+    std::uint32_t size = 0;
+    std::memcpy(&size, r.bytes().data(), sizeof size);
+    const Buffer b = engine.allocate(std::max(size, 1u));
+    if (!b) return;
+    for (std::uint32_t i = 0; i < size; ++i) b.data()[i] = Node::pattern(size, i);
+    if (r.reply(b.slice(0, size)) != Status::ok) {
+      EXPECT_EQ(r.refuse("too long"), Status::ok);
+    }
+  }));
+}
+
+/// Calls with replies to memory that they name.
+struct BulkCalls : Calls {
+  explicit BulkCalls(const Config& c = bulk_config(), const std::uint64_t* ticks = nullptr,
+                     std::uint32_t window = 0)
+      : Calls(c, ticks, window) {
+    serve_bulk(server.engine);
+  }
+  Buffer room(std::size_t size) {
+    Buffer b = client.engine.allocate(size);
+    EXPECT_TRUE(b);
+    std::fill(b.data(), b.data() + size, std::byte{0xee});
+    return b;
+  }
+  CallOptions into(const Buffer& b) const {
+    CallOptions options;
+    options.reply_into = b.slice();
+    return options;
+  }
+  Ended call_into(spinwire::Method method, const Bytes& bytes, const Buffer& b) {
+    return call(method, bytes, into(b));
+  }
+  /// What a call that names `b` brings is there, and nothing is written behind it.
+  void expect_into(spinwire::Method method, const Bytes& bytes, const Bytes& reply,
+                   std::size_t more = 64) {
+    const Buffer b = room(reply.size() + more);
+    const Ended e = call_into(method, bytes, b);
+    EXPECT_EQ(e.status, Status::ok);
+    EXPECT_TRUE(e.bytes == reply) << reply.size() << " bytes, " << e.bytes.size() << " came";
+    EXPECT_TRUE(std::equal(reply.begin(), reply.end(), b.data()));
+    const auto untouched = b.bytes().subspan(reply.size());
+    EXPECT_TRUE(std::all_of(untouched.begin(), untouched.end(),
+                            [](std::byte x) { return x == std::byte{0xee}; }));
+  }
+  /// Nothing is held, nothing is connected, nothing bad was said.
+  void finish_bulk() {
+    finish();
+    for (const Node* node : {&client, &server}) EXPECT_EQ(node->engine.rpc_stats().bad_bulk, 0u);
+  }
+};
+
+}  // namespace rpc_test

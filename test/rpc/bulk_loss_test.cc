@@ -1,0 +1,348 @@
+// Long calls that are cancelled, too late, or lost with their connection, session, engine or peer:
+// each ends once, and not before its memory is its own again.
+#include "rpc/bare.h"
+#include "rpc/bulk_ends.h"
+
+namespace rpc_bulk_loss_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using spinwire::ReplyCallback;
+
+constexpr std::size_t kLong = 1u << 20;
+
+/// Gives up soon.
+Config hasty() {
+  Config c = bulk_config();
+  c.connections.close_timeout = 30ms * slowness();
+  return c;
+}
+
+void settle(BulkCalls& t, int rounds = 200) {
+  for (int i = 0; i < rounds; ++i) (void)(t.client.poll() + t.server.poll());
+}
+
+TEST(RpcBulkLoss, OneThatWaitsIsCancelledAtOnce) {
+  BulkCalls t;
+  ASSERT_EQ(t.begin(kFold, filled(5000, 1)), Status::ok);  // for a connection
+  const CallId id = t.session.last_call();
+  EXPECT_EQ(t.session.cancel(id), Status::ok);
+  EXPECT_EQ(t.ended[0].status, Status::cancelled);
+  EXPECT_EQ(t.session.cancel(id), Status::invalid_argument);
+  EXPECT_EQ(t.call(kFold, filled(5000, 2)).bytes, fold_of(filled(5000, 2)));
+  EXPECT_EQ(t.server.engine.rpc_stats().served, 1u);
+  t.finish_bulk();
+}
+
+TEST(RpcBulkLoss, OneWhoseMemoryNobodyUsesIsCancelledAtOnce) {
+  BulkCalls t;
+  ASSERT_EQ(t.begin(kLater, filled(kLong, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  settle(t);
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  EXPECT_EQ(t.ended[0].status, Status::cancelled);
+  // Its reply comes to nobody, and not to the next one in its place either.
+  for (std::uint32_t i = 0; i < 8; ++i) ASSERT_EQ(t.begin(kLater, filled(5000, i)), Status::ok);
+  EXPECT_EQ(t.later[0].call.reply(filled(9, 9)), Status::ok);  // has not heard of it
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 9; }));
+  EXPECT_EQ(t.client.engine.rpc_stats().late, 1u);
+  for (std::size_t i = 1; i < 9; ++i) {
+    EXPECT_EQ(t.ended[i].times, 0);
+    EXPECT_EQ(t.later[i].call.reply(filled(3, static_cast<std::uint32_t>(i))), Status::ok);
+  }
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  for (std::uint32_t i = 1; i < 9; ++i) EXPECT_EQ(t.ended[i].bytes, filled(3, i));
+  t.finish_bulk();
+}
+
+TEST(RpcBulkLoss, OneThatIsPulledIsCancelledWhenTheServerHasLetGo) {
+  BulkCalls t;
+  EXPECT_EQ(t.call(kFold, filled(5000, 1)).status, Status::ok);
+  ASSERT_EQ(t.begin(kLater, filled(kLong, 1)), Status::ok);
+  for (int i = 0; i < 3; ++i) (void)(t.client.poll() + t.server.poll());
+  ASSERT_EQ(t.later.size(), 0u);  // in the midst of it
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::invalid_argument);
+  EXPECT_EQ(t.ended[1].times, 0);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended[1].status, Status::cancelled);
+  settle(t);
+  for (const auto& each : t.later) {
+    EXPECT_EQ(each.call.room(), 0u);
+    EXPECT_EQ(each.call.reply(filled(9, 9)), Status::not_connected);
+  }
+  EXPECT_EQ(t.call(kFold, filled(kLong, 2)).bytes, fold_of(filled(kLong, 2)));
+  EXPECT_EQ(t.client.engine.stats().connected, 1u);
+  t.finish_bulk();
+}
+
+TEST(RpcBulkLoss, OneWithRoomForItsReplyIsCancelledWhenTheServerHasLetGo) {
+  BulkCalls t;
+  Buffer b = t.room(kLong);
+  ASSERT_EQ(t.begin(kLater, filled(9, 1), t.into(b)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  EXPECT_EQ(t.ended[0].times, 0);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended[0].status, Status::cancelled);
+  EXPECT_EQ(t.later[0].call.reply(filled(9, 9)), Status::not_connected);
+  settle(t);
+  EXPECT_EQ(b.data()[0], std::byte{0xee});
+  EXPECT_EQ(t.client.engine.stats().connected, 1u);
+  b.reset();
+  t.finish_bulk();
+}
+
+TEST(RpcBulkLoss, AReplyThatCrossesTheCancelChangesNothing) {
+  BulkCalls t;
+  Buffer b = t.room(kLong);
+  ASSERT_EQ(t.begin(kLater, filled(9, 1), t.into(b)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  const Buffer answer = t.server.filled(kLong, 3);
+  EXPECT_EQ(t.later[0].call.reply(answer.slice()), Status::ok);  // on its way
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended[0].status, Status::cancelled);
+  std::fill(b.data(), b.data() + kLong, std::byte{0x11});
+  settle(t);
+  EXPECT_TRUE(
+      std::all_of(b.data(), b.data() + kLong, [](std::byte x) { return x == std::byte{0x11}; }));
+  EXPECT_EQ(t.client.engine.stats().connected, 1u);
+  b.reset();
+  const_cast<Buffer&>(answer).reset();
+  t.finish_bulk();
+}
+
+TEST(RpcBulkLoss, ADeadlineIsACancel) {
+  BulkCalls t;
+  Buffer b = t.room(100);
+  CallOptions late = t.into(b);
+  late.deadline = 5ms * slowness();
+  EXPECT_EQ(t.call(kLater, filled(5000, 1), late).status, Status::timed_out);
+  late.reply_into = {};
+  EXPECT_EQ(t.call(kLater, filled(5000, 1), late).status, Status::timed_out);
+  settle(t);
+  EXPECT_EQ(t.later[0].call.reply(filled(9, 9)), Status::not_connected);
+  EXPECT_EQ(t.client.engine.stats().connected, 1u);
+  late.deadline = Nanoseconds(0);
+  b.reset();
+  t.finish_bulk();
+}
+
+TEST(RpcBulkLoss, WithoutAnAnswerTheConnectionIsReplaced) {
+  BulkCalls t(hasty());
+  Buffer b = t.room(100);
+  ASSERT_EQ(t.begin(kLater, filled(9, 1), t.into(b)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  ASSERT_EQ(t.begin(kLater, filled(5000, 2)), Status::ok);
+  const auto begun = std::chrono::steady_clock::now();
+  ASSERT_EQ(t.session.cancel({1}), Status::ok);
+  // The server does not poll: nobody knows whether it writes.
+  ASSERT_TRUE(until({&t.client}, [&] { return t.all_ended(); }));
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, 25ms);
+  EXPECT_EQ(t.ended[0].status, Status::cancelled);
+  EXPECT_EQ(t.ended[1].status, Status::peer_lost);
+  (void)t.later[0].call.reply(filled(9, 9));
+  EXPECT_EQ(t.call(kFold, filled(kLong, 2)).bytes, fold_of(filled(kLong, 2)));
+  EXPECT_EQ(t.client.engine.stats().connected, 2u);
+  EXPECT_EQ(b.data()[0], std::byte{0xee});
+  b.reset();
+  t.server.stale_allowed = t.client.stale_allowed = true;
+  t.finish_bulk();
+}
+
+TEST(RpcBulkLoss, ASessionThatClosesEndsItsCallsAndItsConnection) {
+  BulkCalls t;
+  Buffer b = t.room(kLong);
+  for (int i = 0; i < 12; ++i)
+    ASSERT_EQ(t.begin(kLater, filled(i % 2 == 0 ? 9 : 70000, 1), t.into(b)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 3; }));
+  EXPECT_EQ(t.session.close(), Status::ok);
+  EXPECT_EQ(t.begin(kFold, filled(5000, 1)), Status::not_connected);
+  ASSERT_TRUE(t.until([&] { return t.closed.size() == 1; }));
+  EXPECT_EQ(t.closed[0].status, Status::ok) << t.closed[0].message();
+  for (const Ended& e : t.ended) EXPECT_EQ(e.status, Status::flushed);
+  b.reset();
+  t.finish_bulk();
+}
+
+TEST(RpcBulkLoss, EnginesEndInTheMidstOfCalls) {
+  for (const bool server : {true, false}) {
+    BulkCalls t;
+    Buffer b = t.room(kLong);
+    for (int i = 0; i < 10; ++i)
+      ASSERT_EQ(t.begin(kLater, filled(i % 2 == 0 ? 9 : 70000, 1), t.into(b)), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.later.size() == 3; }));
+    (server ? t.server : t.client).engine = Engine();
+    Node& left = server ? t.client : t.server;
+    ASSERT_TRUE(until({&left}, [&] {
+      return left.engine.rpc_stats().sessions + left.engine.rpc_stats().served_sessions == 0;
+    }));
+    EXPECT_TRUE(t.all_ended());
+    for (const Ended& e : t.ended) {
+      EXPECT_EQ(e.times, 1);
+      EXPECT_TRUE(e.status == Status::flushed || e.status == Status::peer_lost)
+          << to_string(e.status);
+    }
+    EXPECT_EQ(t.closed.size(), 1u);
+    b.reset();
+    t.later.clear();
+    ASSERT_TRUE(until({&left}, [&] { return left.engine.stats().connections == 0; }));
+    for (int i = 0; i < 8; ++i) (void)left.poll();
+    left.expect_clean();
+  }
+}
+
+TEST(RpcBulkLoss, AServerWithoutRoomRefusesTheCall) {
+  Config small = bulk_config();
+  small.memory.large_bytes = 2u << 20;
+  small.connections.large_timeout = 20ms * slowness();
+  BulkCalls t(small);
+  std::vector<BufferSlice> kept;
+  ASSERT_TRUE(t.server.engine.serve(20, [&](Request& r) {
+    kept.push_back(r.keep());
+    (void)r.reply(std::span<const std::byte>());
+  }));
+  Buffer b = t.room(10);
+  Status last = Status::ok;
+  for (int i = 0; i < 6 && last == Status::ok; ++i)
+    last = t.call_into(20, filled(kLong, 1), b).status;
+  EXPECT_EQ(last, Status::no_buffer);
+  EXPECT_FALSE(kept.empty());
+  kept.clear();
+  EXPECT_EQ(t.call_into(20, filled(kLong, 1), b).status, Status::ok);
+  kept.clear();
+  b.reset();
+  t.finish_bulk();
+}
+
+TEST(RpcBulkLoss, AConnectionThatCannotBeMadeEndsItsCalls) {
+  Config few = bulk_config();
+  few.connections.maximum = 1;
+  BulkCalls t(few);
+  Node other(bulk_config());
+  const Connection taken = other.begin(t.server);
+  ASSERT_TRUE(until({&t.server, &other}, [&] { return taken.ready(); }));
+  EXPECT_EQ(t.call(kFold, filled(5000, 1)).status, Status::limit);
+  EXPECT_EQ(t.call(kEcho, filled(50, 1)).status, Status::ok);
+  EXPECT_EQ(Connection(taken).close(), Status::ok);
+  ASSERT_TRUE(until({&t.server, &other}, [&] { return t.server.engine.stats().connections == 0; }));
+  EXPECT_EQ(t.call(kFold, filled(5000, 1)).status, Status::ok);
+  t.finish_bulk();
+}
+
+Config watchful() {
+  Config c = bulk_config();
+  c.connections.keepalive = 20ms * slowness();
+  c.connections.peer_timeout = 200ms * slowness();
+  c.queue_pair.ack_timeout = 8;
+  return c;
+}
+
+/// Serves until it is killed.
+int serve_long(int in, int out) {
+  Node node(watchful());
+  node.listen();
+  std::vector<PendingCall> held;
+  serve_bulk(node.engine);
+  EXPECT_TRUE(node.engine.serve(kLater, [&held](Request& r) { held.push_back(r.later()); }));
+  write_line(out, node.listener.address());
+  while (command(in) != 'q') {
+    for (int i = 0; i < 100; ++i) (void)node.poll();
+  }
+  return 0;
+}
+
+/// Calls in both directions without end; each ends once, and none twice.
+struct Traffic {
+  Traffic(Node& node, const std::string& address) : client(node) {
+    SessionOptions options;
+    options.on_closed = [this](Session, const Error&) { ++closed; };
+    session = client.engine.open_session(address, options).value();
+    request = client.filled(kLong, 1);
+    for (Buffer& each : replies) each = client.buffer(kLong);
+  }
+  void call() {
+    CallOptions options;
+    const std::uint32_t slot = begun % 4;
+    options.reply_into = replies[slot].slice();
+    if (busy[slot]) return;
+    const auto done = [this, slot](Reply& r) {
+      EXPECT_TRUE(busy[slot]);
+      busy[slot] = false;
+      ++ended;
+      ++by_status[static_cast<std::size_t>(r.status())];
+    };
+    const Status status = session.call(kBack, request.slice(), done, options);
+    if (status != Status::ok) return;
+    busy[slot] = true;
+    ++begun;
+  }
+  std::uint64_t with(Status status) const { return by_status[static_cast<std::size_t>(status)]; }
+
+  Node& client;
+  Session session;
+  Buffer request;
+  std::array<Buffer, 4> replies;
+  std::array<bool, 4> busy{};
+  std::array<std::uint64_t, spinwire::kStatusCount> by_status{};
+  std::uint64_t begun = 0, ended = 0;
+  int closed = 0;
+};
+
+TEST(RpcBulkLoss, AServerThatIsKilledEndsItsCallsAlone) {
+  Config config = watchful();
+  config.memory.send_bytes = 24u << 20;
+  Child victim(serve_long);
+  const std::string address = victim.line();
+  BulkCalls other(config);
+  {
+    Traffic traffic(other.client, address);
+    ASSERT_TRUE(other.until([&] { return traffic.session.ready(); }));
+    ASSERT_TRUE(other.until([&] {
+      traffic.call();
+      return traffic.with(Status::ok) >= 20;
+    }));
+    while (traffic.begun - traffic.ended < 3) {
+      traffic.call();
+      (void)other.client.poll();
+    }
+    const std::uint64_t before = traffic.begun;
+    victim.kill(SIGKILL);
+    ASSERT_TRUE(other.until([&] { return traffic.closed == 1; }));
+    EXPECT_EQ(traffic.ended, before);
+    EXPECT_GT(traffic.with(Status::peer_lost), 0u);
+    EXPECT_EQ(traffic.with(Status::peer_lost) + traffic.with(Status::ok), before);
+    EXPECT_EQ(other.call(kFold, filled(kLong, 2)).bytes, fold_of(filled(kLong, 2)));
+  }
+  other.client.stale_allowed = true;
+  other.finish_bulk();
+}
+
+TEST(RpcBulkLoss, AClientThatIsKilledCostsTheServerNothing) {
+  Config config = watchful();
+  config.memory.send_bytes = 24u << 20;
+  BulkCalls t(config);
+  const std::string address = t.server.listener.address();
+  Child victim([&](int, int) {
+    Node client(config);
+    Traffic traffic(client, address);
+    for (;;) {
+      traffic.call();
+      (void)client.poll();
+    }
+    return 0;
+  });
+  ASSERT_TRUE(t.until([&] { return t.server.engine.rpc_stats().served > 20; }));
+  EXPECT_EQ(t.server.engine.rpc_stats().served_sessions, 2u);
+  victim.kill(SIGKILL);
+  EXPECT_EQ(t.call(kFold, filled(kLong, 2)).bytes, fold_of(filled(kLong, 2)));
+  ASSERT_TRUE(t.until([&] { return t.server.engine.rpc_stats().served_sessions == 1; }));
+  ASSERT_TRUE(t.until([&] { return t.server.engine.stats().connections == 1; }));
+  EXPECT_EQ(t.server.engine.rpc_stats().bad_bulk, 0u);
+  t.server.stale_allowed = true;
+  t.finish_bulk();
+}
+
+}  // namespace
+}  // namespace rpc_bulk_loss_test

@@ -1,0 +1,247 @@
+// Calls that are longer than a datagram: in both directions, mixed with short ones, refused,
+// cancelled and late.
+#include "rpc/bulk_ends.h"
+
+namespace rpc_bulk_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+
+TEST(RpcBulk, RequestsOfAnyLengthArriveWhole) {
+  BulkCalls t;
+  const std::size_t datagram = t.session.longest();
+  const std::size_t eager = t.client.engine.config().connections.eager_bytes;
+  EXPECT_EQ(t.session.longest_bulk(), t.client.engine.config().connections.message_bytes);
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{1}, datagram - 1, datagram, datagram + 1, eager - 1, eager,
+        eager + 1, std::size_t{128} << 10, t.session.longest_bulk()}) {
+    const Bytes bytes = filled(size, static_cast<std::uint32_t>(size));
+    const Ended e = t.call(kFold, bytes);
+    EXPECT_EQ(e.status, Status::ok) << size;
+    EXPECT_EQ(e.bytes, fold_of(bytes)) << size;
+  }
+  const RpcStats s = t.client.engine.rpc_stats();
+  EXPECT_EQ(s.calls, 10u);
+  EXPECT_EQ(s.replies, 10u);
+  EXPECT_EQ(s.bulk_calls, 6u);
+  t.finish_bulk();
+}
+
+TEST(RpcBulk, RepliesOfAnyLengthAreWrittenWhereTheyAreWanted) {
+  BulkCalls t;
+  const auto datagram = static_cast<std::uint32_t>(t.session.longest());
+  for (const std::uint32_t size :
+       {0u, 1u, 49u, datagram, datagram + 1, 4096u - 32u, 4096u, 4097u, 1u << 20}) {
+    t.expect_into(kMake, number(size), filled(size, size));
+  }
+  t.finish_bulk();
+}
+
+TEST(RpcBulk, LongBothWays) {
+  BulkCalls t;
+  for (const std::size_t size : {49u, 4033u, 70000u, 1u << 20}) {
+    const Bytes bytes = filled(size, 7);
+    t.expect_into(kBack, bytes, bytes, 0);
+  }
+  t.finish_bulk();
+}
+
+TEST(RpcBulk, MemoryOfTheApplicationsOwnIsReadAndWritten) {
+  BulkCalls t;
+  std::vector<std::byte> own(300000);
+  MemoryRegion region = *t.client.engine.register_memory(own, Access::local);
+  const Bytes sent = filled(100000, 3);
+  std::copy(sent.begin(), sent.end(), own.begin());
+  CallOptions options;
+  options.reply_into = region.slice(150000, 100000);
+  int ended = 0;
+  const auto done = [&](Reply& r) {
+    ++ended;
+    EXPECT_EQ(r.status(), Status::ok);
+    EXPECT_EQ(r.bytes().data(), own.data() + 150000);
+    EXPECT_EQ(bytes_of(r.bytes()), sent);
+  };
+  ASSERT_EQ(t.session.call(kBack, region.slice(0, 100000), done, options), Status::ok);
+  ASSERT_TRUE(t.until([&] { return ended == 1; }));
+  region = {};
+  options = {};
+  t.finish_bulk();
+}
+
+TEST(RpcBulk, ManySessionsAndSortsOfCallsAtOnce) {
+  Config config = bulk_config();
+  config.rpc.backlog = 64;
+  config.memory.send_bytes = 32u << 20;
+  BulkCalls t(config);
+  std::vector<Session> sessions{t.session};
+  for (int i = 0; i < 3; ++i) sessions.push_back(t.open());
+  ASSERT_TRUE(t.until([&] {
+    return std::all_of(sessions.begin(), sessions.end(), [](Session s) { return s.ready(); });
+  }));
+  std::vector<Buffer> rooms;
+  for (std::uint32_t i = 0; i < 160; ++i) {
+    t.session = sessions[i % 4];
+    const std::size_t size = i % 5 == 0 ? 20000 + 997 * i : i % 5 == 1 ? 4100 + i : i;
+    if (i % 3 != 0) {
+      ASSERT_EQ(t.begin(kFold, filled(size, i)), Status::ok) << i;
+      continue;
+    }
+    rooms.push_back(t.room(size + 1));
+    ASSERT_EQ(t.begin(kBack, filled(size, i), t.into(rooms.back())), Status::ok) << i;
+  }
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  for (std::uint32_t i = 0; i < 160; ++i) {
+    const std::size_t size = i % 5 == 0 ? 20000 + 997 * i : i % 5 == 1 ? 4100 + i : i;
+    const Bytes sent = filled(size, i);
+    EXPECT_EQ(t.ended[i].status, Status::ok) << i;
+    EXPECT_TRUE(t.ended[i].bytes == (i % 3 != 0 ? fold_of(sent) : sent)) << i;
+  }
+  EXPECT_EQ(t.server.engine.rpc_stats().served, 160u);
+  EXPECT_EQ(t.client.engine.stats().connections, 4u);
+  rooms.clear();
+  for (std::size_t i = 1; i < 4; ++i) EXPECT_EQ(sessions[i].close(), Status::ok);
+  t.session = sessions[0];
+  t.finish_bulk();
+}
+
+TEST(RpcBulk, WhatIsWrongWithACallIsToldAtOnce) {
+  BulkCalls t;
+  Node stranger(bulk_config());
+  const Buffer b = t.room(64);
+  const auto done = [](Reply&) { FAIL(); };
+  const auto ask = [&](const BufferSlice& request, const BufferSlice& reply) {
+    CallOptions options;
+    options.reply_into = reply;
+    return t.session.call(kFold, request, done, options);
+  };
+  const Buffer foreign = stranger.buffer(64);
+  EXPECT_EQ(ask(b.slice(), foreign.slice()), Status::invalid_argument);
+  EXPECT_EQ(ask(b.slice(), b.slice(64, 0)), Status::invalid_argument);
+  std::vector<std::byte> own(64);
+  {
+    const MemoryRegion theirs = *stranger.engine.register_memory(own, Access::local);
+    EXPECT_EQ(ask(b.slice(), theirs.slice()), Status::invalid_argument);
+  }
+  const Buffer longest = t.client.buffer((1u << 20) + 1);
+  EXPECT_EQ(ask(longest.slice(), {}), Status::message_too_long);
+  EXPECT_EQ(t.session.call(kFold, longest.slice(), done), Status::message_too_long);
+  EXPECT_EQ(t.client.engine.rpc_stats().calls, 0u);
+  EXPECT_EQ(t.client.engine.stats().connections, 0u);
+}
+
+TEST(RpcBulk, WithoutTheRightToWriteThereIsNoRoomForReplies) {
+  Config config = bulk_config();
+  config.queue_pair.access = Access::remote_read;
+  BulkCalls t(config);
+  const Buffer b = t.room(64);
+  EXPECT_EQ(t.begin(kFold, filled(5000, 1), t.into(b)), Status::unsupported);
+  EXPECT_EQ(t.call(kFold, filled(5000, 1)).bytes, fold_of(filled(5000, 1)));
+}
+
+TEST(RpcBulk, ServersRefuse) {
+  BulkCalls t;
+  Buffer b = t.room(5000);
+  for (const CallOptions& options : {CallOptions(), t.into(b)}) {
+    for (const std::size_t size : {9u, 5000u, 300000u}) {
+      Ended e = t.call(99, filled(size, 1), options);
+      EXPECT_EQ(e.status, Status::unsupported) << size;
+      EXPECT_EQ(e.text, "no such method") << size;
+      e = t.call(kRefuse, filled(size, 1), options);
+      EXPECT_EQ(e.status, Status::refused) << size;
+      EXPECT_EQ(e.text, "not on a Sunday") << size;
+      e = t.call(kSilent, filled(size, 1), options);
+      EXPECT_EQ(e.text, "the handler has not answered") << size;
+    }
+  }
+  b.reset();
+  t.finish_bulk();
+}
+
+TEST(RpcBulk, AReplyIsNoLongerThanItsRoom) {
+  BulkCalls t;
+  // Without memory of its own, a datagram's length is the limit.
+  const auto datagram = static_cast<std::uint32_t>(t.session.longest());
+  const Bytes padding = filled(5000, 1);
+  const auto request = [&](std::uint32_t size) {
+    Bytes bytes = number(size);
+    bytes.insert(bytes.end(), padding.begin(), padding.end());
+    return bytes;
+  };
+  EXPECT_EQ(t.call(kMake, request(datagram)).bytes, filled(datagram, datagram));
+  EXPECT_EQ(t.call(kMake, request(datagram + 1)).text, "too long");
+  Buffer b = t.room(10000);
+  EXPECT_EQ(t.call_into(kMake, number(10001), b).text, "too long");
+  EXPECT_EQ(t.call_into(kMake, number(10000), b).bytes, filled(10000, 10000));
+  // What the handler sees.
+  ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);
+  ASSERT_EQ(t.begin(kLater, filled(5, 1), t.into(b)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 2; }));
+  std::vector<std::size_t> rooms;
+  for (const auto& each : t.later) rooms.push_back(each.call.room());
+  std::sort(rooms.begin(), rooms.end());
+  EXPECT_EQ(rooms, (std::vector<std::size_t>{datagram, 10000}));
+  for (const auto& each : t.later) {
+    EXPECT_EQ(each.call.reply(each.bytes), Status::ok);
+    EXPECT_EQ(each.call.room(), 0u);
+    EXPECT_EQ(each.call.reply(each.bytes), Status::not_connected);
+  }
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  b.reset();
+  t.finish_bulk();
+}
+
+TEST(RpcBulk, RequestsAndRepliesAreKept) {
+  BulkCalls t;
+  std::vector<BufferSlice> kept;
+  ASSERT_TRUE(t.server.engine.serve(20, [&](Request& r) {
+    kept.push_back(r.keep());
+    (void)r.reply(std::span(kept.back().bytes()).first(4));
+  }));
+  std::vector<BufferSlice> replies;
+  const auto done = [&](Reply& r) { replies.push_back(r.keep()); };
+  for (const std::size_t size : {40u, 100u, 4000u, 4090u, 200000u}) {
+    const Buffer b = t.client.filled(size, 5);
+    const Buffer to = t.room(4);
+    ASSERT_EQ(t.session.call(20, b.slice(), done, t.into(to)), Status::ok);
+    ASSERT_EQ(t.session.call(20, t.client.filled(5000, 5).slice(), done), Status::ok);
+    const std::size_t before = replies.size();
+    ASSERT_TRUE(t.until([&] { return replies.size() == before + 2; }));
+  }
+  for (const std::size_t size : {300u, 5000u, 100000u})  // uses what was given back
+    EXPECT_EQ(t.call(kFold, filled(size, 9)).status, Status::ok);
+  const std::array<std::size_t, 10> sizes{40,   5000, 100,  5000,   4000,
+                                          5000, 4090, 5000, 200000, 5000};
+  ASSERT_EQ(kept.size(), sizes.size());
+  for (const BufferSlice& each : kept) {
+    EXPECT_TRUE(std::find(sizes.begin(), sizes.end(), each.size()) != sizes.end());
+    EXPECT_TRUE(Node::holds(each.bytes(), 5)) << each.size();
+  }
+  for (const BufferSlice& each : replies) EXPECT_TRUE(Node::holds(each.bytes(), 5));
+  kept.clear();
+  replies.clear();
+  t.finish_bulk();
+}
+
+TEST(RpcBulk, AWindowAndABacklogAreAllThatIsTaken) {
+  Config config = bulk_config();
+  config.rpc.backlog = 4;
+  BulkCalls t(config, nullptr, 2);
+  std::vector<Status> answers;
+  for (int i = 0; i < 8; ++i) answers.push_back(t.begin(kLater, filled(5000, 1)));
+  EXPECT_EQ(std::count(answers.begin(), answers.end(), Status::ok), 4);  // not connected yet
+  EXPECT_EQ(answers.back(), Status::would_block);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 2; }));
+  while (t.begin(kLater, filled(5000, 1)) == Status::ok) {
+  }
+  EXPECT_EQ(t.ended.size(), 6u);
+  for (std::size_t i = 0; i < 6; ++i) {
+    ASSERT_TRUE(t.until([&] { return t.later.size() > i; }));
+    EXPECT_LE(t.later.size(), i + 2);  // never more than the window
+    EXPECT_EQ(t.later[i].call.reply(filled(3, 1)), Status::ok);
+  }
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  t.finish_bulk();
+}
+
+}  // namespace
+}  // namespace rpc_bulk_test
