@@ -89,6 +89,14 @@ class SPINWIRE_API PendingCall {
   Status refuse(std::string_view why) const noexcept;
   /// Longest reply, bytes: a datagram's, or the memory that the client named; 0 once it is over.
   [[nodiscard]] std::size_t room() const noexcept;
+  /// Memory of the call's own place in its session, to write a reply of up to `size` bytes into:
+  /// nothing is copied and, once the place has it, no pool is asked. What it holds is undefined; it
+  /// is this call's until it is answered. Empty if that is longer than a datagram takes, the call
+  /// is long or over, or memory is short. Hot.
+  [[nodiscard]] std::span<std::byte> reply_space(std::size_t size) const noexcept;
+  /// Replies with the first bytes of it. Errors: as reply(); invalid_argument (reply_space() was
+  /// not asked for as many). Hot.
+  Status reply_written(std::size_t size) const noexcept;
 
   /// For the library.
   PendingCall(rpc::Rpc* rpc, std::uint32_t session, std::uint32_t number) noexcept
@@ -127,6 +135,13 @@ class SPINWIRE_API Request {
     return call_.refuse(why);
   }
   [[nodiscard]] std::size_t room() const noexcept { return call_.room(); }
+  [[nodiscard]] std::span<std::byte> reply_space(std::size_t size) const noexcept {
+    return call_.reply_space(size);
+  }
+  Status reply_written(std::size_t size) noexcept {
+    answered_ = true;
+    return call_.reply_written(size);
+  }
   /// The handler will answer, or not, when it likes.
   [[nodiscard]] PendingCall later() noexcept {
     answered_ = true;

@@ -405,6 +405,21 @@ Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
   return answer(rpc_, session_, number_, Status::ok, bytes.data(), bytes.size(), bytes.block());
 }
 
+std::span<std::byte> PendingCall::reply_space(std::size_t size) const noexcept {
+  if (rpc_ == nullptr || !rpc_->shared.core->guard.owned()) return {};
+  return rpc::reply_space(*rpc_, session_, number_, size);
+}
+
+Status PendingCall::reply_written(std::size_t size) const noexcept {
+  detail::Block* block = nullptr;
+  if (rpc_ != nullptr && rpc_->shared.core->guard.owned()) {
+    block = rpc::space_of(*rpc_, session_, number_);
+    if (block == nullptr || size > block->capacity) return Status::invalid_argument;
+  }
+  return answer(rpc_, session_, number_, Status::ok, block != nullptr ? block->payload : nullptr,
+                size, block);
+}
+
 std::size_t PendingCall::room() const noexcept {
   const bool owned = rpc_ != nullptr && rpc_->shared.core->guard.owned();
   return owned ? rpc::room_of(*rpc_, session_, number_) : 0;

@@ -104,7 +104,7 @@ Port::~Port() {
     shared_.device->destroy_qp(qp_);
   }
   for (std::uint32_t i = done_; i != sent_; ++i) {
-    if (Block* held = entries_[i & mask_].held; held != nullptr) detail::release(held);
+    if (Entry& e = entries_[i & mask_]; e.held != nullptr) let_go(e);
   }
   for (std::uint32_t slot = 0; slot < receives_.size(); ++slot) {
     if (Block* block = receives_.memory(slot); block != nullptr) detail::release(block);
@@ -135,6 +135,16 @@ void Port::take_back(const ibv_send_wr* bad) noexcept {
     if (e.held != nullptr) let_go(e);
     ++failures;
   }
+}
+
+void Port::let_go(Entry& e) noexcept {
+  if (e.beside) e.held->header_in_use = 0;
+  detail::release(std::exchange(e.held, nullptr));
+  const auto index = static_cast<std::uint32_t>(&e - entries_.get());
+  e.sges[0] = {reinterpret_cast<std::uint64_t>(line_of(index)), 0, lines_block_->lkey};
+  e.wr.num_sge = 1;
+  e.wr.send_flags |= inline_;
+  --held_;
 }
 
 void Port::on_sent(const ibv_wc& wc) noexcept {

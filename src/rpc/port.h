@@ -93,15 +93,26 @@ class Port {
     e.sges[0].length = static_cast<std::uint32_t>(sizeof words) + header.length;
     append();
   }
-  /// Longer: sent from where it lies, with a reference to its block until the device is done.
+  /// Longer: sent from where it lies, with a reference to its block until the device is done. The
+  /// header goes into the block, right before the payload, if that is free for it: one element.
+  /// Else, as where one buffer goes to many at once, it is one of two.
   void send(const Destination& to, const wire::RpcHeader& header, Block* block,
             const std::byte* payload) noexcept {
+    static_assert(sizeof block->header == wire::kRpcHeaderBytes);
     Entry& e = next(to);
     const wire::RpcWords words = wire::pack(header);
-    std::memcpy(line_of(sent_), &words, sizeof words);
-    e.sges[0].length = static_cast<std::uint32_t>(sizeof words);
-    e.sges[1] = {reinterpret_cast<std::uint64_t>(payload), header.length, block->lkey};
-    e.wr.num_sge = 2;
+    e.beside = block->header_in_use == 0 && payload == block->header + sizeof block->header;
+    if (e.beside) {
+      block->header_in_use = 1;
+      std::memcpy(block->header, &words, sizeof words);
+      e.sges[0] = {reinterpret_cast<std::uint64_t>(block->header),
+                   static_cast<std::uint32_t>(sizeof words) + header.length, block->lkey};
+    } else {
+      std::memcpy(line_of(sent_), &words, sizeof words);
+      e.sges[0].length = static_cast<std::uint32_t>(sizeof words);
+      e.sges[1] = {reinterpret_cast<std::uint64_t>(payload), header.length, block->lkey};
+      e.wr.num_sge = 2;
+    }
     e.wr.send_flags &= ~unsigned{IBV_SEND_INLINE};
     detail::retain(block);
     e.held = block;
@@ -154,6 +165,7 @@ class Port {
     ibv_send_wr wr;
     ibv_sge sges[2];
     Block* held;
+    bool beside;  ///< the header is in the block
   };
   Port(agent::Shared& s, const PortOptions& options) noexcept;
   Result<void> make_sends();
@@ -175,12 +187,7 @@ class Port {
   void append() noexcept {
     if (++sent_ - posted_ == list_length_) post();
   }
-  void let_go(Entry& e) noexcept {
-    detail::release(std::exchange(e.held, nullptr));
-    e.wr.num_sge = 1;
-    e.wr.send_flags |= inline_;
-    --held_;
-  }
+  void let_go(Entry& e) noexcept;
 
   ibv_qp* qp_ = nullptr;
   std::unique_ptr<Entry[]> entries_;

@@ -153,6 +153,7 @@ struct ServerSession {
   std::uint32_t mtu = 0;
   std::unique_ptr<Service[]> services;
   std::uint64_t last_heard = 0;
+  std::unique_ptr<Block*[]> spaces;  ///< once asked for: a block for the reply of each service
   // Cold.
   base::Timer timer;
   Route* route = nullptr;
@@ -271,6 +272,11 @@ void pump(Rpc& r, ClientSession& c) noexcept;
 void on_client_timer(Rpc& r, ClientSession& c) noexcept;
 
 // In server.cc.
+/// Room for a reply, of the call's own slot; empty if there is none.
+std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                 std::size_t size) noexcept;
+/// The block it lies in; null if none was asked for.
+Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number) noexcept;
 /// Null if rpc.sessions are there. May throw.
 ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route);
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {

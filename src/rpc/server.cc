@@ -1,6 +1,7 @@
 // The server's end of sessions: each request runs its handler at most once, and its answer is kept
 // until the next request in the same slot.
 #include <algorithm>
+#include <new>
 #include <string_view>
 
 #include "rpc/bulk.h"
@@ -77,11 +78,37 @@ void dismiss(Rpc& r, ServerSession& s) noexcept {
   dismiss_bulk(r, s);
   take_back(r, s);
   r.shared.timers.cancel(s.timer);
-  for (std::uint32_t i = 0; i < s.window; ++i) clear(s.services[i].payload);
+  for (std::uint32_t i = 0; i < s.window; ++i) {
+    clear(s.services[i].payload);
+    if (s.spaces != nullptr && s.spaces[i] != nullptr) detail::release(s.spaces[i]);
+  }
+  s.spaces.reset();
   s.services.reset();
   s.name = 0;
   drop_route(r, std::exchange(s.route, nullptr));
   r.servers.release(s.timer.index);
+}
+
+std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                 std::size_t size) noexcept {
+  ServerSession* const s = find_server(r, session);
+  if (s == nullptr) return {};
+  const std::uint32_t slot = number & (s->window - 1);
+  const Service& v = s->services[slot];
+  const std::uint32_t longest = wire::rpc_payload(s->mtu);
+  if (v.number != number || v.state != ServiceState::running || size > longest) return {};
+  if (s->spaces == nullptr) s->spaces.reset(new (std::nothrow) Block* [s->window] {});
+  if (s->spaces == nullptr) return {};
+  Block*& block = s->spaces[slot];
+  // The last reply may be in the send queue still.
+  if (block != nullptr && block->refs != 1) detail::release(std::exchange(block, nullptr));
+  if (block == nullptr) block = r.shared.arena->allocate(memory::PoolId::send, longest);
+  return block != nullptr ? std::span(block->payload, size) : std::span<std::byte>();
+}
+
+Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number) noexcept {
+  const ServerSession* const s = find_server(r, session);
+  return s != nullptr && s->spaces != nullptr ? s->spaces[number & (s->window - 1)] : nullptr;
 }
 
 bool take_request(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {

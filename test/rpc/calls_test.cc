@@ -182,6 +182,55 @@ TEST(RpcCalls, RequestsAndRepliesCanBeKept) {
   t.finish();
 }
 
+TEST(RpcCalls, RepliesCanBeWrittenWhereTheyAreSentFrom) {
+  Calls t;
+  const std::size_t longest = t.session.longest();
+  std::size_t size = 0;
+  std::set<const std::byte*> places;
+  const spinwire::MethodHandler write = [&](Request& r) {
+    EXPECT_TRUE(r.reply_space(longest + 1).empty());
+    const std::span<std::byte> space = r.reply_space(size);
+    ASSERT_EQ(space.size(), size);
+    std::memcpy(space.data(), filled(size, 7).data(), size);
+    places.insert(space.data());
+    EXPECT_EQ(r.reply_written(size), Status::ok);
+    EXPECT_TRUE(r.reply_space(1).empty()) << "it is over";
+  };
+  const spinwire::MethodHandler rash = [](Request& r) {
+    EXPECT_EQ(r.reply_written(1), Status::invalid_argument) << "none was asked for";
+    EXPECT_EQ(r.reply(std::span<const std::byte>{}), Status::ok);
+  };
+  const spinwire::Method method = 9;
+  ASSERT_TRUE(t.server.engine.serve(method, rash));
+  EXPECT_EQ(t.call(method, filled(3, 1)).status, Status::ok);
+  ASSERT_TRUE(t.server.engine.serve(method, write));
+  for (const std::size_t n : {std::size_t{0}, kShortCall, kShortCall + 1, longest}) {
+    size = n;
+    EXPECT_EQ(t.call(method, filled(3, 1)).bytes, filled(n, 7)) << n;
+  }
+  // One call at a time, in one place: other memory only while the device has the last.
+  EXPECT_LE(places.size(), 3u);
+  t.finish();
+}
+
+TEST(RpcCalls, ABufferThatGoesToManyHasItsHeadersApart) {
+  Calls t;
+  const Bytes bytes = filled(150, 4);
+  int good = 0;
+  {
+    Buffer b = t.client.buffer(bytes.size());
+    std::copy(bytes.begin(), bytes.end(), b.data());
+    for (int i = 0; i < 4; ++i) {
+      const auto done = [&](Reply& r) { good += bytes_of(r.bytes()) == bytes ? 1 : 0; };
+      CallOptions wait;
+      wait.post = spinwire::Post::defer;  // all in one list, the first header beside the bytes
+      ASSERT_EQ(t.session.call(kEcho, b.slice(), done, wait), Status::ok);
+    }
+  }
+  ASSERT_TRUE(t.until([&] { return good == 4; }));
+  t.finish();
+}
+
 TEST(RpcCalls, DeadlinesEndCallsAndTheSessionGoesOn) {
   std::uint64_t now = 1'000'000'000;
   Calls t(rpc_config(), &now);

@@ -196,7 +196,7 @@ RunsTheEnginesSuites() {
   timeout 480 "$vm" --timeout 400 --env SPINWIRE_TEST_DEVICE=rxe0 \
     --env SPINWIRE_TEST_ADDRESS=10.77.0.1 --env SPINWIRE_TEST_SLOWNESS=20 -- \
     "$bin/spinwire-tests" --gtest_color=no \
-    --gtest_filter="Engine*:RdmaCm*:PeerLoss*:Credits.OneWay*:Credits.No*:Scenario21.*:RpcCalls*" \
+    --gtest_filter="Engine*:RdmaCm*:PeerLoss*:Credits.OneWay*:Credits.No*:Scenario21.*:RpcCalls*:RpcBulk*:RpcEndures*" \
     >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
   expect_text output '[  PASSED  ]' "$dir/out"
