@@ -1,7 +1,7 @@
-// Compares 32-byte round trips of Spinwire with a bare ring in shared memory and with UCX: all
-// three live in the same processes and take turns in short slices, so that each meets the same
-// machine. One process holds the clients, another the servers, each on a processor of its own;
-// besides, both ends are measured on one thread.
+// Compares 32-byte round trips of Spinwire, as messages and as remote calls, with a bare ring in
+// shared memory and with UCX: all live in the same processes and take turns in short slices, so
+// that each meets the same machine. One process holds the clients, another the servers, each on a
+// processor of its own; besides, both ends are measured on one thread.
 #include <fmt/core.h>
 #include <sched.h>
 #include <signal.h>
@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "common/call.h"
 #include "common/echo.h"
 #include "peers/placement.h"
 #include "peers/report.h"
@@ -35,7 +36,7 @@ struct Options {
 };
 
 /// What the server process is to do, until it is told otherwise.
-enum class Task : std::uint64_t { wait, connect_ucx, ring, ucx, spinwire, probe };
+enum class Task : std::uint64_t { wait, connect_ucx, ring, ucx, spinwire, calls, probe };
 
 struct Text {
   std::uint64_t length;
@@ -60,6 +61,7 @@ struct Board {
   Text ucx_client;
   Text ucx_server;
   Text spinwire_server;
+  Text call_server;
   RingWires wires;
 };
 
@@ -99,11 +101,13 @@ void pin(int processor) {
 
 class ServerProcess {
  public:
-  explicit ServerProcess(Board& board) : board_(board), ring_(board.wires), spinwire_(Config{}) {}
+  explicit ServerProcess(Board& board)
+      : board_(board), ring_(board.wires), spinwire_(Config{}), calls_(Config{}) {}
 
   [[noreturn]] void run() {
     board_.ucx_server.set(ucx_.node().address());
     board_.spinwire_server.set(spinwire_.address());
+    board_.call_server.set(calls_.address());
     board_.ready.value.store(1, std::memory_order_release);
     for (std::uint64_t word = 0;;) {
       const std::uint64_t next = board_.task.value.load(std::memory_order_acquire);
@@ -130,6 +134,8 @@ class ServerProcess {
         return serve(word, ucx_);
       case Task::spinwire:
         return serve(word, spinwire_);
+      case Task::calls:
+        return serve(word, calls_);
       case Task::probe:
         return answer_probe(board_.ping, board_.pong);
       case Task::wait:
@@ -145,6 +151,7 @@ class ServerProcess {
   RingServer ring_;
   UcxServer ucx_;
   EchoServer spinwire_;
+  CallServer calls_;
 };
 
 /// A child made before any engine or worker is; it starts working when told, and dies with us.
@@ -227,7 +234,8 @@ class OneThread {
       : wires_(std::make_unique<RingWires>()),
         ring_server_(*wires_),
         ring_client_(*wires_),
-        spinwire_(Config{}) {
+        spinwire_(Config{}),
+        calls_(Config{}) {
     ucx_server_.node().connect(ucx_client_.node().address());
     ucx_client_.node().connect(ucx_server_.node().address());
   }
@@ -253,6 +261,7 @@ class OneThread {
       slice(kRing, ring_client_, ring_server_);
       slice(kUcx, ucx_client_, ucx_server_);
       slice(kSpinwire, spinwire_.client, spinwire_.server);
+      slice(kCalls, calls_.client, calls_.server);
     });
     return c;
   }
@@ -264,6 +273,7 @@ class OneThread {
   UcxServer ucx_server_;
   UcxClient ucx_client_;
   EchoPair spinwire_;
+  CallPair calls_;
 };
 
 class TwoProcesses {
@@ -283,6 +293,11 @@ class TwoProcesses {
     run_until(
         "the echo client is connecting", [this] { drive(spinwire_->engine()); },
         [this] { return spinwire_->ready(); });
+    tell(Task::calls);
+    calls_ = std::make_unique<CallClient>(Config{}, board.call_server.get());
+    run_until(
+        "the session is being opened", [this] { drive(calls_->engine()); },
+        [this] { return calls_->ready(); });
   }
 
   Comparison compare(const Options& o, std::uint32_t window) {
@@ -307,6 +322,7 @@ class TwoProcesses {
       slice(kRing, Task::ring, *ring_);
       slice(kUcx, Task::ucx, *ucx_);
       slice(kSpinwire, Task::spinwire, *spinwire_);
+      slice(kCalls, Task::calls, *calls_);
     });
     tell(Task::wait);
     return c;
@@ -337,6 +353,7 @@ class TwoProcesses {
   std::unique_ptr<RingClient> ring_;
   std::unique_ptr<UcxClient> ucx_;
   std::unique_ptr<EchoClient> spinwire_;
+  std::unique_ptr<CallClient> calls_;
 };
 
 int compare_all(const Options& o) {
@@ -366,7 +383,8 @@ int compare_all(const Options& o) {
 
 int main(int argc, char** argv) {
   spinwire::bench::Options options;
-  CLI::App app("32-byte round trips: a bare ring, UCX active messages, Spinwire");
+  CLI::App app(
+      "32-byte round trips: a bare ring, UCX active messages, Spinwire's messages and calls");
   app.add_option("--slices", options.slices, "slices of each peer to take the median of")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();

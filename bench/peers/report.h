@@ -14,9 +14,8 @@
 
 namespace spinwire::bench {
 
-inline constexpr std::size_t kPeers = 3;
-enum PeerIndex : std::size_t { kRing, kUcx, kSpinwire };
-inline constexpr std::array<const char*, kPeers> kPeerNames = {"ring", "ucx", "spinwire"};
+inline constexpr std::size_t kPeers = 4;
+enum PeerIndex : std::size_t { kRing, kUcx, kSpinwire, kCalls };
 
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -52,13 +51,15 @@ struct Row {
   std::array<double, kPeers> ns;
   double to_ring;       ///< spinwire / ring
   double ucx_relation;  ///< ucx / spinwire
+  double ucx_to_call;   ///< ucx / spinwire's remote calls
 };
 inline Row row_of(const Comparison& c, std::size_t placement) {
-  Row row{c.fewest(placement), {}, 0, 0};
+  Row row{c.fewest(placement), {}, 0, 0, 0};
   for (std::size_t p = 0; p < kPeers; ++p) row.ns[p] = median(c.slices[p][placement]);
   if (row.count != 0) {
     row.to_ring = row.ns[kSpinwire] / row.ns[kRing];
     row.ucx_relation = row.ns[kUcx] / row.ns[kSpinwire];
+    row.ucx_to_call = row.ns[kUcx] / row.ns[kCalls];
   }
   return row;
 }
@@ -66,8 +67,9 @@ inline Row row_of(const Comparison& c, std::size_t placement) {
 inline void print_head(bool json) {
   if (json) return;
   fmt::print("ns per round trip of 32 bytes, medians of slices in which nothing else ran\n\n");
-  fmt::print("{:<14} {:>6} {:<5} {:>6} {:>9} {:>9} {:>9} {:>14} {:>13}\n", "mode", "window",
-             "cores", "slices", "ring", "ucx", "spinwire", "spinwire/ring", "ucx/spinwire");
+  fmt::print("{:<14} {:>6} {:<5} {:>6} {:>8} {:>8} {:>9} {:>8} {:>14} {:>13} {:>9}\n", "mode",
+             "window", "cores", "slices", "ring", "ucx", "spinwire", "calls", "spinwire/ring",
+             "ucx/spinwire", "ucx/calls");
 }
 
 /// One row, or JSON line, per placement that was met with every peer.
@@ -80,14 +82,18 @@ inline void print(const Comparison& c, std::size_t wanted, bool json) {
     if (json) {
       fmt::print(
           "{{\"mode\":\"{}\",\"window\":{},\"cores\":\"{}\",\"slices\":{},\"enough\":{},"
-          "\"ring_ns\":{:.1f},\"ucx_ns\":{:.1f},\"spinwire_ns\":{:.1f},\"spinwire_to_ring\":{:.3f},"
-          "\"ucx_to_spinwire\":{:.3f},\"moved\":{},\"preempted\":{}}}\n",
+          "\"ring_ns\":{:.1f},\"ucx_ns\":{:.1f},\"spinwire_ns\":{:.1f},\"call_ns\":{:.1f},"
+          "\"spinwire_to_ring\":{:.3f},\"ucx_to_spinwire\":{:.3f},\"ucx_to_call\":{:.3f},"
+          "\"moved\":{},\"preempted\":{}}}\n",
           c.mode, c.window, kPlacementNames[p], r.count, r.count >= wanted, r.ns[kRing], r.ns[kUcx],
-          r.ns[kSpinwire], r.to_ring, r.ucx_relation, c.moved, c.preempted);
+          r.ns[kSpinwire], r.ns[kCalls], r.to_ring, r.ucx_relation, r.ucx_to_call, c.moved,
+          c.preempted);
     } else {
-      fmt::print("{:<14} {:>6} {:<5} {:>6} {:>9.1f} {:>9.1f} {:>9.1f} {:>14.2f} {:>13.2f}{}\n",
-                 c.mode, c.window, kPlacementNames[p], r.count, r.ns[kRing], r.ns[kUcx],
-                 r.ns[kSpinwire], r.to_ring, r.ucx_relation, r.count < wanted ? "  few" : "");
+      fmt::print(
+          "{:<14} {:>6} {:<5} {:>6} {:>8.1f} {:>8.1f} {:>9.1f} {:>8.1f} {:>14.2f} {:>13.2f} "
+          "{:>9.2f}{}\n",
+          c.mode, c.window, kPlacementNames[p], r.count, r.ns[kRing], r.ns[kUcx], r.ns[kSpinwire],
+          r.ns[kCalls], r.to_ring, r.ucx_relation, r.ucx_to_call, r.count < wanted ? "  few" : "");
     }
   }
   if (!json && (!any || c.moved + c.preempted != 0)) {

@@ -1,66 +1,12 @@
 // What the hot path must not do: allocate from the heap, or call the system.
-#include <gtest/gtest.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
+#include "engine/zero_cost.h"
 
-#include <atomic>
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdlib>
 
 #include "engine/harness.h"
-
-// A sanitizer brings an allocator of its own, which is not to be replaced.
-#if !SPINWIRE_ASAN && !SPINWIRE_TSAN
-#define SPINWIRE_TEST_COUNTS_HEAP 1
-#else
-#define SPINWIRE_TEST_COUNTS_HEAP 0
-#endif
-
-namespace zero_cost_test {
-
-inline std::atomic<bool> armed{false};
-inline std::atomic<std::uint64_t> heap_calls{0};
-inline void count_heap_call() noexcept {
-  if (armed.load(std::memory_order_relaxed)) heap_calls.fetch_add(1, std::memory_order_relaxed);
-}
-
-}  // namespace zero_cost_test
-
-#if SPINWIRE_TEST_COUNTS_HEAP
-// The C library's own entries, behind which every other way to the heap ends.
-extern "C" {
-void* __libc_malloc(std::size_t size) noexcept;
-void* __libc_calloc(std::size_t count, std::size_t size) noexcept;
-void* __libc_realloc(void* old, std::size_t size) noexcept;
-void* __libc_memalign(std::size_t alignment, std::size_t size) noexcept;
-void __libc_free(void* block) noexcept;
-
-__attribute__((visibility("default"))) void* malloc(std::size_t size) noexcept {
-  zero_cost_test::count_heap_call();
-  return __libc_malloc(size);
-}
-__attribute__((visibility("default"))) void* calloc(std::size_t count, std::size_t size) noexcept {
-  zero_cost_test::count_heap_call();
-  return __libc_calloc(count, size);
-}
-__attribute__((visibility("default"))) void* realloc(void* old, std::size_t size) noexcept {
-  zero_cost_test::count_heap_call();
-  return __libc_realloc(old, size);
-}
-__attribute__((visibility("default"))) void* aligned_alloc(std::size_t alignment,
-                                                           std::size_t size) noexcept {
-  zero_cost_test::count_heap_call();
-  return __libc_memalign(alignment, size);
-}
-__attribute__((visibility("default"))) void free(void* block) noexcept {
-  if (block != nullptr) zero_cost_test::count_heap_call();
-  __libc_free(block);
-}
-}
-#endif
 
 namespace zero_cost_test {
 namespace {
@@ -252,27 +198,6 @@ TEST(EngineZeroCost, NoHeap) {
   EXPECT_GE(heap_calls, 2u);
 }
 #endif
-
-/// From here on any system call but write and exit ends the process.
-bool forbid_system_calls() {
-  const auto allow = [](unsigned number) {
-    return std::array<sock_filter, 2>{sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
-                                      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
-  };
-  const auto a = allow(SYS_write);
-  const auto b = allow(SYS_exit_group);
-  sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      a[0],
-      a[1],
-      b[0],
-      b[1],
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
-  };
-  const sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
-  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
-}
 
 TEST(EngineZeroCost, NoSystemCalls) {
   if (!on_softverbs())

@@ -1,212 +1,25 @@
-// The command-line tools and examples as a user runs them: built programs, started by their names.
-// They are looked for in the folder that SPINWIRE_BIN names, else in build/bin.
-#include <fcntl.h>
+// The command-line tools and examples as a user runs them.
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <array>
-#include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
-#include <map>
 #include <memory>
-#include <random>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../../tools/common/histogram.h"
+#include "tools/programs.h"
 
 namespace tools_test {
-
-using Clock = std::chrono::steady_clock;
-using Words = std::vector<std::string>;
-
-/// Any run that lasts longer hangs. The machine may be busy with something else.
-constexpr auto kLimit = std::chrono::seconds(60);
-
-std::string bin() {
-  const char* folder = std::getenv("SPINWIRE_BIN");
-  return folder != nullptr ? folder : "build/bin";
-}
-
-/// A started program whose stdout and stderr are read through pipes; killed when it goes away.
-class Program {
- public:
-  explicit Program(Words words) {
-    std::array<int, 2> out{};
-    std::array<int, 2> err{};
-    if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0) std::abort();
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    pid_ = ::fork();
-    if (pid_ == 0) {
-      ::dup2(out[1], STDOUT_FILENO);
-      ::dup2(err[1], STDERR_FILENO);
-      ::setenv("SPINWIRE_MEMORY_HUGEPAGES", "off", 1);  // no warnings on stderr
-      ::execv(argv[0], argv.data());
-      ::_exit(127);
-    }
-    ::close(out[1]);
-    ::close(err[1]);
-    fds_ = {out[0], err[0]};
-  }
-  Program(const Program&) = delete;
-  Program& operator=(const Program&) = delete;
-  ~Program() {
-    if (pid_ > 0) {
-      ::kill(pid_, SIGKILL);
-      ::waitpid(pid_, nullptr, 0);
-    }
-    for (const int fd : fds_) ::close(fd);
-  }
-
-  /// Reads until both pipes are closed, then answers the exit code: -1 when the time is over, -2
-  /// when a signal ended it.
-  int wait() {
-    const auto end = Clock::now() + kLimit;
-    while (open_ != 0 && Clock::now() < end) read_some();
-    if (open_ != 0) return -1;
-    int status = 0;
-    ::waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -2;
-  }
-  /// Reads until stdout has a line that begins so; answers what follows on that line.
-  std::string wait_for(const std::string& beginning) {
-    const auto end = Clock::now() + kLimit;
-    while (open_ != 0 && Clock::now() < end) {
-      const std::size_t at = text_[0].find(beginning);
-      const std::size_t line_end = at == std::string::npos ? at : text_[0].find('\n', at);
-      if (line_end != std::string::npos) {
-        return text_[0].substr(at + beginning.size(), line_end - at - beginning.size());
-      }
-      read_some();
-    }
-    return {};
-  }
-  void signal(int number) const { ::kill(pid_, number); }
-  [[nodiscard]] const std::string& out() const { return text_[0]; }
-  [[nodiscard]] const std::string& err() const { return text_[1]; }
-
- private:
-  void read_some() {
-    std::array<pollfd, 2> polled{};
-    for (std::size_t i = 0; i < 2; ++i) polled[i] = {closed_[i] ? -1 : fds_[i], POLLIN, 0};
-    if (::poll(polled.data(), polled.size(), 100) <= 0) return;
-    for (std::size_t i = 0; i < 2; ++i) {
-      if (polled[i].revents == 0) continue;
-      std::array<char, 4096> bytes{};
-      const ssize_t got = ::read(fds_[i], bytes.data(), bytes.size());
-      if (got > 0) {
-        text_[i].append(bytes.data(), static_cast<std::size_t>(got));
-      } else {
-        closed_[i] = true;
-        --open_;
-      }
-    }
-  }
-
-  pid_t pid_ = -1;
-  std::array<int, 2> fds_{};
-  std::array<bool, 2> closed_{};
-  int open_ = 2;
-  std::array<std::string, 2> text_;
-};
-
-struct Outcome {
-  int code;
-  std::string out;
-  std::string err;
-};
-
-Outcome run(const std::string& name, const Words& arguments) {
-  Words words{bin() + "/" + name};
-  words.insert(words.end(), arguments.begin(), arguments.end());
-  Program program(words);
-  const int code = program.wait();
-  return {code, program.out(), program.err()};
-}
-
-/// A folder that goes away with its content.
-class Folder {
- public:
-  Folder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "spinwire-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  [[nodiscard]] std::string operator/(const std::string& name) const { return path_ / name; }
-  [[nodiscard]] std::size_t files() const {
-    const std::filesystem::directory_iterator begin(path_);
-    return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator()));
-  }
-
- private:
-  std::filesystem::path path_;
-};
-
-std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-void write_random(const std::string& path, std::size_t size) {
-  std::mt19937_64 random(size);
-  std::string bytes(size, '\0');
-  for (char& c : bytes) c = static_cast<char>(random());
-  std::ofstream(path, std::ios::binary) << bytes;
-}
-
-/// Members of one flat JSON object on one line; empty when it is anything else.
-std::map<std::string, std::string> parse_object(const std::string& text) {
-  std::map<std::string, std::string> members;
-  if (text.size() < 3 || text.front() != '{' || text.substr(text.size() - 2) != "}\n") return {};
-  if (text.find('\n') != text.size() - 1) return {};
-  std::istringstream in(text.substr(1, text.size() - 3));
-  std::string member;
-  while (std::getline(in, member, ',')) {
-    const std::size_t colon = member.find("\": ");
-    const std::size_t quote = member.find('"');
-    if (colon == std::string::npos || quote >= colon) return {};
-    std::string value = member.substr(colon + 3);
-    if (value.front() == '"') value = value.substr(1, value.size() - 2);
-    members[member.substr(quote + 1, colon - quote - 1)] = value;
-  }
-  return members;
-}
-
-class Tools : public testing::Test {
- protected:
-  void SetUp() override {
-    for (const char* name : {"spinwire-perf", "echo", "file-push", "tour"}) {
-      if (!std::filesystem::exists(bin() + "/" + name)) {
-        GTEST_SKIP() << bin() << "/" << name << " is not built: run make first";
-      }
-    }
-  }
-};
-class SlowTools : public Tools {};
 
 // ---- command lines ----------------------------------------------------------------------------
 
 TEST_F(Tools, HelpGoesToStdout) {
-  for (const char* name : {"spinwire-perf", "echo", "file-push", "tour"}) {
+  for (const char* name :
+       {"spinwire-perf", "echo", "file-push", "tour", "kv-store", "market-feed"}) {
     const Outcome o = run(name, {"--help"});
     EXPECT_EQ(o.code, 0) << name;
     EXPECT_NE(o.out.find("Usage: " + std::string(name)), std::string::npos) << o.out;
@@ -223,11 +36,25 @@ TEST_F(Tools, MisuseIsExitCodeTwo) {
       {"spinwire-perf", {"lat", "--op", "pong", "--window", "2", "--one-thread"}},
       {"spinwire-perf", {"lat", "--size", "0", "--one-thread"}},
       {"spinwire-perf", {"lat", "127.0.0.1", "--one-thread"}},
+      {"spinwire-perf", {"rpc", "--op", "send", "--one-thread"}},
+      {"spinwire-perf", {"rpc", "--batch", "33", "--one-thread"}},
+      {"spinwire-perf", {"rpc", "--window", "65", "--one-thread"}},
+      {"spinwire-perf", {"rpc", "--sessions", "0", "--one-thread"}},
+      {"spinwire-perf", {"rate", "--batch", "2", "--one-thread"}},
+      {"spinwire-perf", {"lat", "--symmetric", "--one-thread"}},
       {"echo", {}},
       {"echo", {"both", "--bogus"}},
       {"tour", {"--bogus"}},
       {"file-push", {"receive"}},
       {"file-push", {"send", "file"}},
+      {"kv-store", {}},
+      {"kv-store", {"put", "key"}},
+      {"kv-store", {"get", std::string(41, 'k')}},
+      {"kv-store", {"put", "key", std::string(449, 'v')}},
+      {"kv-store", {"serve", "--buckets", "1000"}},
+      {"kv-store", {"demo", "--size", "7"}},
+      {"market-feed", {"--count", "0"}},
+      {"market-feed", {"--cpu", "0"}},
   };
   for (const auto& [name, arguments] : cases) {
     const Outcome o = run(name, arguments);

@@ -55,6 +55,17 @@ void catch_stop_signals() {
 
 bool stop_requested() noexcept { return stop != 0; }
 
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  ::sched_getaffinity(0, sizeof set, &set);
+  std::vector<int> cpus;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(static_cast<unsigned>(i), &set)) cpus.push_back(i);
+  }
+  return cpus;
+}
+
 Result<void> pin_to_cpu(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);

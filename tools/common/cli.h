@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "spinwire/status.h"
 
@@ -36,6 +37,8 @@ void catch_stop_signals();
 /// One load.
 bool stop_requested() noexcept;
 
+/// Those that this process may run on.
+std::vector<int> allowed_cpus();
 /// Keeps the calling thread on one CPU. Errors: invalid_argument, when it is not among ours.
 Result<void> pin_to_cpu(int cpu);
 

@@ -14,7 +14,8 @@ namespace {
 
 constexpr Nanoseconds kBetweenTries = std::chrono::milliseconds(50);
 
-/// Whether the server may think better of it.
+}  // namespace
+
 bool worth_retrying(Status status) {
   switch (status) {
     case Status::ok:
@@ -28,8 +29,6 @@ bool worth_retrying(Status status) {
       return false;
   }
 }
-
-}  // namespace
 
 Result<std::string> resolve(std::string_view host, int port) {
   std::string bare(host);

@@ -14,6 +14,9 @@ namespace spinwire::tools {
 /// invalid_argument.
 Result<std::string> resolve(std::string_view host, int port);
 
+/// Whether a server that could not be reached so may think better of it.
+bool worth_retrying(Status status);
+
 /// Tries to connect, again and again, until the connection is ready or the time is over. The
 /// handlers are installed when it is ready: their on_closed tells only of what comes after. Set-up.
 class Dialer {

@@ -14,11 +14,15 @@ namespace spinwire::tools {
 struct PerfOptions {
   PerfTest test = PerfTest::lat;
   PerfOp op = PerfOp::send;
-  std::uint64_t size = 0;    ///< bytes
-  std::uint32_t window = 0;  ///< operations in flight
-  std::uint64_t count = 0;   ///< measured operations
-  std::uint64_t warmup = 0;  ///< operations before those
-  std::string host;          ///< empty: serve
+  std::uint64_t size = 0;        ///< bytes
+  std::uint32_t window = 0;      ///< operations in flight
+  std::uint64_t count = 0;       ///< measured operations
+  std::uint64_t warmup = 0;      ///< operations before those
+  std::uint64_t reply_size = 0;  ///< rpc: bytes
+  std::uint32_t batch = 1;       ///< rpc: calls that go out together
+  std::uint32_t sessions = 1;    ///< rpc: that calls are spread over
+  bool symmetric = false;        ///< rpc: the server calls as well
+  std::string host;              ///< empty: serve
   std::string bind;
   int port = 0;
   Nanoseconds wait{};  ///< for the server to be up

@@ -21,12 +21,12 @@ std::uint64_t word(std::uint64_t seed, std::size_t offset) noexcept {
 }  // namespace
 
 std::string_view to_string(PerfTest test) noexcept {
-  constexpr std::array<std::string_view, 3> kNames{"lat", "rate", "bw"};
+  constexpr std::array<std::string_view, 4> kNames{"lat", "rate", "bw", "rpc"};
   return kNames[static_cast<std::size_t>(test)];
 }
 
 std::string_view to_string(PerfOp op) noexcept {
-  constexpr std::array<std::string_view, 4> kNames{"send", "write", "read", "pong"};
+  constexpr std::array<std::string_view, 5> kNames{"send", "write", "read", "pong", "call"};
   return kNames[static_cast<std::size_t>(op)];
 }
 

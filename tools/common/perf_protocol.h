@@ -25,8 +25,8 @@ namespace spinwire::tools {
 
 static_assert(std::endian::native == std::endian::little);
 
-enum class PerfTest : std::uint8_t { lat, rate, bw };
-enum class PerfOp : std::uint8_t { send, write, read, pong };
+enum class PerfTest : std::uint8_t { lat, rate, bw, rpc };  // rpc: see perf_rpc.h
+enum class PerfOp : std::uint8_t { send, write, read, pong, call };
 std::string_view to_string(PerfTest test) noexcept;
 std::string_view to_string(PerfOp op) noexcept;
 

@@ -16,6 +16,8 @@ constexpr Nanoseconds kPatience = std::chrono::seconds(5);
 }  // namespace
 
 Result<void> PerfServer::listen(const std::string& address) {
+  // Pools too small for remote calls do for the other tests.
+  serves_calls_ = calls_.serve();
   ListenOptions options;
   options.on_accept = [this](Connection c) { on_accept(c); };
   auto listener = engine_.listen(address, options);
@@ -25,8 +27,13 @@ Result<void> PerfServer::listen(const std::string& address) {
 }
 
 int PerfServer::turn() {
-  const bool hot = state_ == State::running;
+  const bool hot = state_ == State::running || calls_.running();
   const int events = hot ? engine_.poll() : drive(engine_);
+  calls_.turn();
+  if (calls_told_ != calls_.served()) [[unlikely]] {
+    calls_told_ = calls_.served();
+    last_ = calls_.last();
+  }
   if (pending_count_ != 0) [[unlikely]]
     send_pending();
   if (pong_) look_for_write();
@@ -119,11 +126,12 @@ void PerfServer::send_pending() {
 
 void PerfServer::enter(State state) {
   state_ = state;
+  calls_.set_busy(state != State::idle);
   patience_ = Deadline(clock_, kPatience);
 }
 
 void PerfServer::on_accept(Connection client) {
-  if (state_ != State::idle) {
+  if (state_ != State::idle || calls_.running()) {
     client.close();
     return;
   }

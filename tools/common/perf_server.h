@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/perf_options.h"
+#include "common/perf_rpc.h"
 #include "common/spin.h"
 #include "spinwire/engine.h"
 
@@ -18,6 +19,7 @@ class PerfServer {
   explicit PerfServer(Engine engine)
       : engine_(std::move(engine)),
         clock_(engine_.clock()),
+        calls_(engine_),
         patience_(clock_, Nanoseconds::zero()) {}
   PerfServer(const PerfServer&) = delete;
   PerfServer& operator=(const PerfServer&) = delete;
@@ -34,13 +36,17 @@ class PerfServer {
   int turn();
   [[nodiscard]] const Clock& clock() const noexcept { return clock_; }
   /// A client is being measured: every turn counts.
-  [[nodiscard]] bool measuring() const noexcept { return state_ == State::running; }
+  [[nodiscard]] bool measuring() const noexcept {
+    return state_ == State::running || calls_.running();
+  }
+  /// Whether remote calls can be measured as well; if not, why.
+  [[nodiscard]] const Result<void>& serves_calls() const noexcept { return serves_calls_; }
   /// Clients that were measured or are, and the present one's address.
-  [[nodiscard]] std::uint64_t begun() const noexcept { return begun_; }
-  [[nodiscard]] const std::string& peer() const noexcept { return peer_; }
+  [[nodiscard]] std::uint64_t begun() const noexcept { return begun_ + calls_.begun(); }
+  [[nodiscard]] std::string peer() const { return calls_.running() ? "a caller" : peer_; }
   /// Clients that are gone, and how many of them ended badly.
-  [[nodiscard]] std::uint64_t served() const noexcept { return served_; }
-  [[nodiscard]] std::uint64_t failed() const noexcept { return failed_; }
+  [[nodiscard]] std::uint64_t served() const noexcept { return served_ + calls_.served(); }
+  [[nodiscard]] std::uint64_t failed() const noexcept { return failed_ + calls_.failed(); }
   /// One line on how the last client ended.
   [[nodiscard]] const std::string& last() const noexcept { return last_; }
 
@@ -88,6 +94,7 @@ class PerfServer {
   std::size_t pending_first_ = 0;
   std::size_t pending_count_ = 0;
   IdleCare idle_care_;
+  RpcPerfServer calls_;
   // Cold.
   Deadline patience_;  ///< with a client that is to take its next step
   Buffer memory_;      ///< what the client writes or reads
@@ -100,6 +107,8 @@ class PerfServer {
   std::string peer_;
   std::string fault_;
   std::string last_;
+  Result<void> serves_calls_;
+  std::uint64_t calls_told_ = 0;  ///< those of calls_ that last_ has told of
   std::uint64_t begun_ = 0;
   std::uint64_t served_ = 0;
   std::uint64_t failed_ = 0;

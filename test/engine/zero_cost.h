@@ -1,0 +1,103 @@
+// By what tests prove that something neither allocates from the heap nor calls the system.
+#pragma once
+
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <malloc.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+
+#include "base/sanitizers.h"
+
+// A sanitizer brings an allocator of its own, which is not to be replaced.
+#if !SPINWIRE_ASAN && !SPINWIRE_TSAN
+#define SPINWIRE_TEST_COUNTS_HEAP 1
+#else
+#define SPINWIRE_TEST_COUNTS_HEAP 0
+#endif
+
+namespace zero_cost_test {
+
+/// While armed, calls of the heap are counted, and the bytes that they took and gave back.
+inline std::atomic<bool> armed{false};
+inline std::atomic<std::uint64_t> heap_calls{0};
+inline std::atomic<std::int64_t> heap_bytes{0};
+
+enum class Moved : std::uint8_t { taken, given_back };
+inline void* count_heap_call(void* block, Moved moved) noexcept {
+  if (armed.load(std::memory_order_relaxed) && block != nullptr) {
+    heap_calls.fetch_add(1, std::memory_order_relaxed);
+    const auto bytes = static_cast<std::int64_t>(malloc_usable_size(block));
+    heap_bytes.fetch_add(moved == Moved::taken ? bytes : -bytes, std::memory_order_relaxed);
+  }
+  return block;
+}
+
+}  // namespace zero_cost_test
+
+#if SPINWIRE_TEST_COUNTS_HEAP
+// The C library's own entries, behind which every other way to the heap ends.
+extern "C" {
+void* __libc_malloc(std::size_t size) noexcept;
+void* __libc_calloc(std::size_t count, std::size_t size) noexcept;
+void* __libc_realloc(void* old, std::size_t size) noexcept;
+void* __libc_memalign(std::size_t alignment, std::size_t size) noexcept;
+void __libc_free(void* block) noexcept;
+
+__attribute__((visibility("default"))) void* malloc(std::size_t size) noexcept {
+  using namespace zero_cost_test;
+  return count_heap_call(__libc_malloc(size), Moved::taken);
+}
+__attribute__((visibility("default"))) void* calloc(std::size_t count, std::size_t size) noexcept {
+  using namespace zero_cost_test;
+  return count_heap_call(__libc_calloc(count, size), Moved::taken);
+}
+__attribute__((visibility("default"))) void* realloc(void* old, std::size_t size) noexcept {
+  using namespace zero_cost_test;
+  count_heap_call(old, Moved::given_back);
+  return count_heap_call(__libc_realloc(old, size), Moved::taken);
+}
+__attribute__((visibility("default"))) void* aligned_alloc(std::size_t alignment,
+                                                           std::size_t size) noexcept {
+  using namespace zero_cost_test;
+  return count_heap_call(__libc_memalign(alignment, size), Moved::taken);
+}
+__attribute__((visibility("default"))) void free(void* block) noexcept {
+  using namespace zero_cost_test;
+  count_heap_call(block, Moved::given_back);
+  __libc_free(block);
+}
+}
+#endif
+
+namespace zero_cost_test {
+
+/// From here on any system call but write and exit ends the process.
+inline bool forbid_system_calls() {
+  const auto allow = [](unsigned number) {
+    return std::array<sock_filter, 2>{sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+                                      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  };
+  const auto a = allow(SYS_write);
+  const auto b = allow(SYS_exit_group);
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      a[0],
+      a[1],
+      b[0],
+      b[1],
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+  };
+  const sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+}  // namespace zero_cost_test

@@ -1,0 +1,196 @@
+// What calls must not do once a session is in use: allocate from the heap, or call the system.
+#include "engine/zero_cost.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+
+#include "rpc/ends.h"
+
+namespace rpc_zero_cost_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using zero_cost_test::armed;
+using zero_cost_test::forbid_system_calls;
+using zero_cost_test::heap_calls;
+
+constexpr spinwire::Method kBack = 1, kKept = 2, kDeferred = 3, kNested = 4, kRefused = 5;
+
+/// Two engines of this thread, each with a session to the other, and calls of every kind.
+class CallLoad {
+ public:
+  CallLoad() : server_(manual_config()), client_(manual_config()) {
+    for (Node* node : {&server_, &client_}) {
+      node->listen();
+      serve(*node);
+    }
+    session_ = open(client_, server_);
+    inner_ = open(server_, client_);
+    EXPECT_TRUE(until({&server_, &client_}, [&] { return session_.ready() && inner_.ready(); }));
+    long_ = client_.buffer(session_.longest());
+    long_answer_ = server_.buffer(session_.longest());
+  }
+  /// Polls both so many times, with calls of all kinds under way.
+  void run(std::uint32_t polls) {
+    for (std::uint32_t i = 0; i < polls; ++i) {
+      const std::span<const std::byte> few(bytes_.data(), i % (kShortCall + 1));
+      const spinwire::Method method = i % 7 == 0 ? kDeferred : i % 7 == 3 ? kNested : kBack;
+      call(method, few, i % 3 == 0 ? Post::defer : Post::automatic);
+      if (i % 5 == 0) call(kRefused, few, Post::automatic);
+      if (i % 4 == 0) call_long(i);
+      if (i % 11 == 0 && session_.cancel(session_.last_call()) == Status::ok) ++cancelled_;
+      (void)(client_.engine.poll() + server_.engine.poll());
+      answer_deferred();
+    }
+  }
+  [[nodiscard]] bool worked() const {
+    const auto s = client_.engine.rpc_stats();
+    return ended_ > 10000 && refused_ > 1000 && long_ended_ > 1000 && deferred_ > 1000 &&
+           nested_ > 1000 && cancelled_ > 100 && waited_ > 100 && accepted_ - ended_ < 32 &&
+           s.retransmits == 0 && s.bad_datagrams == 0;
+  }
+
+ private:
+  /// No control steps, so nothing is sent again: what is under way fits into the lanes.
+  static Config manual_config() {
+    Config c = rpc_config();
+    c.engine.control = ControlMode::manual;
+    return c;
+  }
+  static Session open(Node& from, Node& to) {
+    auto made = from.engine.open_session(to.listener.address(), {});
+    EXPECT_TRUE(made) << made.error().message();
+    return made ? *made : Session();
+  }
+  void serve(Node& node) {
+    Engine& e = node.engine;
+    EXPECT_TRUE(e.serve(kBack, [](Request& r) { (void)r.reply(r.bytes()); }));
+    EXPECT_TRUE(e.serve(kKept, [this](Request& r) {
+      ++kept_turn_;
+      if (kept_turn_ % 3 == 0) return static_cast<void>(r.reply(r.keep()));   // where it arrived
+      if (kept_turn_ % 3 == 1) return static_cast<void>(r.reply(r.bytes()));  // copied to a block
+      (void)r.reply(long_answer_.slice());
+    }));
+    EXPECT_TRUE(e.serve(kRefused, [](Request& r) { (void)r.refuse("not on a Sunday"); }));
+    EXPECT_TRUE(e.serve(kDeferred,
+                        [this](Request& r) { later_[later_end_++ % later_.size()] = r.later(); }));
+    EXPECT_TRUE(e.serve(kNested, [this](Request& r) {
+      const PendingCall outer = r.later();
+      const auto pass_on = [this, outer](Reply& reply) {
+        nested_ += outer.reply(reply.bytes()) == Status::ok ? 1 : 0;
+      };
+      if (inner_.call(kBack, r.bytes(), pass_on) != Status::ok) (void)outer.refuse("full");
+    }));
+  }
+  void answer_deferred() {
+    for (; later_begin_ != later_end_; ++later_begin_) {
+      const PendingCall& call = later_[later_begin_ % later_.size()];
+      deferred_ += call.reply(std::span(bytes_.data(), 20)) == Status::ok ? 1 : 0;
+    }
+  }
+  void call(spinwire::Method method, std::span<const std::byte> bytes, Post post) {
+    CallOptions options;
+    options.post = post;
+    const auto done = [this](Reply& r) {
+      ++ended_;
+      refused_ += r.status() == Status::refused ? 1 : 0;
+    };
+    const Status status = session_.call(method, bytes, done, options);
+    accepted_ += status == Status::ok ? 1 : 0;
+    waited_ += client_.engine.rpc_stats().calls - client_.engine.rpc_stats().replies > 8 ? 1 : 0;
+  }
+  void call_long(std::uint32_t i) {
+    if (long_under_way_ == 2) return;
+    const auto done = [this](Reply& r) {
+      const BufferSlice kept = r.keep();
+      --long_under_way_;
+      ++ended_;
+      long_ended_ += kept.size() > kShortCall ? 1 : 0;
+    };
+    if (session_.call(kKept, long_.slice(0, 100 + i * 97 % (long_.size() - 100)), done) !=
+        Status::ok) {
+      return;
+    }
+    ++accepted_;
+    ++long_under_way_;
+  }
+
+  Node server_;
+  Node client_;
+  Session session_;
+  Session inner_;  ///< the server's, with the client's engine
+  std::array<std::byte, kShortCall> bytes_{};
+  Buffer long_;
+  Buffer long_answer_;
+  std::array<PendingCall, 64> later_;
+  std::size_t later_begin_ = 0;
+  std::size_t later_end_ = 0;
+  std::uint32_t kept_turn_ = 0;
+  std::uint32_t long_under_way_ = 0;
+  std::uint64_t accepted_ = 0;
+  std::uint64_t ended_ = 0;
+  std::uint64_t refused_ = 0;
+  std::uint64_t long_ended_ = 0;
+  std::uint64_t deferred_ = 0;
+  std::uint64_t nested_ = 0;
+  std::uint64_t cancelled_ = 0;
+  std::uint64_t waited_ = 0;
+};
+
+#if SPINWIRE_TEST_COUNTS_HEAP
+TEST(RpcZeroCost, NoHeap) {
+  CallLoad load;
+  load.run(amount(5000));
+  heap_calls = 0;
+  armed = true;
+  load.run(amount(100000));
+  armed = false;
+  EXPECT_EQ(heap_calls, 0u);
+  EXPECT_TRUE(load.worked());
+  // The counter does count.
+  armed = true;
+  std::free(std::malloc(10));
+  armed = false;
+  EXPECT_GE(heap_calls, 2u);
+}
+#endif
+
+TEST(RpcZeroCost, NoSystemCalls) {
+  if (!on_softverbs())
+    GTEST_SKIP() << kSoftverbsOnly << "other devices post through the kernel or as they like";
+#if !SPINWIRE_TEST_COUNTS_HEAP
+  GTEST_SKIP() << "this sanitizer calls the system by itself";
+#endif
+  Child child([](int, int out) {
+    auto* load = new CallLoad;  // its destructor may not run any more
+    load->run(5000);
+    if (!forbid_system_calls()) return 77;
+    load->run(100000);
+    write_line(out, load->worked() ? "worked" : "did not work");
+    _exit(0);
+  });
+  const std::string line = child.line();
+  const int code = child.wait();
+  if (code == 77) GTEST_SKIP() << "no system-call filter may be set here";
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(line, "worked");
+}
+
+TEST(RpcZeroCost, TheTrapForSystemCallsFires) {
+  Child child([](int, int) {
+    CallLoad load;
+    load.run(1000);
+    if (!forbid_system_calls()) return 77;
+    load.run(1000);
+    (void)syscall(SYS_getppid);
+    _exit(0);
+  });
+  const int code = child.wait();
+  if (code == 77) GTEST_SKIP() << "no system-call filter may be set here";
+  EXPECT_EQ(code, -SIGSYS);
+}
+
+}  // namespace
+}  // namespace rpc_zero_cost_test

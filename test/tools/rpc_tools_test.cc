@@ -1,0 +1,154 @@
+// What makes remote calls: spinwire-perf's rpc test, and the examples.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <string>
+
+#include "tools/programs.h"
+
+namespace tools_test {
+
+/// Runs the test with these options and looks at what it reports.
+void expect_calls(const Words& more, const Words& where = {"--one-thread"}) {
+  Words words{"rpc"};
+  words.insert(words.end(), where.begin(), where.end());
+  for (const char* word : {"--count", "500", "--warmup", "50", "--json"}) words.emplace_back(word);
+  words.insert(words.end(), more.begin(), more.end());
+  SCOPED_TRACE(testing::PrintToString(words));
+  const Outcome o = run("spinwire-perf", words);
+  ASSERT_EQ(o.code, 0) << o.err;
+  auto result = parse_object(o.out);
+  EXPECT_EQ(result["test"], "rpc") << o.out;
+  EXPECT_EQ(result["op"], "call");
+  EXPECT_EQ(result["count"], "500");
+  double least = 0;
+  for (const char* key : {"min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"}) {
+    ASSERT_TRUE(result.contains(key)) << key;
+    const double value = std::stod(result[key]);
+    EXPECT_GE(value, least) << key;
+    EXPECT_GT(value, 0) << key;
+    least = value;
+  }
+  const double rate = 500 / std::stod(result["seconds"]) / 1e6;
+  EXPECT_NEAR(std::stod(result["rate_mops"]), rate, rate / 1000);
+  const double bytes = std::stod(result["size_bytes"]) + std::stod(result["reply_size_bytes"]);
+  EXPECT_NEAR(std::stod(result["gbit_per_s"]), rate * bytes * 8 / 1000, rate * bytes / 1000);
+  const bool both = std::find(words.begin(), words.end(), "--symmetric") != words.end();
+  EXPECT_EQ(std::stod(result["served_mops"]) > 0, both);
+}
+
+TEST_F(Tools, CallsOfAnyShapeAreReported) {
+  expect_calls({});
+  expect_calls({"--window", "1"});
+  expect_calls({"--window", "60", "--batch", "3"});
+  expect_calls({"--sessions", "5", "--window", "80"});
+  expect_calls({"--sessions", "20", "--window", "4"});
+  expect_calls({"--symmetric"});
+  for (const char* size : {"1", "7", "8", "15", "48", "49", "4000"}) expect_calls({"--size", size});
+  expect_calls({"--size", "5", "--reply-size", "1000"});
+  expect_calls({"--size", "1000", "--reply-size", "5", "--symmetric"});
+}
+
+TEST_F(Tools, CallsThatAreTooLongAreRefusedWithTheLimit) {
+  const Outcome o = run("spinwire-perf", {"rpc", "--one-thread", "--size", "1GiB"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("longer than"), std::string::npos) << o.err;
+}
+
+TEST_F(SlowTools, PerfServesCallersAndOthersInTurn) {
+  Program server({bin() + "/spinwire-perf", "--port", "0"});
+  const std::string address = server.wait_for("listening on ");
+  ASSERT_NE(address, "") << server.err();
+  const Words there{"127.0.0.1", "--port", address.substr(address.rfind(':') + 1)};
+  expect_calls({}, there);
+  EXPECT_EQ(server.wait_for("rpc, 32 bytes, window 32, 550 calls: "), "all data as sent");
+  expect_calls({"--symmetric", "--sessions", "3", "--window", "8"}, there);
+  EXPECT_EQ(server.wait_for("rpc, 32 bytes, window 8, 550 calls: "), "all data as sent");
+  const Outcome o = run("spinwire-perf", {"lat", there[0], there[1], there[2], "-n", "300"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  expect_calls({"--window", "1"}, there);
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0) << server.err();
+}
+
+TEST_F(SlowTools, ACallerThatLeavesMakesRoomForTheNext) {
+  Program server({bin() + "/spinwire-perf", "--port", "0"});
+  const std::string address = server.wait_for("listening on ");
+  const Words there{"127.0.0.1", "--port", address.substr(address.rfind(':') + 1)};
+  Program first({bin() + "/spinwire-perf", "rpc", there[0], there[1], there[2], "--count",
+                 "1000000000000", "--warmup", "0"});
+  EXPECT_EQ(server.wait_for("measuring for "), "a caller");
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.wait(), 1);
+  EXPECT_NE(first.err().find("interrupted"), std::string::npos) << first.err();
+  expect_calls({}, there);
+}
+
+TEST_F(SlowTools, CallersNameALostServer) {
+  Program server({bin() + "/spinwire-perf", "--port", "0"});
+  const std::string address = server.wait_for("listening on ");
+  const std::string port = address.substr(address.rfind(':') + 1);
+  Program client({bin() + "/spinwire-perf", "rpc", "127.0.0.1", "--port", port, "--count",
+                  "1000000000000", "--warmup", "0"});
+  EXPECT_EQ(server.wait_for("measuring for "), "a caller");
+  server.signal(SIGKILL);
+  EXPECT_EQ(client.wait(), 1);
+  EXPECT_NE(client.err().find(address), std::string::npos) << client.err();
+}
+
+// ---- kv-store ---------------------------------------------------------------------------------
+
+TEST_F(Tools, TheStoresDemoChecksWhatItReads) {
+  const Outcome o = run("kv-store", {"demo", "--count", "3000"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.out.find("3000 operations"), std::string::npos) << o.out;
+  EXPECT_NE(o.out.find("every value whole"), std::string::npos) << o.out;
+}
+
+TEST_F(SlowTools, TheStoreKeepsWhatWasPut) {
+  Program server({bin() + "/kv-store", "serve", "--address", "127.0.0.1:0"});
+  const std::string at = server.wait_for("listening on ");
+  ASSERT_NE(at, "") << server.err();
+  EXPECT_EQ(run("kv-store", {"put", "a key", "a value", "-a", at}).code, 0);
+  EXPECT_EQ(run("kv-store", {"put", "empty", "", "-a", at}).code, 0);
+  EXPECT_EQ(run("kv-store", {"get", "a key", "-a", at}).out, "a value\n");
+  EXPECT_EQ(run("kv-store", {"get", "empty", "-a", at}).out, "\n");
+  EXPECT_EQ(run("kv-store", {"put", "a key", std::string(448, 'v'), "-a", at}).code, 0);
+  EXPECT_EQ(run("kv-store", {"get", "a key", "-a", at}).out, std::string(448, 'v') + "\n");
+  const Outcome none = run("kv-store", {"get", "another", "-a", at});
+  EXPECT_EQ(none.code, 1);
+  EXPECT_NE(none.err.find("there is no another"), std::string::npos) << none.err;
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0) << server.err();
+}
+
+TEST_F(SlowTools, ABucketThatIsFullIsTold) {
+  Program server({bin() + "/kv-store", "serve", "--address", "127.0.0.1:0", "--buckets", "1"});
+  const std::string at = server.wait_for("listening on ");
+  for (const char* key : {"1", "2", "3", "4"})
+    EXPECT_EQ(run("kv-store", {"put", key, "v", "-a", at}).code, 0);
+  const Outcome o = run("kv-store", {"put", "5", "v", "-a", at});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("bucket is full"), std::string::npos) << o.err;
+  EXPECT_EQ(run("kv-store", {"put", "3", "w", "-a", at}).code, 0);
+  EXPECT_EQ(run("kv-store", {"get", "3", "-a", at}).out, "w\n");
+}
+
+// ---- market-feed ------------------------------------------------------------------------------
+
+TEST_F(Tools, TheFeedsOrdersAreAllFilled) {
+  const Outcome o = run("market-feed", {"--count", "2000", "--interval", "1us"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.out.find("2000 ticks"), std::string::npos) << o.out;
+  for (const char* word : {"tick to order", "order round trip", "p50", "p99.9"})
+    EXPECT_NE(o.out.find(word), std::string::npos) << word << o.out;
+}
+
+TEST_F(Tools, AProcessorThatIsNotThereIsNamed) {
+  const Outcome o = run("market-feed", {"--count", "10", "--cpu", "0,1000"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_NE(o.err.find("CPU 1000"), std::string::npos) << o.err;
+}
+
+}  // namespace tools_test

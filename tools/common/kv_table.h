@@ -1,0 +1,104 @@
+// The table of kv-store: an array of buckets in memory that the server writes and others read at
+// any time, by READs that nobody tells the server of. So each slot says by itself whether it is
+// whole:
+//
+//   - its version is odd from before the server changes the first byte until after the last;
+//   - its checksum is XXH3 over all bytes behind it, seeded with the version.
+//
+// A READ promises no order among the bytes that it copies, so the version alone would not do: the
+// one that came may be older or newer than the bytes. But bytes of two writes do not have the
+// checksum of either, and a reader that finds a slot odd, or with another checksum, reads again.
+// What it accepts are all bytes of one write.
+#pragma once
+
+#include <xxhash.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+namespace spinwire::tools::kv {
+
+inline constexpr std::size_t kKeyBytes = 40;
+inline constexpr std::size_t kValueBytes = 448;
+inline constexpr std::size_t kWays = 4;  ///< slots of a bucket: a key is in one of them, for good
+
+struct Slot {
+  std::uint64_t version;  ///< 0: never written; odd: being written
+  std::uint64_t checksum;
+  std::uint32_t key_size;
+  std::uint32_t value_size;
+  std::array<char, kKeyBytes> key;
+  std::array<char, kValueBytes> value;
+};
+static_assert(sizeof(Slot) == 512);
+using Bucket = std::array<Slot, kWays>;
+
+inline std::uint64_t bucket_of(std::string_view key, std::uint64_t buckets) {
+  return XXH3_64bits(key.data(), key.size()) & (buckets - 1);
+}
+inline std::uint64_t checksum_of(const Slot& s, std::uint64_t version) {
+  constexpr std::size_t kBehind = offsetof(Slot, key_size);
+  return XXH3_64bits_withSeed(reinterpret_cast<const std::byte*>(&s) + kBehind, sizeof s - kBehind,
+                              version);
+}
+inline bool holds(const Slot& s, std::string_view key) {
+  return s.key_size == key.size() && std::memcmp(s.key.data(), key.data(), key.size()) == 0;
+}
+
+// ---- the writer, of which there is one ----------------------------------------------------------
+
+/// Where the key is, or can go; null if the bucket is full. Keys never move, so that no reader can
+/// miss one on its way.
+inline Slot* place_of(Bucket& bucket, std::string_view key) {
+  for (Slot& slot : bucket) {
+    if (slot.version == 0 || holds(slot, key)) return &slot;
+  }
+  return nullptr;
+}
+
+/// Key and value have at most kKeyBytes and kValueBytes.
+inline void write(Slot& slot, std::string_view key, std::string_view value) {
+  const std::atomic_ref<std::uint64_t> version(slot.version);
+  const std::uint64_t next = version.load(std::memory_order_relaxed) + 2;
+  version.store(next - 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);  // odd before any byte changes
+  slot.key_size = static_cast<std::uint32_t>(key.size());
+  slot.value_size = static_cast<std::uint32_t>(value.size());
+  std::memcpy(slot.key.data(), key.data(), key.size());
+  std::memcpy(slot.value.data(), value.data(), value.size());
+  slot.checksum = checksum_of(slot, next);
+  version.store(next, std::memory_order_release);  // even when all have
+}
+
+// ---- readers, each with a copy ------------------------------------------------------------------
+
+inline bool is_whole(const Slot& s) {
+  return s.version % 2 == 0 && s.key_size <= kKeyBytes && s.value_size <= kValueBytes &&
+         s.checksum == checksum_of(s, s.version);
+}
+
+enum class Look : std::uint8_t {
+  there,
+  absent,
+  torn,  ///< the key may be in a slot that is being written: read again
+};
+/// Looks for a key in a bucket as it was read. The value lies there.
+inline Look look(const Bucket& bucket, std::string_view key, std::string_view& value) {
+  Look found = Look::absent;
+  for (const Slot& slot : bucket) {
+    if (slot.version == 0) continue;  // never written, when it was read
+    if (!is_whole(slot)) {
+      found = Look::torn;
+    } else if (holds(slot, key)) {
+      value = {slot.value.data(), slot.value_size};
+      return Look::there;
+    }
+  }
+  return found;
+}
+
+}  // namespace spinwire::tools::kv

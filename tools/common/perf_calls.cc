@@ -1,0 +1,220 @@
+#include "common/perf_calls.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/dialer.h"
+
+namespace spinwire::tools {
+namespace {
+
+/// Sessions that are being opened at once: a server has a limit for handshakes.
+constexpr std::uint32_t kOpening = 16;
+
+/// Whether the stamps agree with the pattern between them.
+bool is_filled(std::span<const std::byte> bytes, std::uint64_t seed) noexcept {
+  return perf_find_wrong(bytes, seed) == bytes.size();
+}
+
+}  // namespace
+
+// ---- answering: hot ---------------------------------------------------------------------------
+
+void PerfAnswerer::expect(const CallShape& shape) {
+  shape_ = shape;
+  reply_.assign(shape.reply_size, std::byte{0});
+  perf_fill(reply_, ~shape.seed);
+  books_ = {};
+}
+
+void PerfAnswerer::take(Request& request) noexcept {
+  const std::span<const std::byte> bytes = request.bytes();
+  std::uint64_t value = 0;
+  bool good = bytes.size() == shape_.size;
+  if (good) [[likely]] {
+    std::memcpy(&value, bytes.data(), std::min(sizeof value, bytes.size()));
+    good = perf_is_stamped(bytes.data(), bytes.size(), value);
+  }
+  // All of it while nobody measures, the stamps always.
+  if (books_.calls < shape_.warmup && good) good = is_filled(bytes, shape_.seed);
+  ++books_.calls;
+  books_.sum += value;
+  books_.wrong += good ? 0 : 1;
+  perf_stamp(reply_.data(), reply_.size(), value + 1);
+  const Status status = request.reply(reply_);
+  if (status == Status::ok || status == Status::not_connected) [[likely]]
+    return;
+  (void)request.refuse(status == Status::no_buffer ? "no room; raise the server's memory.send_bytes"
+                                                   : to_string(status));
+}
+
+// ---- sessions ---------------------------------------------------------------------------------
+
+void PerfCaller::open(const CallShape& shape, const std::string& address) {
+  shape_ = shape;
+  address_ = address;
+  exact_ = shape.window == 1;
+  fault_.clear();
+  sessions_.clear();
+  sessions_.reserve(shape.sessions);
+  asked_ = ready_ = 0;
+  nobody_there_ = closing_ = false;
+  open_more();
+}
+
+/// The first one alone: the others would not fare better.
+void PerfCaller::open_more() {
+  while (fault_.empty() && asked_ < shape_.sessions && asked_ - ready_ < kOpening &&
+         (asked_ == 0 || ready_ != 0)) {
+    SessionOptions options;
+    options.window = shape_.session_window();
+    options.on_ready = [this](Session) { ++ready_; };
+    options.on_closed = [this](Session, const Error& e) { on_closed(e); };
+    auto session = engine_.open_session(address_, options);
+    if (!session) return fail(session.error().message());
+    sessions_.push_back(*session);
+    ++asked_;
+    ++open_;
+  }
+}
+
+void PerfCaller::on_closed(const Error& error) {
+  --open_;
+  if (closing_ && error.status == Status::ok) return;
+  nobody_there_ = ready_ == 0 && worth_retrying(error.status);
+  fail(error.status == Status::ok ? fmt::format("{} ended a session before the end", address_)
+                                  : error.message());
+}
+
+void PerfCaller::close() {
+  closing_ = true;
+  for (Session s : sessions_) (void)s.close();
+}
+
+void PerfCaller::fail(std::string why) {
+  if (fault_.empty()) fault_ = std::move(why);
+  running_ = false;
+}
+
+// ---- calling: hot -----------------------------------------------------------------------------
+
+bool PerfCaller::prepare() {
+  const std::size_t longest = session().longest();
+  if (std::max(shape_.size, shape_.reply_size) > longest) {
+    fail(fmt::format(
+        "calls of {} bytes with replies of {} are longer than the {} that a session has",
+        shape_.size, shape_.reply_size, longest));
+  } else if (!take_memory()) {
+    fail(fmt::format("there is no room for {} times {} bytes; raise memory.send_bytes",
+                     shape_.window, shape_.size));
+  }
+  return fault_.empty();
+}
+
+bool PerfCaller::take_memory() {
+  started_.resize(shape_.window);
+  numbers_.resize(shape_.window);
+  ended_.reserve(shape_.window);
+  for (std::uint32_t i = 0; i < shape_.window; ++i) {
+    free_.push_back(shape_.window - 1 - i);
+    buffers_.push_back(engine_.allocate(shape_.size));
+    if (!buffers_.back()) return false;
+    requests_.push_back(buffers_.back().slice());
+    perf_fill(requests_.back().bytes(), shape_.seed);
+  }
+  return true;
+}
+
+void PerfCaller::go_on() {
+  if (!ended_.empty()) {
+    // One look at the clock for all that one poll has brought.
+    const std::uint64_t now = clock_.now();
+    for (const std::uint32_t slot : ended_) record(slot, now);
+    ended_.clear();
+  }
+  if (running_ && posted_ != shape_.total) call_more();
+}
+
+void PerfCaller::call_more() {
+  const auto wanted = [this] {
+    return std::min<std::uint64_t>(shape_.batch, shape_.total - posted_);
+  };
+  Status status = Status::ok;
+  std::uint64_t now = 0;
+  while (posted_ != shape_.total && free_.size() >= wanted()) {
+    if (now == 0) now = clock_.now();  // one look at it for a burst
+    for (std::uint64_t left = wanted(); left != 0 && status == Status::ok; --left) {
+      const std::uint32_t slot = free_.back();
+      if (status = call(slot); status != Status::ok) break;
+      free_.pop_back();
+      started_[slot] = now;
+      if (posted_ == shape_.warmup) begin_ = now;
+      ++posted_;
+    }
+    if (status != Status::ok) break;
+  }
+  if (now != 0 && !exact_) engine_.flush();
+  // When it is not connected any more, on_closed will tell why.
+  if (status != Status::ok && status != Status::would_block && status != Status::not_connected)
+      [[unlikely]] {
+    fail(fmt::format("call {} was not accepted: {}", posted_, to_string(status)));
+  }
+}
+
+Status PerfCaller::call(std::uint32_t slot) {
+  // Each slot its session; where there are more sessions than slots, they take turns.
+  std::uint32_t index = slot % shape_.sessions;
+  if (shape_.sessions > shape_.window) {
+    index = next_session_;
+    next_session_ = index + 1 == shape_.sessions ? 0 : index + 1;
+  }
+  const BufferSlice& bytes = requests_[slot];
+  const std::uint64_t value = posted_ ^ shape_.seed;
+  perf_stamp(bytes.data(), shape_.size, value);
+  CallOptions options;
+  options.post = exact_ ? Post::now : Post::defer;
+  const auto done = [this, slot](Reply& reply) { on_reply(slot, reply); };
+  Session& session = sessions_[index];
+  const Status status =
+      shape_.size <= kShortCall
+          ? session.call(kPerfCall, std::span<const std::byte>(bytes.bytes()), done, options)
+          : session.call(kPerfCall, bytes, done, options);
+  if (status == Status::ok) [[likely]] {
+    numbers_[slot] = posted_;
+    sum_ += perf_value(value, shape_.size);
+  }
+  return status;
+}
+
+void PerfCaller::on_reply(std::uint32_t slot, const Reply& reply) {
+  const std::uint64_t now = exact_ ? clock_.now() : 0;
+  const std::uint64_t number = numbers_[slot];
+  const std::uint64_t expected = perf_value(number ^ shape_.seed, shape_.size) + 1;
+  if (reply.status() != Status::ok) [[unlikely]] {
+    if (reply.status() != Status::flushed) {
+      fail(fmt::format("{}: call {} ended with: {}{}{}", address_, number,
+                       to_string(reply.status()), reply.text().empty() ? "" : ", ", reply.text()));
+    }
+  } else if (reply.bytes().size() != shape_.reply_size ||
+             !perf_is_stamped(reply.bytes().data(), shape_.reply_size, expected) ||
+             (number < shape_.warmup && !is_filled(reply.bytes(), ~shape_.seed))) [[unlikely]] {
+    fail(fmt::format("{}: the reply to call {} has other bytes than expected", address_, number));
+  }
+  if (exact_) {
+    record(slot, now);
+  } else {
+    ended_.push_back(slot);
+  }
+}
+
+void PerfCaller::record(std::uint32_t slot, std::uint64_t now) noexcept {
+  if (numbers_[slot] >= shape_.warmup) histogram_.record(now - started_[slot]);
+  free_.push_back(slot);
+  ++finished_;
+  end_ = now;
+}
+
+}  // namespace spinwire::tools

@@ -1,0 +1,322 @@
+#include "common/perf_rpc.h"
+
+#include <fmt/core.h>
+
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "common/dialer.h"
+
+namespace spinwire::tools {
+namespace {
+
+/// For the other end's next step.
+constexpr Nanoseconds kStepPatience = std::chrono::seconds(10);
+constexpr Nanoseconds kPause = std::chrono::milliseconds(50);  ///< before a server is tried again
+
+/// What a server says to a second client.
+constexpr std::string_view kBusy = "another client is being measured";
+
+CallShape shape_of(const PerfOptions& o) {
+  std::random_device device;
+  return {.size = o.size,
+          .reply_size = o.reply_size,
+          .total = o.warmup + o.count,
+          .warmup = o.warmup,
+          .seed = std::uint64_t{device()} << 32 | device(),
+          .window = o.window,
+          .batch = o.batch,
+          .sessions = o.sessions};
+}
+
+/// The calls of the other end: as many as it likes, and other bytes.
+CallShape shape_back(CallShape shape) {
+  shape.seed = ~shape.seed;
+  shape.total = ~std::uint64_t{0};
+  return shape;
+}
+
+CallOptions patient() {
+  CallOptions options;
+  options.deadline = kStepPatience;
+  return options;
+}
+
+}  // namespace
+
+// ---- the client -------------------------------------------------------------------------------
+
+RpcPerfClient::RpcPerfClient(Engine engine, const PerfOptions& options, std::string address)
+    : engine_(std::move(engine)),
+      caller_(engine_),
+      options_(options),
+      address_(std::move(address)),
+      wait_(engine_.clock(), options.wait),
+      retry_at_(engine_.clock(), kPause),
+      patience_(engine_.clock(), kStepPatience) {
+  const CallShape shape = shape_of(options);
+  if (auto ready = options.symmetric ? serve(shape) : Result<void>(); !ready) {
+    give_up(ready.error().message());
+  } else {
+    caller_.open(shape, address_);
+  }
+}
+
+/// The server calls us as well.
+Result<void> RpcPerfClient::serve(const CallShape& shape) {
+  answerer_.expect(shape_back(shape));
+  auto served = engine_.serve(kPerfCall, [this](Request& r) { answerer_.take(r); });
+  if (!served) return served;
+  auto where = resolve(options_.bind, 0);
+  if (!where) return tl::unexpected(where.error());
+  auto listener = engine_.listen(*where, {});
+  if (!listener) return tl::unexpected(listener.error());
+  listener_ = std::move(*listener);
+  return {};
+}
+
+int RpcPerfClient::turn() {
+  if (state_ != State::running) {
+    const int events = drive(engine_);
+    caller_.turn();
+    cold_turn();
+    return events;
+  }
+  const int events = engine_.poll();
+  caller_.turn();
+  idle_care_.turn(engine_, events);
+  if (served_before_ == ~std::uint64_t{0} && caller_.warm()) [[unlikely]]
+    served_before_ = answerer_.books().calls;
+  if (caller_.finished() || !caller_.fault().empty()) [[unlikely]]
+    finish();
+  return events;
+}
+
+void RpcPerfClient::cold_turn() {
+  switch (state_) {
+    case State::opening:
+      if (!caller_.fault().empty()) return retry();
+      if (!caller_.ready() || (prepared_ && !retry_at_.passed())) break;
+      prepared_ = prepared_ || caller_.prepare();
+      if (prepared_) ask();
+      break;
+    case State::asking:
+    case State::ending:
+      if (!caller_.fault().empty()) give_up(caller_.fault());
+      break;
+    case State::closing:
+      if (caller_.closed() || patience_.passed()) enter(State::over);
+      break;
+    default:
+      break;
+  }
+}
+
+/// The server may not be up yet.
+void RpcPerfClient::retry() {
+  if (!caller_.worth_another_try() || wait_.passed()) return give_up(caller_.fault());
+  if (!retry_at_.passed()) return;
+  retry_at_ = Deadline(engine_.clock(), kPause);
+  caller_.open(CallShape(caller_.shape()), address_);
+}
+
+void RpcPerfClient::ask() {
+  CallAsk ask;
+  ask.shape = caller_.shape();
+  if (options_.symmetric) perf_set_text(ask.caller, listener_.address());
+  Buffer bytes = engine_.allocate(sizeof ask);
+  if (!bytes) return give_up("there is no room for a request; raise memory.send_bytes");
+  std::memcpy(bytes.data(), &ask, sizeof ask);
+  enter(State::asking);
+  const auto done = [this](Reply& reply) {
+    if (state_ != State::asking) return;
+    if (reply.text() == kBusy && !wait_.passed()) {
+      retry_at_ = Deadline(engine_.clock(), kPause);
+      return enter(State::opening);
+    }
+    if (reply.status() != Status::ok) {
+      return give_up(fmt::format("{}: {}{}{}", address_, to_string(reply.status()),
+                                 reply.text().empty() ? "" : ": ", reply.text()));
+    }
+    enter(State::running);
+    caller_.start();
+  };
+  const Status status = caller_.session().call(kPerfAsk, bytes.slice(), done, patient());
+  if (status != Status::ok) give_up(fmt::format("the question: {}", to_string(status)));
+}
+
+void RpcPerfClient::finish() {
+  if (!caller_.fault().empty()) return give_up(caller_.fault());
+  served_ = answerer_.books().calls - served_before_;
+  caller_.stop();
+  enter(State::ending);
+  const auto done = [this](Reply& reply) { on_books(reply); };
+  const Status status =
+      caller_.session().call(kPerfEnd, std::span<const std::byte>(), done, patient());
+  if (status != Status::ok) give_up(fmt::format("the last question: {}", to_string(status)));
+}
+
+void RpcPerfClient::on_books(const Reply& reply) {
+  if (state_ != State::ending) return;
+  CallTally tally;
+  if (reply.status() != Status::ok || !perf_decode(reply.bytes(), tally)) {
+    return give_up(fmt::format("{}: no tally: {}", address_, to_string(reply.status())));
+  }
+  fault_ = find_fault(tally);
+  enter(State::closing);
+  caller_.close();
+}
+
+std::string RpcPerfClient::find_fault(const CallTally& tally) const {
+  const auto differ = [](const CallBooks& served, std::uint64_t calls, std::uint64_t sum) {
+    return served.calls != calls || served.sum != sum;
+  };
+  if (tally.served.wrong != 0) {
+    return fmt::format("{} of {} calls came with other bytes than were sent", tally.served.wrong,
+                       tally.served.calls);
+  }
+  if (differ(tally.served, caller_.finished_calls(), caller_.sum())) {
+    return fmt::format("{} calls were made, and {} others served", caller_.finished_calls(),
+                       tally.served.calls);
+  }
+  if (!perf_text(tally.fault).empty()) return std::string(perf_text(tally.fault));
+  const CallBooks& ours = answerer_.books();
+  if (ours.wrong != 0 || differ(ours, tally.called, tally.called_sum)) {
+    return fmt::format("the server made {} calls; {} were served here, {} of them wrong",
+                       tally.called, ours.calls, ours.wrong);
+  }
+  return {};
+}
+
+void RpcPerfClient::enter(State state) {
+  state_ = state;
+  patience_ = Deadline(engine_.clock(), kStepPatience);
+}
+
+/// Tells a server that measures. Nobody waits for its answer.
+void RpcPerfClient::leave() {
+  if (state_ == State::running)
+    (void)caller_.session().call(kPerfEnd, std::span<const std::byte>(), [](Reply&) {});
+}
+
+void RpcPerfClient::give_up(std::string why) {
+  leave();
+  if (fault_.empty()) fault_ = std::move(why);
+  enter(State::closing);
+  caller_.close();
+}
+
+// ---- the server -------------------------------------------------------------------------------
+
+Result<void> RpcPerfServer::serve() {
+  auto served = engine_.serve(kPerfCall, [this](Request& r) {
+    if (state_ == State::idle) [[unlikely]]
+      return static_cast<void>(r.refuse("nothing was begun"));
+    answerer_.take(r);
+  });
+  if (served) served = engine_.serve(kPerfAsk, [this](Request& r) { on_ask(r); });
+  if (served) served = engine_.serve(kPerfEnd, [this](Request& r) { on_end(r); });
+  return served;
+}
+
+void RpcPerfServer::on_ask(Request& request) {
+  CallAsk ask;
+  if (!perf_decode(request.bytes(), ask) || !ask.shape.valid()) {
+    (void)request.refuse("it asks for what no such server does");
+    return;
+  }
+  if (busy_ || state_ != State::idle) {
+    (void)request.refuse(kBusy);
+    return;
+  }
+  shape_ = ask.shape;
+  answerer_.expect(shape_);
+  patience_ = Deadline(engine_.clock(), kStepPatience);
+  seen_ = 0;
+  ++begun_;
+  if (perf_text(ask.caller).empty()) {
+    state_ = State::running;
+    (void)request.reply(std::span<const std::byte>());
+    return;
+  }
+  waiting_ = request.later();
+  caller_ = std::make_unique<PerfCaller>(engine_);
+  caller_->open(shape_back(shape_), std::string(perf_text(ask.caller)));
+  state_ = State::calling_back;
+}
+
+void RpcPerfServer::on_end(Request& request) {
+  if (state_ != State::running) return static_cast<void>(request.refuse("nothing was begun"));
+  waiting_ = request.later();
+  state_ = State::stopping;
+  if (caller_ != nullptr) caller_->stop();
+}
+
+/// While a client is there. Hot.
+void RpcPerfServer::go_on() {
+  if (caller_ != nullptr) {
+    caller_->turn();
+    if (state_ == State::calling_back) [[unlikely]]
+      call_back();
+  }
+  if (state_ == State::stopping && (caller_ == nullptr || caller_->idle())) return tell_books();
+  if (state_ == State::closing && caller_->closed()) {
+    caller_.reset();
+    state_ = State::idle;
+    ++served_;
+    return;
+  }
+  if ((++turns_ & 0xfff) == 0) [[unlikely]]
+    check_progress();
+}
+
+void RpcPerfServer::call_back() {
+  if (caller_->ready() && caller_->prepare()) {
+    state_ = State::running;
+    (void)waiting_.reply(std::span<const std::byte>());
+    caller_->start();
+  } else if (!caller_->fault().empty()) {
+    (void)waiting_.refuse("the server cannot call back");
+    end(caller_->fault());
+  }
+}
+
+void RpcPerfServer::check_progress() {
+  if (seen_ != answerer_.books().calls) {
+    seen_ = answerer_.books().calls;
+    patience_ = Deadline(engine_.clock(), kStepPatience);
+  } else if (patience_.passed() && state_ != State::closing) {
+    end("it neither went on nor left");
+  }
+}
+
+void RpcPerfServer::tell_books() {
+  CallTally tally;
+  tally.served = answerer_.books();
+  if (caller_ != nullptr) {
+    tally.called = caller_->finished_calls();
+    tally.called_sum = caller_->sum();
+    perf_set_text(tally.fault, caller_->fault());
+  }
+  (void)waiting_.reply(perf_encode(tally));
+  const std::uint64_t wrong = tally.served.wrong;
+  end(wrong != 0
+          ? fmt::format("{} of {} calls differ from what was sent", wrong, tally.served.calls)
+          : std::string(perf_text(tally.fault)));
+}
+
+void RpcPerfServer::end(const std::string& how) {
+  last_ = fmt::format("rpc, {} bytes, window {}, {} calls: {}", shape_.size, shape_.window,
+                      answerer_.books().calls, how.empty() ? "all data as sent" : how);
+  failed_ += how.empty() ? 0 : 1;
+  if (caller_ != nullptr) {
+    caller_->close();
+    state_ = State::closing;
+    return;
+  }
+  state_ = State::idle;
+  ++served_;
+}
+
+}  // namespace spinwire::tools

@@ -1,0 +1,161 @@
+// spinwire-perf's test of remote calls: what its two ends tell each other, by calls as well.
+//
+//   client                        server
+//   kPerfAsk (what to measure)  →
+//                               ← nothing, or why not; if it shall call us as well, when it can
+//   kPerfCall                   ⇄ replies; if both call, kPerfCall the other way as well
+//   kPerfEnd                    →
+//                               ← what it has served and called
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "common/perf_calls.h"
+#include "common/perf_options.h"
+#include "common/spin.h"
+#include "spinwire/engine.h"
+
+namespace spinwire::tools {
+
+struct CallAsk {
+  static constexpr std::uint16_t kKind = 5;
+
+  PerfHead head{.kind = kKind};
+  CallShape shape;
+  std::array<char, 172> caller{};  ///< address for the server's calls; empty: it makes none
+};
+
+/// The server's books at the end.
+struct CallTally {
+  static constexpr std::uint16_t kKind = 6;
+
+  PerfHead head{.kind = kKind};
+  CallBooks served;
+  std::uint64_t called = 0;  ///< calls of its own, all answered as they should be
+  std::uint64_t called_sum = 0;
+  std::array<char, 172> fault{};  ///< of those; empty: none
+};
+
+class RpcPerfClient {
+ public:
+  /// Begins to open sessions. The client must stay where it is.
+  RpcPerfClient(Engine engine, const PerfOptions& options, std::string address);
+  RpcPerfClient(const RpcPerfClient&) = delete;
+  RpcPerfClient& operator=(const RpcPerfClient&) = delete;
+  ~RpcPerfClient() {
+    leave();
+    listener_ = {};
+    engine_ = Engine();  // runs callbacks: while all is there
+  }
+
+  /// A poll and what follows from it; answers as Engine::poll(). Hot while it measures.
+  int turn();
+  [[nodiscard]] bool over() const noexcept { return state_ == State::over; }
+  [[nodiscard]] const Engine& engine() const noexcept { return engine_; }
+  [[nodiscard]] const std::string& fault() const noexcept { return fault_; }
+  [[nodiscard]] const Histogram& durations() const noexcept { return caller_.durations(); }
+  [[nodiscard]] double seconds() const noexcept { return caller_.seconds(); }
+  /// The other end's calls that were served between our first measured one and our last.
+  [[nodiscard]] std::uint64_t served() const noexcept { return served_; }
+
+ private:
+  enum class State : std::uint8_t {
+    opening,  ///< until all sessions are there, and the server is free
+    asking,   ///< until the server is ready
+    running,  ///< until the last call has ended
+    ending,   ///< until the server's books are there
+    closing,
+    over,
+  };
+
+  Result<void> serve(const CallShape& shape);
+  void cold_turn();
+  void retry();
+  void ask();
+  void finish();
+  void on_books(const Reply& reply);
+  void enter(State state);
+  void leave();
+  void give_up(std::string why);
+  [[nodiscard]] std::string find_fault(const CallTally& tally) const;
+
+  Engine engine_;
+  // Hot.
+  State state_ = State::opening;
+  bool prepared_ = false;
+  PerfAnswerer answerer_;
+  PerfCaller caller_;
+  IdleCare idle_care_;
+  std::uint64_t served_before_ = ~std::uint64_t{0};
+  std::uint64_t served_ = 0;
+  // Cold.
+  const PerfOptions& options_;
+  std::string address_;
+  Listener listener_;
+  Deadline wait_;      ///< for the server to be up
+  Deadline retry_at_;  ///< the next attempt to open a session
+  Deadline patience_;
+  std::string fault_;
+};
+
+/// Lives in a server beside the tests of connections.
+class RpcPerfServer {
+ public:
+  explicit RpcPerfServer(Engine& engine) noexcept
+      : engine_(engine), patience_(engine.clock(), Nanoseconds::zero()) {}
+  RpcPerfServer(const RpcPerfServer&) = delete;
+  RpcPerfServer& operator=(const RpcPerfServer&) = delete;
+
+  /// Errors: those of Engine::serve(), as when the pools have no room for remote calls.
+  Result<void> serve();
+  /// Follows each poll.
+  void turn() {
+    if (state_ != State::idle) [[unlikely]]
+      go_on();
+  }
+  [[nodiscard]] bool running() const noexcept { return state_ != State::idle; }
+  /// No client is taken while another is being measured in another way.
+  void set_busy(bool busy) noexcept { busy_ = busy; }
+  [[nodiscard]] std::uint64_t begun() const noexcept { return begun_; }
+  [[nodiscard]] std::uint64_t served() const noexcept { return served_; }
+  [[nodiscard]] std::uint64_t failed() const noexcept { return failed_; }
+  /// One line on how the last client ended.
+  [[nodiscard]] const std::string& last() const noexcept { return last_; }
+
+ private:
+  enum class State : std::uint8_t {
+    idle,
+    calling_back,  ///< until our own sessions are there
+    running,       ///< until the client ends it
+    stopping,      ///< until our own calls have ended
+    closing,       ///< until our own sessions are closed
+  };
+
+  void on_ask(Request& request);
+  void on_end(Request& request);
+  void go_on();
+  void call_back();
+  void check_progress();
+  void tell_books();
+  void end(const std::string& how);
+
+  Engine& engine_;
+  State state_ = State::idle;
+  bool busy_ = false;
+  PerfAnswerer answerer_;
+  std::unique_ptr<PerfCaller> caller_;
+  CallShape shape_;
+  PendingCall waiting_;  ///< the client's, for what we are to answer when we can
+  std::uint32_t turns_ = 0;
+  std::uint64_t seen_ = 0;  ///< calls, when progress was last looked for
+  Deadline patience_;
+  std::uint64_t begun_ = 0;
+  std::uint64_t served_ = 0;
+  std::uint64_t failed_ = 0;
+  std::string last_;
+};
+
+}  // namespace spinwire::tools

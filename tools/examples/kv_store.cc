@@ -1,0 +1,572 @@
+// A key-value store: what a storage program on Spinwire begins with. To be read from top to bottom.
+//
+//   kv-store serve [--address A] [--buckets N]      keeps the table until interrupted
+//   kv-store put KEY VALUE, get KEY                 one of them, at the server of --address
+//   kv-store bench [--count N] [--keys N] ...       many of both at once, all checked
+//   kv-store demo                                   a server in a process of its own, and bench
+//
+// The table is an array of buckets in memory that the server opens to its clients. A put is a
+// remote call: the server alone writes. A get is a one-sided READ of the one bucket that the key
+// can be in, done by the network adapter (or, on softverbs, by the reader's own processor): the
+// server's takes no part, and may be writing at that very moment. How a reader knows what it has,
+// by a version and a checksum in each slot, is in tools/common/kv_table.h, which is to be read
+// first. As a put is answered after its slot is whole, whoever has heard the answer reads that
+// value or a later one.
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/child.h"
+#include "common/cli.h"
+#include "common/histogram.h"
+#include "common/kv_table.h"
+#include "common/spin.h"
+#include "spinwire/spinwire.h"
+
+namespace {
+
+using namespace spinwire;  // NOLINT: a program of one file
+using tools::fail;
+using namespace std::chrono_literals;
+using tools::kv::Bucket;
+using tools::kv::kKeyBytes;
+using tools::kv::kValueBytes;
+namespace kv = tools::kv;
+
+// ---- what the ends say to each other
+// --------------------------------------------------------------
+
+/// The first message on a connection: where the server's table is.
+struct Welcome {
+  static constexpr std::uint64_t kMagic = 0x31766b7270737773;
+  std::uint64_t magic = kMagic;
+  std::uint64_t buckets = 0;  // a power of two
+  RegionToken table{};        // what import_token() makes a region of
+};
+
+/// A put: this, then the bytes of the key, then those of the value.
+constexpr Method kPut = 1;
+struct PutHead {
+  std::uint32_t key_size;
+  std::uint32_t value_size;
+};
+
+// What a user sees when something does not work.
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+template <typename T>
+T must(Result<T> result) {
+  if (!result) throw Failure(result.error().message());
+  return std::move(*result);
+}
+void must(Status status, std::string_view what) {
+  if (status != Status::ok) throw Failure(fmt::format("{}: {}", what, to_string(status)));
+}
+
+Config settings() {
+  Config config = must(Config::load());  // the defaults, then SPINWIRE_* of the environment
+  config.engine.control = ControlMode::automatic;
+  return config;
+}
+
+// ---- the server -------------------------------------------------------------------------------
+
+class Server {
+ public:
+  Server(const std::string& address, std::uint64_t buckets) : buckets_(buckets) {
+    Config config = settings();
+    config.memory.lease_bytes =
+        std::max<std::uint64_t>(config.memory.lease_bytes, buckets * sizeof(Bucket) + (4u << 20));
+    engine_ = must(Engine::open(config));
+    memory_ = engine_.allocate(buckets * sizeof(Bucket), Pool::lease);
+    if (!memory_) throw Failure(fmt::format("no room for {} buckets", buckets));
+    std::memset(memory_.data(), 0, memory_.size());
+    // Read, and nothing else: no client can write to the table, whatever it does.
+    region_ = must(engine_.expose(memory_.slice(), Access::remote_read));
+    if (auto served = engine_.serve(kPut, [this](Request& r) { on_put(r); }); !served)
+      throw Failure(served.error().message());
+    ListenOptions options;
+    options.handlers.on_ready = [this](Connection c) { welcome(c); };
+    options.handlers.on_closed = [this](Connection, const Error&) { ++gone_; };
+    listener_ = must(engine_.listen(address, options));
+  }
+
+  /// The loop that every program has. Ends when told so or, with `once`, when the first client
+  /// left.
+  void run(bool once) {
+    tools::Idler idler(engine_.clock(), /*may_sleep=*/!once);
+    while (!tools::stop_requested() && !(once && gone_ != 0)) {
+      const int events = engine_.poll();
+      if (events < 0) throw Failure("poll() was misused");
+      idler.turn(events == 0);
+    }
+  }
+  [[nodiscard]] std::string address() const { return listener_.address(); }
+
+ private:
+  void welcome(Connection client) {
+    Welcome w;
+    w.buckets = buckets_;
+    const auto token = client.token(region_);
+    if (token) w.table = *token;
+    if (!token || client.send_copy(std::as_bytes(std::span(&w, 1))) != Status::ok) client.close();
+  }
+
+  // Inside poll(). What comes from a client is checked before it is believed.
+  void on_put(Request& request) {
+    PutHead head{};
+    const std::span<const std::byte> bytes = request.bytes();
+    if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
+    if (head.key_size == 0 || head.key_size > kKeyBytes || head.value_size > kValueBytes ||
+        bytes.size() != sizeof head + head.key_size + head.value_size) {
+      return static_cast<void>(request.refuse("that is no put"));
+    }
+    const char* text = reinterpret_cast<const char*>(bytes.data()) + sizeof head;
+    const std::string_view key(text, head.key_size);
+    auto* table = reinterpret_cast<Bucket*>(memory_.data());
+    kv::Slot* slot = kv::place_of(table[kv::bucket_of(key, buckets_)], key);
+    if (slot == nullptr) return static_cast<void>(request.refuse("the key's bucket is full"));
+    kv::write(*slot, key, {text + head.key_size, head.value_size});
+    // Only now: whoever hears of it finds it.
+    (void)request.reply(std::as_bytes(std::span(&slot->version, 1)));
+  }
+
+  // Before the engine, whose destructor still runs callbacks.
+  std::uint64_t buckets_;
+  int gone_ = 0;
+  Buffer memory_;
+  RemoteRegion region_;
+  Engine engine_;
+  Listener listener_;
+};
+
+int serve(const std::string& address, std::uint64_t buckets, bool once, int announce) {
+  Server server(address, buckets);
+  tools::announce_address(announce, server.address());
+  server.run(once);
+  return tools::kDone;
+}
+
+// ---- the client -------------------------------------------------------------------------------
+
+/// What a get found.
+struct Found {
+  Status status = Status::ok;  // not ok: the READ failed, or the slot never was whole
+  kv::Look look = kv::Look::absent;
+  std::string_view value;  // lies where it was read, until the callback returns
+};
+
+class Client {
+ public:
+  explicit Client(const std::string& address) {
+    engine_ = must(Engine::open(settings()));
+    ConnectOptions connect;
+    connect.handlers.on_message = [this](Connection, Message& m) { on_welcome(m); };
+    connect.handlers.on_closed = [this](Connection, const Error& e) { lost(e); };
+    connection_ = must(engine_.connect(address, connect));  // for the READs
+    SessionOptions open;
+    open.on_closed = [this](Session, const Error& e) { lost(e); };
+    session_ = must(engine_.open_session(address, open));  // for the calls: the same port
+    until([this] { return session_.ready() && table_; });
+    for (std::uint32_t i = 0; i < kGets; ++i) {
+      gets_[i].memory = engine_.allocate(sizeof(Bucket));
+      if (!gets_[i].memory) throw Failure("no room to read into; raise memory.send_bytes");
+      free_.push_back(i);
+    }
+  }
+  ~Client() { engine_ = Engine(); }  // runs callbacks, while all is there
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  static constexpr std::uint32_t kGets = 8;  // at once
+
+  /// done() runs in a later poll(). would_block: poll, and try again.
+  Status put(std::string_view key, std::string_view value, const ReplyCallback& done) {
+    const PutHead head{static_cast<std::uint32_t>(key.size()),
+                       static_cast<std::uint32_t>(value.size())};
+    // The call holds the buffer's block until it is over.
+    const Buffer b = engine_.allocate(sizeof head + key.size() + value.size());
+    if (!b) return Status::would_block;
+    std::memcpy(b.data(), &head, sizeof head);
+    std::memcpy(b.data() + sizeof head, key.data(), key.size());
+    std::memcpy(b.data() + sizeof head + key.size(), value.data(), value.size());
+    return session_.call(kPut, b.slice(), done);
+  }
+
+  /// The same for a get.
+  Status get(std::string_view key, const Callback<void(const Found&)>& done) {
+    if (free_.empty()) return Status::would_block;
+    const std::uint32_t index = free_.back();
+    Get& g = gets_[index];
+    g.key = key;
+    g.done = done;
+    g.tries = 0;
+    g.from = table_.slice(kv::bucket_of(key, buckets_) * sizeof(Bucket), sizeof(Bucket));
+    const Status status = read(index);
+    if (status == Status::ok) free_.pop_back();
+    return status;
+  }
+
+  /// Polls until something has happened.
+  template <typename Done>
+  void until(Done&& done) {
+    const tools::Deadline deadline(engine_.clock(), 20s);
+    while (!done()) {
+      if (engine_.poll() < 0) throw Failure("poll() was misused");
+      if (!lost_.empty()) throw Failure(lost_);
+      if (tools::stop_requested()) throw Failure("interrupted");
+      if (deadline.passed()) throw Failure("the server does not answer");
+    }
+  }
+  int poll() {
+    if (!lost_.empty()) throw Failure(lost_);
+    return engine_.poll();
+  }
+  void close() {
+    closing_ = true;
+    (void)session_.close();
+    (void)connection_.close();
+    until([this] { return engine_.stats().connections + engine_.rpc_stats().sessions == 0; });
+  }
+  [[nodiscard]] const Clock& clock() const { return engine_.clock(); }
+  [[nodiscard]] std::uint64_t read_again() const { return read_again_; }
+
+ private:
+  static constexpr std::uint32_t kTries = 10'000;  // a server that died in a put leaves it torn
+
+  struct Get {
+    Buffer memory;
+    std::string key;
+    RemoteRegion from;
+    Callback<void(const Found&)> done;
+    std::uint32_t tries = 0;
+  };
+
+  void on_welcome(const Message& message) {
+    Welcome w;
+    if (message.size() == sizeof w) std::memcpy(&w, message.data(), sizeof w);
+    auto region = connection_.import_token(w.table);
+    if (message.size() != sizeof w || w.magic != Welcome::kMagic ||
+        !std::has_single_bit(w.buckets) || !region ||
+        region->length / sizeof(Bucket) != w.buckets) {
+      lost_ = "that is no kv-store of this version";
+      return;
+    }
+    buckets_ = w.buckets;
+    table_ = *region;
+  }
+  void lost(const Error& e) {
+    if (closing_ || !lost_.empty()) return;
+    lost_ = e.status == Status::ok ? "the server has gone" : e.message();
+  }
+
+  Status read(std::uint32_t index) {
+    Get& g = gets_[index];
+    return connection_.read(g.memory.slice(), g.from,
+                            [this, index](const Completion& c) { on_read(index, c); });
+  }
+
+  void on_read(std::uint32_t index, const Completion& completion) {
+    Get& g = gets_[index];
+    Found found{completion.status, kv::Look::absent, {}};
+    if (completion.status == Status::ok) {
+      found.look = kv::look(*reinterpret_cast<const Bucket*>(g.memory.data()), g.key, found.value);
+    }
+    if (found.look == kv::Look::torn) {
+      ++read_again_;
+      found.status = ++g.tries < kTries ? read(index) : Status::timed_out;
+      if (found.status == Status::ok) return;
+    }
+    g.done(found);
+    free_.push_back(index);
+  }
+
+  std::string lost_;
+  bool closing_ = false;
+  std::uint64_t buckets_ = 0;
+  RemoteRegion table_;
+  std::array<Get, kGets> gets_;
+  std::vector<std::uint32_t> free_;
+  std::uint64_t read_again_ = 0;
+  Engine engine_;
+  Connection connection_;
+  Session session_;
+};
+
+int put(const std::string& address, const std::string& key, const std::string& value) {
+  Client client(address);
+  std::optional<Status> ended;
+  std::string why;
+  must(client.put(key, value,
+                  [&ended, &why](Reply& r) {
+                    ended = r.status();
+                    why = r.text();
+                  }),
+       "put");
+  client.until([&ended] { return ended.has_value(); });
+  client.close();
+  if (*ended == Status::ok) return tools::kDone;
+  return fail(fmt::format("{} was not put: {}", key, why.empty() ? to_string(*ended) : why));
+}
+
+int get(const std::string& address, const std::string& key) {
+  Client client(address);
+  std::optional<Found> found;
+  std::string value;
+  must(client.get(key,
+                  [&found, &value](const Found& f) {
+                    found = f;
+                    value = f.value;
+                  }),
+       "get");
+  client.until([&found] { return found.has_value(); });
+  client.close();
+  must(found->status, key);
+  if (found->look != kv::Look::there) return fail(fmt::format("there is no {}", key));
+  fmt::print("{}\n", value);
+  return tools::kDone;
+}
+
+// ---- bench ------------------------------------------------------------------------------------
+
+struct BenchOptions {
+  std::uint64_t count = 200'000;   // operations
+  std::uint32_t keys = 8;          // few, so that puts and gets meet
+  std::uint32_t put_percent = 20;  // of the operations
+  std::uint32_t value_bytes = 400;
+};
+
+/// Puts and gets at random, several of each at once; every value says what it should be.
+class Bench {
+ public:
+  Bench(Client& client, const BenchOptions& options)
+      : client_(client), options_(options), keys_(options.keys) {
+    for (std::uint32_t k = 0; k < options.keys; ++k) keys_[k].name = fmt::format("key {}", k);
+  }
+
+  void run() {
+    const std::uint64_t begin = client_.clock().now();
+    tools::Idler idler(client_.clock(), /*may_sleep=*/false);
+    while (done_ != options_.count) {
+      while (begun_ != options_.count && begin_one()) ++begun_;
+      idler.turn(client_.poll() == 0);
+      if (!wrong_.empty()) throw Failure(wrong_);
+      if (tools::stop_requested()) throw Failure("interrupted");
+    }
+    report(client_.clock().duration(client_.clock().now() - begin));
+  }
+
+ private:
+  struct Key {
+    std::string name;
+    std::uint64_t put = 0;    // values that were put, or are being
+    std::uint64_t known = 0;  // of those, ones that the server has answered, or a get has seen
+    bool busy = false;        // one put of a key at a time
+  };
+
+  bool begin_one() {
+    if (!next_) {  // kept until it is accepted
+      next_ = {static_cast<std::uint32_t>(random_() % options_.keys),
+               random_() % 100 < options_.put_percent};
+    }
+    const auto [key, is_put] = *next_;
+    const Status status = is_put ? begin_put(key) : begin_get(key);
+    if (status == Status::ok) next_.reset();
+    if (status != Status::ok && status != Status::would_block) must(status, keys_[key].name);
+    return status == Status::ok;
+  }
+
+  Status begin_put(std::uint32_t key) {
+    Key& k = keys_[key];
+    if (k.busy) return Status::would_block;
+    const std::string value = value_of(key, k.put + 1);
+    const auto done = [this, key, at = client_.clock().now()](Reply& r) {
+      Key& of = keys_[key];
+      of.busy = false;
+      of.known = of.put;
+      if (r.status() != Status::ok) {
+        wrong_ = fmt::format("{} was not put: {} {}", of.name, to_string(r.status()), r.text());
+      }
+      puts_.record(client_.clock().now() - at);
+      ++done_;
+    };
+    const Status status = client_.put(k.name, value, done);
+    if (status != Status::ok) return status;
+    ++k.put;
+    k.busy = true;
+    return status;
+  }
+
+  Status begin_get(std::uint32_t key) {
+    // At least what is known now has to be found.
+    const auto done = [this, key, at = client_.clock().now(),
+                       least = keys_[key].known](const Found& f) {
+      check(key, least, f);
+      gets_.record(client_.clock().now() - at);
+      ++done_;
+    };
+    return client_.get(keys_[key].name, done);
+  }
+
+  /// Number n of a key: the number, and bytes that follow from it.
+  [[nodiscard]] std::string value_of(std::uint32_t key, std::uint64_t n) const {
+    std::string value(options_.value_bytes, static_cast<char>('a' + (n * 7 + key) % 26));
+    std::memcpy(value.data(), &n, sizeof n);
+    return value;
+  }
+
+  void check(std::uint32_t key, std::uint64_t least, const Found& f) {
+    Key& k = keys_[key];
+    std::uint64_t n = 0;
+    if (f.look == kv::Look::there && f.value.size() == options_.value_bytes)
+      std::memcpy(&n, f.value.data(), sizeof n);
+    if (f.status != Status::ok) {
+      wrong_ = fmt::format("{} cannot be read: {}", k.name, to_string(f.status));
+    } else if (n > k.put || (n != 0 && f.value != value_of(key, n))) {
+      wrong_ = fmt::format("{} has a value that was never put", k.name);
+    } else if (n < least) {
+      wrong_ = fmt::format("{} has value {} after {} was seen", k.name, n, least);
+    }
+    k.known = std::max(k.known, n);
+  }
+
+  void report(Nanoseconds took) const {
+    const double seconds = std::chrono::duration<double>(took).count();
+    fmt::print(
+        "{} operations in {:.3f} s ({:.3f} million/s), every value whole and none older than "
+        "one seen before\n",
+        done_, seconds, static_cast<double>(done_) / seconds / 1e6);
+    print("put (call)", puts_);
+    print("get (READ)", gets_);
+    fmt::print("  {} READs met a slot being written, and were repeated\n", client_.read_again());
+  }
+  void print(const char* what, const tools::Histogram& h) const {
+    const auto us = [this](std::uint64_t ticks) {
+      return static_cast<double>(ticks) / client_.clock().ticks_per_ns() / 1000;
+    };
+    fmt::print("  {}  {:>8}  min {:.2f}  p50 {:.2f}  p90 {:.2f}  p99 {:.2f}  max {:.2f} us\n", what,
+               h.count(), us(h.min()), us(h.percentile(50)), us(h.percentile(90)),
+               us(h.percentile(99)), us(h.max()));
+  }
+
+  Client& client_;
+  BenchOptions options_;
+  std::vector<Key> keys_;
+  std::mt19937_64 random_{5};
+  std::optional<std::pair<std::uint32_t, bool>> next_;
+  std::uint64_t begun_ = 0;
+  std::uint64_t done_ = 0;
+  std::string wrong_;
+  tools::Histogram puts_;
+  tools::Histogram gets_;
+};
+
+int bench(const std::string& address, const BenchOptions& options) {
+  const auto client = std::make_unique<Client>(address);
+  const auto run = std::make_unique<Bench>(*client, options);
+  run->run();
+  client->close();
+  return tools::kDone;
+}
+
+int demo(const BenchOptions& options) {
+  // Fork first, open engines after: an engine belongs to the process and thread that opened it.
+  auto server = tools::ServerChild::start([](int announce) {
+    try {
+      return serve("127.0.0.1:0", 1024, /*once=*/true, announce);
+    } catch (const Failure& failure) {
+      return fail(failure.what());
+    }
+  });
+  if (!server) return fail(server.error());
+  fmt::print("a server with 1024 buckets of {} slots in a process of its own, on {}\n", kv::kWays,
+             server->address());
+  const int code = bench(server->address(), options);
+  if (code != tools::kDone) return code;
+  return server->wait(10s) == 0 ? tools::kDone : fail("the server failed");
+}
+
+// ---- the command line -------------------------------------------------------------------------
+
+void add_bench_options(CLI::App& app, BenchOptions& o) {
+  app.add_option("-n,--count", o.count, "operations")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("-k,--keys", o.keys, "keys that they are spread over")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--puts", o.put_percent, "percent of them that are puts")
+      ->check(CLI::Range(0, 100))
+      ->capture_default_str();
+  app.add_option("-s,--size", o.value_bytes, "bytes of a value")
+      ->check(CLI::Range(std::size_t{8}, kValueBytes))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  tools::set_program("kv-store");
+  tools::log_to_stderr();
+  tools::catch_stop_signals();
+
+  CLI::App app("Keeps values under keys: puts are remote calls, gets are one-sided reads.",
+               "kv-store");
+  app.require_subcommand(1);
+  std::string address = fmt::format("{}:{}", tools::kDefaultBind, tools::kDefaultPort);
+  std::uint64_t buckets = 4096;
+  std::string key, value;
+  BenchOptions options;
+
+  CLI::App* serving = app.add_subcommand("serve", "keep a table, until interrupted");
+  serving->add_option("--buckets", buckets, "of four values each; a power of two")
+      ->check(CLI::Range(1, 1 << 20))
+      ->check([](const std::string& text) {
+        return std::has_single_bit(std::strtoull(text.c_str(), nullptr, 10))
+                   ? std::string()
+                   : text + " is no power of two";
+      })
+      ->capture_default_str();
+  CLI::App* putting = app.add_subcommand("put", "put a value");
+  CLI::App* getting = app.add_subcommand("get", "print a value");
+  CLI::App* benching = app.add_subcommand("bench", "put and get at random, and check all of it");
+  CLI::App* showing = app.add_subcommand("demo", "a server in a second process, and bench");
+  const auto length = [](std::size_t least, std::size_t most) {
+    return [least, most](const std::string& text) {
+      return text.size() >= least && text.size() <= most
+                 ? std::string()
+                 : fmt::format("it has {} to {} bytes, not {}", least, most, text.size());
+    };
+  };
+  for (CLI::App* one : {putting, getting})
+    one->add_option("key", key, "the key")->required()->check(length(1, kKeyBytes));
+  putting->add_option("value", value, "the value")->required()->check(length(0, kValueBytes));
+  for (CLI::App* one : {serving, putting, getting, benching}) {
+    one->add_option("-a,--address", address, "of the server: a.b.c.d:port or [v6]:port")
+        ->capture_default_str();
+  }
+  for (CLI::App* one : {benching, showing}) add_bench_options(*one, options);
+  int code = 0;
+  if (!tools::parse_arguments(app, argc, argv, code)) return code;
+  try {
+    if (*serving) return serve(address, buckets, /*once=*/false, -1);
+    if (*putting) return put(address, key, value);
+    if (*getting) return get(address, key);
+    return *benching ? bench(address, options) : demo(options);
+  } catch (const Failure& failure) {
+    return fail(failure.what());
+  }
+}
