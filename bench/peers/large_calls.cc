@@ -84,8 +84,7 @@ class Ends {
 
  private:
   void must_serve(Method method, const MethodHandler& handler) {
-    if (auto served = server_.serve(method, handler); !served)
-      give_up(served.error().message());
+    if (auto served = server_.serve(method, handler); !served) give_up(served.error().message());
   }
   void start_one(Method method) {
     CallOptions options;

@@ -100,9 +100,9 @@ class SPINWIRE_API PendingCall {
   std::uint32_t number_ = 0;
 };
 
-/// A call as the server's handler has it, in place in the receive ring or, if it is long, in a block
-/// of the pool memory.large_bytes. To be answered by one of reply(), refuse() and later(), before
-/// the handler returns; else the call is refused.
+/// A call as the server's handler has it, in place in the receive ring or, if it is long, in a
+/// block of the pool memory.large_bytes. To be answered by one of reply(), refuse() and later(),
+/// before the handler returns; else the call is refused.
 class SPINWIRE_API Request {
  public:
   [[nodiscard]] Method method() const noexcept { return method_; }
@@ -204,7 +204,8 @@ class SPINWIRE_API Session {
   /// in the same way. Errors: invalid_argument (it is over), wrong_thread, forked_child.
   Status cancel(CallId id) noexcept;
   /// Ends all calls with `flushed` (long ones as soon as nobody uses their memory), tells the
-  /// server, and is closed when it has heard, or when connections.close_timeout is over. Errors: not_connected, wrong_thread, forked_child.
+  /// server, and is closed when it has heard, or when connections.close_timeout is over. Errors:
+  /// not_connected, wrong_thread, forked_child.
   Status close() noexcept;
 
   friend bool operator==(const Session&, const Session&) noexcept = default;
@@ -228,16 +229,16 @@ struct SessionOptions {
 
 /// Counted since the engine was opened, unless marked "now".
 struct RpcStats {
-  std::uint64_t calls = 0;            ///< of clients here: accepted
-  std::uint64_t replies = 0;          ///< of those: ended by a reply, refusals included
-  std::uint64_t retransmits = 0;      ///< requests sent again
-  std::uint64_t served = 0;           ///< handlers run here
-  std::uint64_t resent = 0;           ///< replies sent again, as the request came again
-  std::uint64_t duplicates = 0;       ///< requests dropped: a handler has them, or they are over
-  std::uint64_t late = 0;             ///< replies dropped: nobody waits for them any more
-  std::uint64_t bad_datagrams = 0;    ///< dropped: malformed, or of nobody that we know
-  std::uint64_t unsent = 0;           ///< datagrams that the send queue had no room for
-  std::uint64_t bulk_calls = 0;       ///< of `calls`: over connections for long ones
+  std::uint64_t calls = 0;          ///< of clients here: accepted
+  std::uint64_t replies = 0;        ///< of those: ended by a reply, refusals included
+  std::uint64_t retransmits = 0;    ///< requests sent again
+  std::uint64_t served = 0;         ///< handlers run here
+  std::uint64_t resent = 0;         ///< replies sent again, as the request came again
+  std::uint64_t duplicates = 0;     ///< requests dropped: a handler has them, or they are over
+  std::uint64_t late = 0;           ///< replies dropped: nobody waits for them any more
+  std::uint64_t bad_datagrams = 0;  ///< dropped: malformed, or of nobody that we know
+  std::uint64_t unsent = 0;         ///< datagrams that the send queue had no room for
+  std::uint64_t bulk_calls = 0;     ///< of `calls`: over connections for long ones
   /// What no peer of this protocol says on such connections, each of which it ended; and
   /// connections that were refused since they fit no session.
   std::uint64_t bad_bulk = 0;

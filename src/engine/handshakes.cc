@@ -299,9 +299,9 @@ void EngineCore::accept_from(std::uint32_t index, std::uint32_t generation) noex
     Handshake* h = begin_handshake(true);
     h->listener = index;
     h->listener_generation = generation;
-    h->exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer,
-                      wire::kinds(FrameKind::hello, FrameKind::open_session,
-                                  FrameKind::join_session));
+    h->exchange.adopt(
+        std::move((*accepted)->fd), (*accepted)->peer,
+        wire::kinds(FrameKind::hello, FrameKind::open_session, FrameKind::join_session));
     shared.timers.schedule(
         h->timer,
         shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));

@@ -55,16 +55,15 @@ Status send_bulk(Rpc& r, agent::Agent& a, const wire::BulkHeader& header,
   const Buffer message(block, size);
   const auto bytes = wire::encode(header);
   std::memcpy(message.data(), bytes.data(), bytes.size());
-  if (!payload.empty())
-    std::memcpy(message.data() + bytes.size(), payload.data(), payload.size());
+  if (!payload.empty()) std::memcpy(message.data() + bytes.size(), payload.data(), payload.size());
   return agent::submit_message(r.shared, a, block, message.data(), size, {}, true);
 }
 
 void bulk_protocol_error(Rpc& r, agent::Agent& a, const char* found) noexcept {
   ++r.stats.bad_bulk;
-  agent::fail_bad(
-      r.shared, a,
-      {Status::protocol, "take a message about a long call", found, "the peer is broken or hostile"});
+  agent::fail_bad(r.shared, a,
+                  {Status::protocol, "take a message about a long call", found,
+                   "the peer is broken or hostile"});
 }
 
 namespace {
@@ -81,8 +80,7 @@ std::string fault_of(const Rpc& r, const BulkClient& b) {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     const BulkCall& k = b.calls[slot];
     const bool active = (b.active >> slot & 1) != 0;
-    if (k.number % b.window != slot)
-      return fmt::format("slot {} has call {}", slot, k.number);
+    if (k.number % b.window != slot) return fmt::format("slot {} has call {}", slot, k.number);
     if (active != static_cast<bool>(k.asked.done))
       return fmt::format("slot {} is free and has a callback, or lacks one", slot);
     if (!active && (k.exposed || k.pulled_from || k.message || k.asked.reply))

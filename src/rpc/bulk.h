@@ -1,8 +1,8 @@
 // Calls that are longer than a datagram: each session has a reliable connection for them, made when
 // it is first needed, and all that is known of such connections applies: long messages, credit,
-// keys, the loss of peers. A call is a header and, unless it is short, its request as a message that
-// carries the call's number. The reply is a message, or a WRITE with that number to memory that the
-// call has named. Cold, next to what the device moves.
+// keys, the loss of peers. A call is a header and, unless it is short, its request as a message
+// that carries the call's number. The reply is a message, or a WRITE with that number to memory
+// that the call has named. Cold, next to what the device moves.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ namespace spinwire::rpc {
 struct BulkEnd {
   std::uint32_t session = 0;  ///< ours
   bool serves = false;
-  bool due = false;          ///< in Rpc::due_first's line
+  bool due = false;             ///< in Rpc::due_first's line
   std::uint32_t agent = kNone;  ///< none: not connected
   std::uint32_t agent_generation = 0;
   BulkEnd* next_due = nullptr;
@@ -48,8 +48,8 @@ struct BulkCall {
   bool closing = false;      ///< which is being ended
   bool over = false;         ///< how it ends is settled, and stands below
   Status status = Status::ok;
-  std::uint32_t size = 0;    ///< of what was written
-  Buffer message;            ///< the reply, kept because the request's had not ended
+  std::uint32_t size = 0;  ///< of what was written
+  Buffer message;          ///< the reply, kept because the request's had not ended
   std::uint32_t rkey = 0;
   std::uint32_t loan = 0;  ///< what the agent calls the key
   BulkAsked asked;
@@ -62,7 +62,7 @@ struct BulkClient : BulkEnd {
   std::unique_ptr<BulkAsked[]> waiting;  ///< a ring of rpc.backlog
   std::uint32_t waiting_first = 0;
   std::uint32_t waiting_count = 0;
-  bool wants = false;    ///< a connection; counted in Rpc::wanting
+  bool wants = false;  ///< a connection; counted in Rpc::wanting
   bool was_ready = false;
   bool leaving = false;  ///< the session ends with its connection, of this:
   Error why;
@@ -76,8 +76,8 @@ struct BulkService {
   bool confirm = false;  ///< a cancel is to be answered
   bool write = false;    ///< the answer goes into the client's memory
   Method method = 0;
-  std::uint32_t size = 0;      ///< of the request, and then of the answer
-  RemoteRegion reply;          ///< where a large one goes; of no length: nowhere
+  std::uint32_t size = 0;          ///< of the request, and then of the answer
+  RemoteRegion reply;              ///< where a large one goes; of no length: nowhere
   detail::Block* block = nullptr;  ///< of the answer
   std::byte* data = nullptr;
 };

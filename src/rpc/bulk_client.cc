@@ -70,8 +70,8 @@ BulkAsked vacate_slot(BulkClient& b, BulkCall& k) noexcept {
 
 /// Tells the application how it ended.
 void finish_call(Rpc& r, BulkClient& b, BulkCall& k) noexcept {
-  const bool answered = k.status == Status::ok || k.status == Status::refused ||
-                        k.status == Status::unsupported;
+  const bool answered =
+      k.status == Status::ok || k.status == Status::refused || k.status == Status::unsupported;
   r.stats.replies += answered ? 1 : 0;
   const Status status = k.status;
   const std::uint32_t size = k.size;
@@ -563,10 +563,10 @@ std::uint64_t look_at_bulk(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
     if (now >= k.asked.deadline) {
       if (k.over) {  // its memory does not come back
         if (agent::Agent* const a = agent_of(r, *b); a != nullptr)
-          agent::fail(r.shared, *a,
-                      {Status::peer_lost, "end a long call",
-                       "the server does not let go of its memory",
-                       "the peer's process hangs, or is hostile"});
+          agent::fail(
+              r.shared, *a,
+              {Status::peer_lost, "end a long call", "the server does not let go of its memory",
+               "the peer's process hangs, or is hostile"});
         return next;
       }
       give_up_call(r, c, k, Status::timed_out);

@@ -171,7 +171,8 @@ void on_server_message(Rpc& r, std::uint32_t name, const Connection& from, Messa
   if (m.immediate()) return take_body(r, *s, a, m);
   BulkHeader header;
   std::span<const std::byte> payload;
-  if (!wire::decode(m.bytes(), header, payload)) return bulk_protocol_error(r, a, "a malformed one");
+  if (!wire::decode(m.bytes(), header, payload))
+    return bulk_protocol_error(r, a, "a malformed one");
   switch (header.kind) {
     case BulkKind::call:
       return take_call(r, *s, a, header, m, payload);
@@ -209,9 +210,10 @@ void BulkDeleter::operator()(BulkServer* bulk) const noexcept {
 
 ServerSession* find_joined(Rpc& r, const wire::JoinSession& join) noexcept {
   ServerSession* const s = find_server(r, join.session);
-  const bool fits = s != nullptr && s->peer == join.name && s->route->to.qp_num == join.qp_num &&
-                    s->route->to.qkey == join.qkey &&
-                    std::memcmp(&s->route->gid, join.endpoint.gid.data(), sizeof s->route->gid) == 0;
+  const bool fits =
+      s != nullptr && s->peer == join.name && s->route->to.qp_num == join.qp_num &&
+      s->route->to.qkey == join.qkey &&
+      std::memcmp(&s->route->gid, join.endpoint.gid.data(), sizeof s->route->gid) == 0;
   if (!fits) ++r.stats.bad_bulk;
   return fits ? s : nullptr;
 }

@@ -38,8 +38,8 @@ inline Bytes number(std::uint32_t value) { return bytes_of(std::as_bytes(std::sp
 
 inline void serve_bulk(Engine& engine) {
   EXPECT_TRUE(engine.serve(kBack, [](Request& r) { (void)r.reply(r.keep()); }));
-  EXPECT_TRUE(engine.serve(
-      kFold, [](Request& r) { EXPECT_EQ(r.reply(fold_of(r.bytes())), Status::ok); }));
+  EXPECT_TRUE(
+      engine.serve(kFold, [](Request& r) { EXPECT_EQ(r.reply(fold_of(r.bytes())), Status::ok); }));
   EXPECT_TRUE(engine.serve(kMake, [&engine](Request& r) {
     std::uint32_t size = 0;
     std::memcpy(&size, r.bytes().data(), sizeof size);

@@ -107,9 +107,8 @@ class RpcBulkHostile : public testing::Test {
     ASSERT_NE(a, nullptr);
     join_session(*server_.core->calls, served(), *a);
     // In the place of the one that the client may have had.
-    ASSERT_TRUE(run([&] {
-      return opened().bulk == nullptr || opened().bulk->agent == spinwire::rpc::kNone;
-    }));
+    ASSERT_TRUE(run(
+        [&] { return opened().bulk == nullptr || opened().bulk->agent == spinwire::rpc::kNone; }));
   }
   /// The raw peer is what the client takes for the server, and has heard of a call.
   void attack_client(bool room) {
@@ -138,8 +137,7 @@ class RpcBulkHostile : public testing::Test {
     ASSERT_TRUE(decode(std::span(peer_.heard[0].body), heard_, payload));
   }
   [[nodiscard]] Buffer buffer(std::size_t size) const {
-    auto* const block =
-        client_.core->shared.arena->allocate(spinwire::memory::PoolId::send, size);
+    auto* const block = client_.core->shared.arena->allocate(spinwire::memory::PoolId::send, size);
     EXPECT_NE(block, nullptr);
     return {block, size};
   }
@@ -203,17 +201,17 @@ struct Said {
 /// What ends the connection of a server with its last message; the others are in order.
 const std::vector<std::vector<Said>>& bad_for_servers() {
   static const std::vector<std::vector<Said>> all = {
-      {{body(31)}},                                                    // no header
-      {{body(64)}},                                                    // nonsense
-      {{bulk({8, 0, BulkKind::reply, 0, 0, 0, 0, 0})}},                // of a server
-      {{bulk({8, 0, BulkKind::cancelled, 0, 0, 0, 0, 0})}},            // the same
-      {{bulk({8, 0, BulkKind::cancel, 0, 0, 0, 0, 0})}},               // of no call
-      {{bulk(call_of(8, 3), 3)}, {bulk(call_of(8, 3), 3)}},            // twice
-      {{bulk(call_of(16, 3), 3)}, {bulk(call_of(8, 3), 3)}},           // backwards
-      {{bulk(call_of(8, (1u << 20) + 1))}},                            // too long
-      {{body(100), with(8)}},                                          // without a header
-      {{bulk(call_of(8, 100))}, {body(100), with(16)}},                // ahead of it
-      {{bulk(call_of(8, 100))}, {body(99), with(8)}},                  // of another size
+      {{body(31)}},                                           // no header
+      {{body(64)}},                                           // nonsense
+      {{bulk({8, 0, BulkKind::reply, 0, 0, 0, 0, 0})}},       // of a server
+      {{bulk({8, 0, BulkKind::cancelled, 0, 0, 0, 0, 0})}},   // the same
+      {{bulk({8, 0, BulkKind::cancel, 0, 0, 0, 0, 0})}},      // of no call
+      {{bulk(call_of(8, 3), 3)}, {bulk(call_of(8, 3), 3)}},   // twice
+      {{bulk(call_of(16, 3), 3)}, {bulk(call_of(8, 3), 3)}},  // backwards
+      {{bulk(call_of(8, (1u << 20) + 1))}},                   // too long
+      {{body(100), with(8)}},                                 // without a header
+      {{bulk(call_of(8, 100))}, {body(100), with(16)}},       // ahead of it
+      {{bulk(call_of(8, 100))}, {body(99), with(8)}},         // of another size
       {{bulk(call_of(8, 3), 3)}, {Bytes(), {IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(8)}}},
       {{bulk(call_of(8, 3), 3)},
        {bulk({8, 0, BulkKind::cancel, 0, 0, 0, 0, 0})},
@@ -271,21 +269,19 @@ TEST_F(RpcBulkHostile, AKeyThatOpensNothingCostsTheConnectionAlone) {
 /// What ends the connection of a client whose call, with room for its reply, has this number.
 std::vector<Said> bad_for_clients(std::uint32_t number) {
   const auto say = [](BulkKind k, std::uint32_t n) { return bulk({n, 0, k, 0, 0, 0, 0, 0}); };
-  const auto notice = [](std::uint32_t n) {
-    return How{IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(n)};
-  };
+  const auto notice = [](std::uint32_t n) { return How{IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(n)}; };
   return {
       {body(31)},
       {body(64)},
       {say(BulkKind::call, number)},
       {say(BulkKind::cancel, number)},
-      {say(BulkKind::cancelled, number)},             // was not asked for
-      {say(BulkKind::reply, number)},                 // ok, but not where it was wanted
-      {say(BulkKind::reply, number + 1)},             // to a call that was never made
-      {say(BulkKind::reply, number + 800)},           // the same
-      {say(BulkKind::reply, number), with(number)},   // with an immediate
-      {Bytes(), notice(number + 8)},                  // of no call
-      {Bytes(), notice(number - 8)},                  // of one that is over
+      {say(BulkKind::cancelled, number)},            // was not asked for
+      {say(BulkKind::reply, number)},                // ok, but not where it was wanted
+      {say(BulkKind::reply, number + 1)},            // to a call that was never made
+      {say(BulkKind::reply, number + 800)},          // the same
+      {say(BulkKind::reply, number), with(number)},  // with an immediate
+      {Bytes(), notice(number + 8)},                 // of no call
+      {Bytes(), notice(number - 8)},                 // of one that is over
   };
 }
 
@@ -359,8 +355,7 @@ TEST_F(RpcBulkHostile, AConnectionFitsItsSessionOrNone) {
   Session other = client_.core->open_session(listener_.address(), options).value();
   ASSERT_TRUE(run([&] { return other.ready(); }));
   const std::uint32_t right = opened().peer;
-  const std::uint32_t others =
-      spinwire::rpc::find_client(*client_.core->calls, other.name())->peer;
+  const std::uint32_t others = spinwire::rpc::find_client(*client_.core->calls, other.name())->peer;
   std::uint64_t count = 0;
   for (const std::uint32_t wrong : {others, right ^ (1u << 20), 0x7fffffffu}) {
     opened().peer = wrong;

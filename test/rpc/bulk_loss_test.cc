@@ -105,7 +105,8 @@ TEST(RpcBulkLoss, AReplyThatCrossesTheCancelChangesNothing) {
   EXPECT_EQ(t.ended[0].status, Status::cancelled);
   std::fill(b.data(), b.data() + kLong, std::byte{0x11});
   settle(t);
-  EXPECT_TRUE(std::all_of(b.data(), b.data() + kLong, [](std::byte x) { return x == std::byte{0x11}; }));
+  EXPECT_TRUE(
+      std::all_of(b.data(), b.data() + kLong, [](std::byte x) { return x == std::byte{0x11}; }));
   EXPECT_EQ(t.client.engine.stats().connected, 1u);
   b.reset();
   const_cast<Buffer&>(answer).reset();
@@ -204,7 +205,8 @@ TEST(RpcBulkLoss, AServerWithoutRoomRefusesTheCall) {
   }));
   Buffer b = t.room(10);
   Status last = Status::ok;
-  for (int i = 0; i < 6 && last == Status::ok; ++i) last = t.call_into(20, filled(kLong, 1), b).status;
+  for (int i = 0; i < 6 && last == Status::ok; ++i)
+    last = t.call_into(20, filled(kLong, 1), b).status;
   EXPECT_EQ(last, Status::no_buffer);
   EXPECT_FALSE(kept.empty());
   kept.clear();

@@ -30,8 +30,8 @@ TEST(RpcBulk, RequestsOfAnyLengthArriveWhole) {
 TEST(RpcBulk, RepliesOfAnyLengthAreWrittenWhereTheyAreWanted) {
   BulkCalls t;
   const auto datagram = static_cast<std::uint32_t>(t.session.longest());
-  for (const std::uint32_t size : {0u, 1u, 49u, datagram, datagram + 1, 4096u - 32u,
-                                   4096u, 4097u, 1u << 20}) {
+  for (const std::uint32_t size :
+       {0u, 1u, 49u, datagram, datagram + 1, 4096u - 32u, 4096u, 4097u, 1u << 20}) {
     t.expect_into(kMake, number(size), filled(size, size));
   }
   t.finish_bulk();
@@ -209,7 +209,8 @@ TEST(RpcBulk, RequestsAndRepliesAreKept) {
   }
   for (const std::size_t size : {300u, 5000u, 100000u})  // uses what was given back
     EXPECT_EQ(t.call(kFold, filled(size, 9)).status, Status::ok);
-  const std::array<std::size_t, 10> sizes{40, 5000, 100, 5000, 4000, 5000, 4090, 5000, 200000, 5000};
+  const std::array<std::size_t, 10> sizes{40,   5000, 100,  5000,   4000,
+                                          5000, 4090, 5000, 200000, 5000};
   ASSERT_EQ(kept.size(), sizes.size());
   for (const BufferSlice& each : kept) {
     EXPECT_TRUE(std::find(sizes.begin(), sizes.end(), each.size()) != sizes.end());
