@@ -49,6 +49,10 @@ void run_bodies(std::span<const std::byte> body) {
     expect(e->name != 0 && e->window != 0 && e->window <= kSessionWindowMax, "a session's limits");
     expect(same(encode(OpenSession{*e}).bytes().subspan(kHeaderBytes), body), "a session's bytes");
   }
+  if (const auto join = decode_join(body); !refused(join)) {
+    expect(join->session != 0, "a session's name");
+    expect(same(encode(*join).bytes().subspan(kHeaderBytes), body), "a join's bytes");
+  }
   for (const bool newer : {false, true}) {
     if (const auto refuse = decode_refuse(body, newer); !refused(refuse)) check_refuse(*refuse);
   }
@@ -87,8 +91,9 @@ void run(std::span<const std::byte> data) {
   const auto header = decode_header(frame, ours);
   if (refused(header)) return;
   expect(magic.has_value(), "a frame with a good header has its magic");
-  const KindSet kAny = kinds(FrameKind::hello, FrameKind::accept, FrameKind::refuse,
-                             FrameKind::ready, FrameKind::open_session, FrameKind::session_opened);
+  const KindSet kAny =
+      kinds(FrameKind::hello, FrameKind::accept, FrameKind::refuse, FrameKind::ready,
+            FrameKind::open_session, FrameKind::session_opened, FrameKind::join_session);
   expect(!kAny.empty() && kAny.has(header->kind), "a frame is of a known kind");
   expect(to_string(header->kind) != "unknown", "a known kind has a name");
   expect(header->body_length <= kFrameBytesMax - kHeaderBytes, "a body has its limit");
@@ -115,6 +120,7 @@ void sow(Seeds& seeds) {
     sow_frame(encode(Ready{77}, speaker), ours);
     sow_frame(encode(OpenSession{sample_session()}, speaker), ours);
     sow_frame(encode(SessionOpened{sample_session()}, speaker), ours);
+    sow_frame(encode(JoinSession{sample_endpoint(), 5, 6, 7, 8}, speaker), ours);
   }
   seeds.add(std::string_view("\0GET / HTTP/1.1", 15));
 }

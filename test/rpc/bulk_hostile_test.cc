@@ -1,0 +1,379 @@
+// What nobody should say on a connection for long calls: it ends that connection, is counted, and
+// no session, and no other call, is the worse for it.
+#include <endian.h>
+
+#include "agent/raw_peer.h"
+#include "rpc/bare.h"
+#include "rpc/bulk.h"
+#include "rpc/bulk_ends.h"
+
+namespace rpc_bulk_hostile_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using raw_peer::How;
+using raw_peer::message;
+using raw_peer::Peer;
+using spinwire::Endpoint;
+using spinwire::PrepareOptions;
+using spinwire::agent::Agent;
+using spinwire::rpc::ClientSession;
+using spinwire::rpc::ServerSession;
+using spinwire::wire::BulkHeader;
+using spinwire::wire::BulkKind;
+using spinwire::wire::MessageKind;
+
+Bytes bulk(const BulkHeader& header, std::size_t payload = 0) {
+  const auto head = spinwire::wire::encode(header);
+  Bytes bytes(head.begin(), head.end());
+  bytes.resize(bytes.size() + payload);
+  return message(MessageKind::data, bytes, spinwire::wire::message_flag::kWantCredit);
+}
+Bytes body(std::size_t size) {
+  return message(MessageKind::data, Bytes(size), spinwire::wire::message_flag::kWantCredit);
+}
+How with(std::uint32_t number) { return {IBV_WR_SEND_WITH_IMM, htobe32(number)}; }
+
+/// A session, whose connection for long calls leads from one of its ends to a raw peer.
+class RpcBulkHostile : public testing::Test {
+ protected:
+  RpcBulkHostile() : server_(quick()), client_(quick()) {}
+  void SetUp() override {
+    if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "the raw peer is its own device";
+    listener_ = std::move(*server_.core->listen("127.0.0.1:0", {}));
+    ASSERT_TRUE(server_.core->serve(kEcho, [this](Request& r) {
+      ++runs_;
+      (void)r.reply(r.bytes());
+    }));
+    ASSERT_TRUE(server_.core->serve(kLater, [this](Request& r) { later_.push_back(r.later()); }));
+    SessionOptions options;
+    options.on_closed = [this](Session, const Error&) { ++closed_; };
+    session_ = client_.core->open_session(listener_.address(), options).value();
+    ASSERT_TRUE(run([&] { return session_.ready(); }));
+  }
+  static Config quick() {
+    Config c = bulk_config();
+    c.queue_pair.ack_timeout = 8;
+    c.connections.keepalive = 20ms * slowness();
+    return c;
+  }
+  template <typename Done>
+  bool run(Done&& done) {
+    const auto deadline = std::chrono::steady_clock::now() + 10s * slowness();
+    while (!done()) {
+      (void)server_.core->poll();
+      (void)client_.core->poll();
+      peer_.poll();
+      peer_.control();
+      if (std::chrono::steady_clock::now() > deadline) return false;
+    }
+    return true;
+  }
+  void poll_some(int rounds = 200) {
+    int left = rounds;
+    (void)run([&] { return left-- == 0; });
+  }
+  [[nodiscard]] ClientSession& opened() const {
+    return *spinwire::rpc::find_client(*client_.core->calls, session_.name());
+  }
+  [[nodiscard]] ServerSession& served() const {
+    return *spinwire::rpc::find_server(*server_.core->calls, opened().peer);
+  }
+  /// Connects the raw peer with the engine.
+  [[nodiscard]] Agent* attack(const Bare& node) {
+    said_ = 0;
+    victim_ = node.core->prepare({}).value();
+    EXPECT_TRUE(run([&] { return victim_.endpoint().has_value(); }));
+    const Endpoint mine = peer_.open();
+    peer_.join(*victim_.endpoint());
+    EXPECT_TRUE(victim_.join(mine));
+    EXPECT_TRUE(run([&] { return victim_.ready(); }));
+    auto& s = node.core->shared;
+    for (std::uint32_t i = 0; i < s.agents.capacity(); ++i) {
+      Agent& a = s.agents.at(i);
+      if (s.agents.in_use(i) && spinwire::agent::handle(s, a) == victim_) return &a;
+    }
+    return nullptr;
+  }
+  /// As soon as there is credit for it.
+  void say(const Bytes& bytes, const How& how = {}) {
+    ASSERT_TRUE(run([&] { return peer_.granted() > said_; }));
+    ++said_;
+    ASSERT_TRUE(peer_.send(bytes, how));
+  }
+  /// The raw peer is what the server takes for the session's client.
+  void attack_server() {
+    Agent* const a = attack(server_);
+    ASSERT_NE(a, nullptr);
+    join_session(*server_.core->calls, served(), *a);
+    // In the place of the one that the client may have had.
+    ASSERT_TRUE(run(
+        [&] { return opened().bulk == nullptr || opened().bulk->agent == spinwire::rpc::kNone; }));
+  }
+  /// The raw peer is what the client takes for the server, and has heard of a call.
+  void attack_client(bool room) {
+    auto& r = *client_.core->calls;
+    if (opened().bulk != nullptr) {  // the last test's
+      if (Agent* const a = agent_of(r, *opened().bulk); a != nullptr)
+        spinwire::agent::close(client_.core->shared, *a);
+      ASSERT_TRUE(run([&] { return opened().bulk->agent == spinwire::rpc::kNone; }));
+    }
+    Agent* const a = attack(client_);
+    ASSERT_NE(a, nullptr);
+    CallOptions options;
+    if (room) block_ = buffer(1000);
+    if (room) options.reply_into = block_.slice();
+    const ReplyCallback done = [this](Reply& reply) {
+      ++ended_;
+      status_ = reply.status();
+      size_ = reply.bytes().size();
+    };
+    const Buffer request = buffer(4050);
+    ASSERT_EQ(session_.call(kEcho, request.slice(0, room ? 20 : 4050), done, options), Status::ok);
+    use_connection(r, opened(), *a);
+    make_due(r, *opened().bulk);
+    ASSERT_TRUE(run([&] { return peer_.heard.size() == (room ? 1u : 2u); }));
+    std::span<const std::byte> payload;
+    ASSERT_TRUE(decode(std::span(peer_.heard[0].body), heard_, payload));
+  }
+  [[nodiscard]] Buffer buffer(std::size_t size) const {
+    auto* const block = client_.core->shared.arena->allocate(spinwire::memory::PoolId::send, size);
+    EXPECT_NE(block, nullptr);
+    return {block, size};
+  }
+  [[nodiscard]] static std::uint64_t bad(const Bare& node) {
+    return spinwire::rpc::stats(*node.core->calls).bad_bulk;
+  }
+  /// The connection, and that alone, has ended.
+  void expect_ended(const Bare& node, std::uint64_t bad_ones) {
+    EXPECT_TRUE(run([&] { return victim_.state() == ConnectionState::closed; }));
+    EXPECT_EQ(bad(node), bad_ones);
+    peer_.close();
+    expect_unharmed();
+  }
+  void expect_unharmed() {
+    later_.clear();
+    int ended = 0;
+    Status status = Status::system;
+    const ReplyCallback done = [&](Reply& r) {
+      ++ended;
+      status = r.status();
+    };
+    for (const std::size_t size : {9u, 5000u}) {
+      const Buffer b = buffer(size);
+      EXPECT_EQ(session_.call(size == 9 ? kEcho : kLater, b.slice(), done), Status::ok);
+    }
+    EXPECT_TRUE(run([&] { return ended == 1 && !later_.empty(); }));
+    EXPECT_EQ(status, Status::ok);
+    EXPECT_EQ(later_.back().reply(filled(3, 1)), Status::ok);
+    EXPECT_TRUE(run([&] { return ended == 2; }));
+    EXPECT_EQ(status, Status::ok);
+    EXPECT_EQ(closed_, 0);
+    block_.reset();
+    server_.expect_clean();
+    client_.expect_clean();
+  }
+  using ReplyCallback = spinwire::ReplyCallback;
+
+  Bare server_, client_;
+  Peer peer_;
+  Listener listener_;
+  Session session_;
+  Connection victim_;
+  BulkHeader heard_;
+  Buffer block_;
+  std::vector<PendingCall> later_;
+  std::uint32_t said_ = 0;
+  int runs_ = 0, closed_ = 0, ended_ = 0;
+  Status status_ = Status::system;
+  std::size_t size_ = 0;
+};
+
+BulkHeader call_of(std::uint32_t number, std::uint32_t size, spinwire::Method method = kLater) {
+  return {number, method, BulkKind::call, 0, size, 0, 0, 0};
+}
+
+struct Said {
+  Bytes bytes;
+  How how{};
+};
+
+/// What ends the connection of a server with its last message; the others are in order.
+const std::vector<std::vector<Said>>& bad_for_servers() {
+  static const std::vector<std::vector<Said>> all = {
+      {{body(31)}},                                           // no header
+      {{body(64)}},                                           // nonsense
+      {{bulk({8, 0, BulkKind::reply, 0, 0, 0, 0, 0})}},       // of a server
+      {{bulk({8, 0, BulkKind::cancelled, 0, 0, 0, 0, 0})}},   // the same
+      {{bulk({8, 0, BulkKind::cancel, 0, 0, 0, 0, 0})}},      // of no call
+      {{bulk(call_of(8, 3), 3)}, {bulk(call_of(8, 3), 3)}},   // twice
+      {{bulk(call_of(16, 3), 3)}, {bulk(call_of(8, 3), 3)}},  // backwards
+      {{bulk(call_of(8, (1u << 20) + 1))}},                   // too long
+      {{body(100), with(8)}},                                 // without a header
+      {{bulk(call_of(8, 100))}, {body(100), with(16)}},       // ahead of it
+      {{bulk(call_of(8, 100))}, {body(99), with(8)}},         // of another size
+      {{bulk(call_of(8, 3), 3)}, {Bytes(), {IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(8)}}},
+      {{bulk(call_of(8, 3), 3)},
+       {bulk({8, 0, BulkKind::cancel, 0, 0, 0, 0, 0})},
+       {bulk({9, 0, BulkKind::cancel, 0, 0, 0, 0, 0})}},  // of another
+  };
+  return all;
+}
+
+TEST_F(RpcBulkHostile, WhatMakesNoSenseToAServerEndsItsConnection) {
+  std::uint64_t count = 0;
+  for (const auto& each : bad_for_servers()) {
+    SCOPED_TRACE(count);
+    attack_server();
+    for (const Said& said : each) {
+      EXPECT_EQ(bad(server_), count);
+      say(said.bytes, said.how);
+      poll_some(20);
+    }
+    expect_ended(server_, ++count);
+  }
+}
+
+TEST_F(RpcBulkHostile, HandlersRunOnceForEachCall) {
+  attack_server();
+  say(bulk(call_of(8, 10, kEcho)));
+  poll_some(20);
+  EXPECT_EQ(runs_, 0);
+  say(body(10), with(8));
+  ASSERT_TRUE(run([&] { return runs_ == 1 && peer_.heard.size() == 1; }));
+  // The request once more: it is over.
+  say(body(10), with(8));
+  // One that was overtaken in its slot.
+  say(bulk(call_of(16, 10, kEcho)));
+  say(bulk(call_of(24, 0, kEcho)));
+  say(body(10), with(16));
+  poll_some();
+  EXPECT_EQ(runs_, 2);
+  EXPECT_EQ(spinwire::rpc::stats(*server_.core->calls).late, 2u);
+  EXPECT_EQ(bad(server_), 0u);
+  peer_.fail();
+  expect_ended(server_, 0);
+}
+
+TEST_F(RpcBulkHostile, AKeyThatOpensNothingCostsTheConnectionAlone) {
+  attack_server();
+  BulkHeader header = call_of(8, 3, kEcho);
+  header.room = 100;
+  header.address = 0x1000;
+  header.rkey = 0x12345;
+  say(bulk(header, 3));
+  expect_ended(server_, 0);
+  EXPECT_EQ(runs_, 2);
+}
+
+/// What ends the connection of a client whose call, with room for its reply, has this number.
+std::vector<Said> bad_for_clients(std::uint32_t number) {
+  const auto say = [](BulkKind k, std::uint32_t n) { return bulk({n, 0, k, 0, 0, 0, 0, 0}); };
+  const auto notice = [](std::uint32_t n) { return How{IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(n)}; };
+  return {
+      {body(31)},
+      {body(64)},
+      {say(BulkKind::call, number)},
+      {say(BulkKind::cancel, number)},
+      {say(BulkKind::cancelled, number)},            // was not asked for
+      {say(BulkKind::reply, number)},                // ok, but not where it was wanted
+      {say(BulkKind::reply, number + 1)},            // to a call that was never made
+      {say(BulkKind::reply, number + 800)},          // the same
+      {say(BulkKind::reply, number), with(number)},  // with an immediate
+      {Bytes(), notice(number + 8)},                 // of no call
+      {Bytes(), notice(number - 8)},                 // of one that is over
+  };
+}
+
+TEST_F(RpcBulkHostile, WhatMakesNoSenseToAClientEndsItsConnection) {
+  const std::size_t count = bad_for_clients(0).size();
+  for (std::size_t i = 0; i < count; ++i) {
+    SCOPED_TRACE(i);
+    ended_ = 0;
+    attack_client(true);
+    EXPECT_EQ(heard_.room, 1000u);
+    const Said said = bad_for_clients(heard_.number)[i];
+    say(said.bytes, said.how);
+    expect_ended(client_, i + 1);
+    EXPECT_EQ(ended_, 1);
+    EXPECT_EQ(status_, Status::peer_lost);
+  }
+}
+
+TEST_F(RpcBulkHostile, AReplyIsWrittenOnce) {
+  attack_client(true);
+  const How write{IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(heard_.number), 0, heard_.address,
+                  heard_.rkey};
+  say(Bytes(300), write);
+  ASSERT_TRUE(run([&] { return ended_ == 1; }));
+  EXPECT_EQ(status_, Status::ok);
+  EXPECT_EQ(size_, 300u);
+  // Its key is dead by now, and its number too.
+  say(Bytes(), {IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(heard_.number)});
+  expect_ended(client_, 1);
+  EXPECT_EQ(ended_, 1);
+}
+
+TEST_F(RpcBulkHostile, NobodyWritesBehindTheRoom) {
+  attack_client(true);
+  const How write{IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(heard_.number), 0, heard_.address,
+                  heard_.rkey};
+  say(Bytes(1001), write);
+  expect_ended(client_, 0);
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(status_, Status::peer_lost);
+}
+
+TEST_F(RpcBulkHostile, ASecondReplyComesToNobody) {
+  attack_client(false);
+  const Bytes reply = bulk({heard_.number, 0, BulkKind::reply, 0, 5, 0, 0, 0}, 5);
+  say(reply);
+  ASSERT_TRUE(run([&] { return ended_ == 1; }));
+  EXPECT_EQ(status_, Status::ok);
+  EXPECT_EQ(size_, 5u);
+  // The next call is in the same place.
+  peer_.heard.clear();
+  const Buffer next = buffer(4050);
+  const ReplyCallback done = [this](Reply& r) {
+    ended_ += r.status() == Status::peer_lost ? 10 : 100;
+  };
+  ASSERT_EQ(session_.call(kEcho, next.slice(), done), Status::ok);
+  ASSERT_TRUE(run([&] { return peer_.heard.size() == 2; }));
+  say(reply);
+  poll_some();
+  EXPECT_EQ(ended_, 1);
+  EXPECT_EQ(spinwire::rpc::stats(*client_.core->calls).late, 1u);
+  EXPECT_EQ(bad(client_), 0u);
+  peer_.fail();
+  peer_.close();
+  EXPECT_TRUE(run([&] { return ended_ == 11; }));
+}
+
+TEST_F(RpcBulkHostile, AConnectionFitsItsSessionOrNone) {
+  SessionOptions options;
+  options.on_closed = [this](Session, const Error&) { ++closed_; };
+  Session other = client_.core->open_session(listener_.address(), options).value();
+  ASSERT_TRUE(run([&] { return other.ready(); }));
+  const std::uint32_t right = opened().peer;
+  const std::uint32_t others = spinwire::rpc::find_client(*client_.core->calls, other.name())->peer;
+  std::uint64_t count = 0;
+  for (const std::uint32_t wrong : {others, right ^ (1u << 20), 0x7fffffffu}) {
+    opened().peer = wrong;
+    const Buffer b = buffer(5000);
+    const ReplyCallback done = [this](Reply& r) {
+      ++ended_;
+      status_ = r.status();
+    };
+    ended_ = 0;
+    ASSERT_EQ(session_.call(kEcho, b.slice(), done), Status::ok);
+    ASSERT_TRUE(run([&] { return ended_ == 1; }));
+    EXPECT_EQ(status_, Status::refused);
+    EXPECT_EQ(bad(server_), ++count);
+  }
+  opened().peer = right;
+  EXPECT_EQ(runs_, 0);
+  expect_unharmed();
+}
+
+}  // namespace
+}  // namespace rpc_bulk_hostile_test

@@ -1,0 +1,128 @@
+#include "wire/rpc_bulk.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "wire/handshake.h"
+
+namespace rpc_bulk_wire_test {
+namespace {
+
+using namespace spinwire;
+using namespace spinwire::wire;
+
+/// Whether a message with this header and so many bytes behind it is taken, as it was sent.
+bool taken(const BulkHeader& header, std::size_t behind) {
+  const auto head = encode(header);
+  std::vector<std::byte> bytes(head.begin(), head.end());
+  bytes.resize(bytes.size() + behind);
+  BulkHeader read;
+  std::span<const std::byte> payload;
+  if (!decode(bytes, read, payload)) return false;
+  EXPECT_EQ(encode(read), head);
+  EXPECT_EQ(payload.size(), behind);
+  EXPECT_EQ(payload.data(), bytes.data() + kBulkHeaderBytes);
+  return true;
+}
+
+TEST(RpcBulkHeader, EachKindHasWhatIsItsOwn) {
+  const auto call = BulkKind::call;
+  EXPECT_TRUE(taken({1, 2, call, 0, 0, 0, 0, 0}, 0));
+  EXPECT_TRUE(taken({1, 2, call, 0, 9, 0, 0, 0}, 9));
+  EXPECT_TRUE(taken({1, 2, call, 0, 9, 0, 0, 0}, 0)) << "the request comes apart";
+  EXPECT_TRUE(taken({1, 2, call, 0, 9, 100, 0x1000, 7}, 9));
+  EXPECT_FALSE(taken({1, 2, call, 0, 9, 0, 0, 0}, 8)) << "less than it says";
+  EXPECT_FALSE(taken({1, 2, call, 0, 0, 0, 0, 0}, 1)) << "more";
+  EXPECT_FALSE(taken({1, 2, call, 1, 0, 0, 0, 0}, 0)) << "a status";
+  EXPECT_FALSE(taken({1, 2, call, 0, 0, 0, 0x1000, 7}, 0)) << "no room, but a place";
+  EXPECT_FALSE(taken({1, 2, call, 0, 0, 0, 0, 7}, 0)) << "no room, but a key";
+  EXPECT_FALSE(taken({1, 2, call, 0, 0, 100, 0x1000, 0}, 0)) << "room without a key";
+  EXPECT_FALSE(taken({1, 2, call, 0, 0, 100, ~std::uint64_t{0} - 9, 7}, 0)) << "beyond the end";
+  EXPECT_TRUE(taken({1, 0, BulkKind::reply, 17, 9, 0, 0, 0}, 9));
+  EXPECT_TRUE(taken({1, 0, BulkKind::reply, kStatusCount - 1, 0, 0, 0, 0}, 0));
+  EXPECT_FALSE(taken({1, 0, BulkKind::reply, kStatusCount, 0, 0, 0, 0}, 0)) << "no status";
+  EXPECT_FALSE(taken({1, 0, BulkKind::reply, 0, 9, 0, 0, 0}, 0)) << "its payload never comes";
+  EXPECT_FALSE(taken({1, 2, BulkKind::reply, 0, 0, 0, 0, 0}, 0)) << "a method";
+  EXPECT_FALSE(taken({1, 0, BulkKind::reply, 0, 0, 9, 0x1000, 7}, 0)) << "room";
+  EXPECT_FALSE(taken({1, 0, BulkKind::reply, 0, 0, 0, 0x1000, 0}, 0)) << "a place";
+  for (const BulkKind kind : {BulkKind::cancel, BulkKind::cancelled}) {
+    EXPECT_TRUE(taken({1, 0, kind, 0, 0, 0, 0, 0}, 0));
+    EXPECT_FALSE(taken({1, 0, kind, 0, 1, 0, 0, 0}, 1)) << "a payload";
+    EXPECT_FALSE(taken({1, 0, kind, 0, 0, 0, 0, 0}, 1)) << "a payload that is not told of";
+    EXPECT_FALSE(taken({1, 0, kind, 1, 0, 0, 0, 0}, 0)) << "a status";
+  }
+  EXPECT_FALSE(taken({1, 0, BulkKind{0}, 0, 0, 0, 0, 0}, 0));
+  EXPECT_FALSE(taken({1, 0, BulkKind{5}, 0, 0, 0, 0, 0}, 0));
+}
+
+TEST(RpcBulkHeader, ATruncatedOneAndOneWithMoreFieldsAreRefused) {
+  auto bytes = encode(BulkHeader{1, 2, BulkKind::call, 0, 0, 0, 0, 0});
+  BulkHeader read;
+  std::span<const std::byte> payload;
+  for (std::size_t n = 0; n < bytes.size(); ++n)
+    EXPECT_FALSE(decode(std::span(bytes).first(n), read, payload)) << n;
+  EXPECT_TRUE(decode(bytes, read, payload));
+  bytes[bulk_at::reserved] = std::byte{1};
+  EXPECT_FALSE(decode(bytes, read, payload));
+}
+
+JoinSession sample_join() {
+  JoinSession join;
+  join.endpoint.gid[0] = 0xfe;
+  join.endpoint.gid_type = GidType::embedded;
+  join.endpoint.qp_num = 77;
+  join.endpoint.psn = 5;
+  join.endpoint.mtu = 4096;
+  join.endpoint.max_message = 1u << 26;
+  join.endpoint.eager_bytes = 4096;
+  join.endpoint.credits = 1;
+  join.endpoint.incarnation = 9;
+  join.endpoint.control_address = 64;
+  join.endpoint.control_rkey = 3;
+  join.session = 0x100005;
+  join.name = 0x200006;
+  join.qp_num = 78;
+  join.qkey = 0x7ffffffe;
+  return join;
+}
+
+Result<Received> decode_frame(const Frame& frame) {
+  auto header = decode_header(frame.bytes());
+  if (!header) return tl::unexpected(header.error());
+  EXPECT_EQ(to_string(header->kind), "join session");
+  return decode_body(*header, frame.bytes().subspan(kHeaderBytes));
+}
+
+TEST(JoinFrame, ComesBackAsSent) {
+  const JoinSession sent = sample_join();
+  const auto read = decode_frame(encode(sent));
+  ASSERT_TRUE(read) << read.error().message();
+  const auto& join = std::get<JoinSession>(read->body);
+  EXPECT_EQ(join.endpoint.qp_num, sent.endpoint.qp_num);
+  EXPECT_EQ(join.endpoint.control_rkey, sent.endpoint.control_rkey);
+  EXPECT_EQ(join.session, sent.session);
+  EXPECT_EQ(join.name, sent.name);
+  EXPECT_EQ(join.qp_num, sent.qp_num);
+  EXPECT_EQ(join.qkey, sent.qkey);
+}
+
+TEST(JoinFrame, WhatIsWrongInItIsNamed) {
+  const auto refused = [](const JoinSession& join, const char* field) {
+    const auto read = decode_frame(encode(join));
+    ASSERT_FALSE(read) << field;
+    EXPECT_EQ(read.error().status, Status::protocol);
+    EXPECT_NE(read.error().found.find(field), std::string::npos) << read.error().message();
+  };
+  JoinSession join = sample_join();
+  join.session = 0;
+  refused(join, "session is 0");
+  join = sample_join();
+  join.endpoint.incarnation = 0;
+  refused(join, "incarnation");
+  const Frame frame = encode(sample_join());
+  EXPECT_FALSE(decode_join(frame.bytes().subspan(kHeaderBytes + 1)));
+}
+
+}  // namespace
+}  // namespace rpc_bulk_wire_test
