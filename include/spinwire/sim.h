@@ -107,8 +107,10 @@ class SPINWIRE_API Simulation {
   /// given back, but for buffers that the test still holds. All other handles of that engine, calls
   /// to be answered included, are void: not to be used, though they may be dropped. Its peers find
   /// out as they do: the device tells that a process is gone after about a millisecond, datagrams
-  /// tell nothing. From inside callbacks, too; of the node itself, it dies when its poll has
-  /// returned. Errors: invalid_argument (no such node, or dead already).
+  /// tell nothing. From inside callbacks, too: in those of the node itself, what it has not sent yet
+  /// is lost and alive() is false at once, but its engine goes when its poll has returned, and
+  /// further callbacks of that poll may run. Errors: invalid_argument (no such node, or dead
+  /// already).
   Result<void> kill(NodeId node);
   /// It begins another life, with the configuration and address that it had: a new engine, which
   /// knows nothing of the old. Errors: invalid_argument (no such node, or alive); those of

@@ -199,8 +199,9 @@ Result<void> Simulation::kill(NodeId number) {
   if (!node) return tl::unexpected(node.error());
   ++state_->stats.kills;
   if (state_->polling == number) {
+    // Its callbacks are where they are; but nothing that they do leaves it any more.
     (*node)->doomed = true;
-    (*node)->engine.core()->fall_silent();
+    (void)softverbs::set_links((*node)->device(), softverbs::LinkState::down);
   } else {
     state_->end_life(**node);
   }
