@@ -66,7 +66,7 @@ struct SimulationStats {
   std::uint64_t reordered = 0;   ///< datagrams, overtaken by one at least
   std::uint64_t delayed = 0;     ///< datagrams
   std::uint64_t cut = 0;         ///< datagrams lost on links that were cut
-  std::uint64_t overflowed = 0;  ///< datagrams lost as more than 4096 of a node's were held
+  std::uint64_t overflowed = 0;  ///< datagrams lost as more than 1024 of a node's were held
   std::uint64_t not_ready = 0;   ///< messages that found their receiver so
   std::uint64_t late = 0;        ///< requests of connections that were delayed
   std::uint64_t unanswered = 0;  ///< requests of connections on links that were cut, each try
@@ -107,8 +107,8 @@ class SPINWIRE_API Simulation {
   /// given back, but for buffers that the test still holds. All other handles of that engine, calls
   /// to be answered included, are void: not to be used, though they may be dropped. Its peers find
   /// out as they do: the device tells that a process is gone after about a millisecond, datagrams
-  /// tell nothing. From inside callbacks, too: in those of the node itself, what it has not sent yet
-  /// is lost and alive() is false at once, but its engine goes when its poll has returned, and
+  /// tell nothing. From inside callbacks, too: in those of the node itself, what it has not sent
+  /// yet is lost and alive() is false at once, but its engine goes when its poll has returned, and
   /// further callbacks of that poll may run. Errors: invalid_argument (no such node, or dead
   /// already).
   Result<void> kill(NodeId node);

@@ -104,8 +104,26 @@ Result<Connecting> LocalHost::connect(const Address& remote) {
   next_port_ = static_cast<std::uint16_t>(next_port_ == 65535 ? 49152 : next_port_ + 1);
   link->called = {base::UniqueFd(far[1]), address(next_port_)};
   link->listener = listener;
-  network_.links_.push_back(std::move(link));
+  if (auto added = network_.add(std::move(link)); !added) return tl::unexpected(added.error());
   return connecting;
+}
+
+Result<void> LocalNetwork::open() {
+  auto set = EpollSet::open();
+  if (!set) return tl::unexpected(set.error());
+  ready_ = std::move(*set);
+  return {};
+}
+
+Result<void> LocalNetwork::add(std::unique_ptr<Link> link) {
+  link->number = ++last_link_;
+  for (const unsigned from : {0u, 1u}) {
+    const std::uint64_t token = std::uint64_t{link->number} << 1 | from;
+    if (auto watched = ready_.add(link->ends[from].get(), token, Interest::read); !watched)
+      return watched;
+  }
+  links_.push_back(std::move(link));
+  return {};
 }
 
 LocalHost& LocalNetwork::add_host() {
@@ -129,7 +147,21 @@ std::uint32_t LocalNetwork::host_of(const Address& address, std::uint32_t seen_b
   return host < hosts_.size() ? host : kMostHosts;
 }
 
+void LocalNetwork::look() {
+  if (links_.empty()) return;
+  std::array<Event, EpollSet::kEventsMax> events;
+  for (std::size_t i = ready_.wait(events); i-- != 0;) {
+    const auto number = static_cast<std::uint32_t>(events[i].token >> 1);
+    const auto found = std::lower_bound(
+        links_.begin(), links_.end(), number,
+        [](const auto& link, std::uint32_t wanted) { return link->number < wanted; });
+    if (found != links_.end() && (*found)->number == number)
+      (*found)->ways[events[i].token & 1].ready = true;
+  }
+}
+
 void LocalNetwork::run(std::uint64_t now) {
+  look();
   for (const auto& link : links_) advance(*link, now);
   std::erase_if(links_, [](const auto& link) { return link->over; });
 }
@@ -161,12 +193,13 @@ void LocalNetwork::announce(Link& link, std::uint64_t now) {
 void LocalNetwork::take(Link& link, unsigned from, std::uint64_t now) {
   Way& way = link.ways[from];
   std::array<std::byte, 4096> bytes;
-  while (!way.ended) {
+  while (std::exchange(way.ready, false) && !way.ended) {
     const ssize_t got = ::recv(link.ends[from].get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     const std::uint64_t delay = roads_.delay(link.hosts[from], link.hosts[1 - from]);
     way.last_due = std::max(way.last_due, now + delay);
     way.ended = got <= 0;  // closed, or closed with bytes left unread
+    if (way.ended) ready_.remove(link.ends[from].get());
     Piece piece{way.last_due, {}};
     if (got > 0) piece.bytes.assign(bytes.begin(), bytes.begin() + got);
     way.pieces.push_back(std::move(piece));

@@ -13,6 +13,7 @@
 
 #include "base/unique_fd.h"
 #include "connect/address.h"
+#include "connect/epoll_set.h"
 #include "connect/socket.h"
 #include "spinwire/status.h"
 
@@ -70,13 +71,15 @@ class Roads {
 class LocalNetwork {
  public:
   /// `roads` outlives it.
-  explicit LocalNetwork(Roads& roads) : roads_(roads) {}
+  explicit LocalNetwork(Roads& roads) noexcept : roads_(roads) {}
   LocalNetwork(const LocalNetwork&) = delete;
   LocalNetwork& operator=(const LocalNetwork&) = delete;
 
   /// Hosts are numbered from 0, up to kMostHosts.
   static constexpr std::uint32_t kMostHosts = 65534;
   LocalHost& add_host();
+  /// Before anything else. Errors: limit, no_memory, system.
+  Result<void> open();
 
   /// Takes what was sent and brings what has come to its time. May throw std::bad_alloc.
   void run(std::uint64_t now);
@@ -95,10 +98,12 @@ class LocalNetwork {
   struct Way {
     std::deque<Piece> pieces;
     std::uint64_t last_due = 0;
+    bool ready = false;  ///< bytes, or the end, are to be taken
     bool ended = false;  ///< the stream's end was taken
     bool told = false;   ///< and brought
   };
   struct Link {
+    std::uint32_t number = 0;
     std::uint32_t hosts[2];
     base::UniqueFd ends[2];  ///< ours: each faces the host's
     Way ways[2];             ///< from the host of that index to the other
@@ -113,6 +118,9 @@ class LocalNetwork {
   [[nodiscard]] std::shared_ptr<LocalListener> find(std::uint32_t host, std::uint16_t port) const;
   /// The host of an address, as another host sees it; kMostHosts if there is none.
   [[nodiscard]] std::uint32_t host_of(const Address& address, std::uint32_t seen_by) const;
+  Result<void> add(std::unique_ptr<Link> link);
+  /// Learns what is to be taken, with one system call for up to 64 of them.
+  void look();
   void advance(Link& link, std::uint64_t now);
   /// The first sign of a connection comes to its listener, if there still is one.
   void announce(Link& link, std::uint64_t now);
@@ -123,7 +131,9 @@ class LocalNetwork {
   Roads& roads_;
   std::vector<std::unique_ptr<LocalHost>> hosts_;
   std::vector<std::weak_ptr<LocalListener>> listeners_;
-  std::vector<std::unique_ptr<Link>> links_;
+  std::vector<std::unique_ptr<Link>> links_;  ///< by number, in ascending order
+  std::uint32_t last_link_ = 0;
+  EpollSet ready_;
 };
 
 }  // namespace spinwire::connect

@@ -163,7 +163,9 @@ class EngineCore {
   std::uint64_t next_device_look = 0;  ///< tick; never again once it is gone
   connect::EpollSet epoll;
   connect::LocalHost* host = nullptr;  ///< in a simulated network; null: the system's sockets
-  bool sparse = false;                 ///< the pools' pages come when touched; set before open()
+  /// The pools' pages come when touched, and there is room for fewer registrations; set before
+  /// open().
+  bool sparse = false;
   const char* device_lost = nullptr;  ///< the event after which no connection is possible
   bool device_watched = false;        ///< the epoll set tells of the device's async events
   connect::CmChannel cm;              ///< once it was asked for

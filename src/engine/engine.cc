@@ -86,7 +86,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
     shared.transfers->windows = std::move(*windows);
   }
   // The application's, and a credit cell per connection.
-  const std::uint32_t most = 65536 + c.connections.maximum;
+  const std::uint32_t most = (sparse ? 1024 : 65536) + c.connections.maximum;
   shared.registrations = std::make_unique<memory::RegistrationTable>(shared.device->provider(),
                                                                      shared.device->pd(), most);
   auto set = connect::EpollSet::open();

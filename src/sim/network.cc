@@ -10,7 +10,7 @@ namespace spinwire::sim {
 namespace {
 
 constexpr Nanoseconds kLongestDelay = std::chrono::hours(24);
-constexpr std::uint32_t kHeldDatagrams = 4096;
+constexpr std::uint32_t kHeldDatagrams = 1024;
 
 Result<void> bad_field(const char* name, std::string value, const char* range) {
   return base::fail(Status::invalid_argument,

@@ -145,7 +145,9 @@ Result<Simulation> Simulation::create(std::uint64_t seed, const SimulationOption
     if (base::SeedSource::there())
       return base::fail(Status::in_use, "make a simulation", "this thread has one already",
                         "drop that first, or take another thread");
-    return Simulation(std::make_unique<State>(seed, options));
+    auto state = std::make_unique<State>(seed, options);
+    if (auto opened = state->network.open(); !opened) return tl::unexpected(opened.error());
+    return Simulation(std::move(state));
   });
 }
 

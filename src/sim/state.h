@@ -22,6 +22,7 @@ namespace spinwire::sim {
 
 inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
 inline constexpr std::uint32_t kMostNodes = 1024;
+inline constexpr std::uint64_t kFirstStride = 1'000;  ///< of a jump
 
 struct Node {
   Config config;
@@ -104,6 +105,7 @@ struct Simulation::State {
   /// Nothing happened for a while: time goes on to what is next.
   void jump();
   [[nodiscard]] std::uint64_t next_of(const sim::Node& node) const;
+  [[nodiscard]] std::uint64_t next_timer(const sim::Node& node) const;
   void spend(std::uint64_t least, std::uint64_t most) noexcept;
   void note(std::uint64_t value) noexcept;
   [[nodiscard]] std::uint64_t trace_hash() const noexcept;
@@ -120,9 +122,9 @@ struct Simulation::State {
   std::vector<NodeId> turns;
   std::priority_queue<sim::Errand> errands;
   std::uint64_t errand = 0;
-  std::uint64_t now;         ///< tick of all clocks
-  std::uint32_t quiet = 0;   ///< steps in a row in which nothing happened
-  std::uint64_t stride = 0;  ///< of the next jump, if nothing is due before
+  std::uint64_t now;                         ///< tick of all clocks
+  std::uint32_t quiet = 0;                   ///< steps in a row in which nothing happened
+  std::uint64_t stride = sim::kFirstStride;  ///< of the next jump, if nothing is due before
   bool stepping = false;
   std::optional<NodeId> polling;
   std::uint64_t trace;

@@ -15,7 +15,6 @@ namespace {
 
 /// Steps without an event after which time jumps; what was sent has been taken by then.
 constexpr std::uint32_t kQuietSteps = 2;
-constexpr std::uint64_t kFirstStride = 1'000;
 constexpr std::uint64_t kLongestStride = 1'000'000'000;
 
 }  // namespace
@@ -29,7 +28,6 @@ Status Simulation::State::step() {
   stepping = true;
   ++stats.steps;
   run_errands();
-  network.run(now);
   const std::uint64_t before = trace;
   for (std::size_t i = turns.size(); i > 1; --i) std::swap(turns[i - 1], turns[order.below(i)]);
   const auto passed_over = static_cast<std::uint32_t>(options.left_out * 1e6);
@@ -41,7 +39,7 @@ Status Simulation::State::step() {
   network.run(now);
   if (trace != before) {
     quiet = 0;
-    stride = kFirstStride;
+    stride = sim::kFirstStride;
   } else if (++quiet >= kQuietSteps) {
     jump();
   }
@@ -75,20 +73,32 @@ void Simulation::State::run_errands() {
   }
 }
 
+/// When a node's device has something to do.
 std::uint64_t Simulation::State::next_of(const Node& node) const {
   if (!node.engine) return sim::kNever;
+  return std::max(softverbs::next_due(node.device()), node.paused_until);
+}
+
+/// And its engine: timers are looked at by control steps.
+std::uint64_t Simulation::State::next_timer(const Node& node) const {
+  if (!node.engine) return sim::kNever;
   const detail::EngineCore& core = *node.engine.core();
-  const std::uint64_t due =
-      std::min(core.shared.timers.next_deadline(), softverbs::next_due(node.device()));
-  return std::max(due, node.paused_until);
+  const std::uint64_t due = core.shared.timers.next_deadline();
+  if (due == sim::kNever) return due;
+  const bool manual = core.next_control == sim::kNever;
+  return std::max({due, node.paused_until, manual ? 0 : core.next_control});
 }
 
 void Simulation::State::jump() {
-  std::uint64_t next = std::min(network.next(), now + stride);
-  if (!errands.empty()) next = std::min(next, errands.top().when);
-  for (const auto& node : nodes) next = std::min(next, next_of(*node));
-  // What no timer tells of, such as the device's own upkeep, is seen at the end of shorter jumps.
-  stride = std::min(2 * stride, kLongestStride);
+  std::uint64_t due = network.next();
+  if (!errands.empty()) due = std::min(due, errands.top().when);
+  for (const auto& node : nodes) due = std::min(due, next_of(*node));
+  if (due <= now) due = sim::kNever;  // it was seen to, and has to wait for something else
+  std::uint64_t next = std::min(due, now + stride);
+  for (const auto& node : nodes) next = std::min(next, next_timer(*node));
+  // What none of them tells of, such as the device's own upkeep, is seen at the end of shorter
+  // jumps; from anew when something was due, as it may have consequences.
+  stride = next == due ? sim::kFirstStride : std::min(2 * stride, kLongestStride);
   if (next <= now) return;
   ++stats.jumps;
   now = next;
