@@ -154,7 +154,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 # ---- what can be asked for --------------------------------------------------------------------
 
 .PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count \
-  compare-softroce \
+  compare-softroce sim \
   count-record conformance conformance-run conformance-proof tidy check-layers check-headers \
   check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload build-tests-first clean help FORCE
@@ -212,6 +212,12 @@ conformance-run: $(CONFORMANCE) preload
 	@timeout -k 10 $(TEST_TIMEOUT) $(RUN_CONFORMANCE) $(GTEST_ARGS)
 conformance-proof: $(CONFORMANCE) preload
 	@timeout -k 10 $(TEST_TIMEOUT) $(RUN_CONFORMANCE) --prove
+
+# How long at most; a run that has begun is ended.
+SIM_SECONDS ?= 0
+## sim: simulated nodes over a bad network, and an account of every call (SEED=, RUNS=)
+sim: $(BIN)/spinwire-sim
+	@$< --seed $(or $(SEED),1) --runs $(or $(RUNS),200) --seconds $(SIM_SECONDS)
 
 ## asan: the quick tests under the address and undefined-behaviour sanitizers
 asan:

@@ -251,8 +251,11 @@ class SPINWIRE_API Engine {
   [[nodiscard]] const DeviceInfo& device() const noexcept;
   explicit operator bool() const noexcept { return core_ != nullptr; }
 
- private:
+  /// For the library.
   explicit Engine(std::unique_ptr<detail::EngineCore> core) noexcept;
+  [[nodiscard]] detail::EngineCore* core() const noexcept { return core_.get(); }
+
+ private:
   std::unique_ptr<detail::EngineCore> core_;
 };
 

@@ -16,5 +16,6 @@
 #include "spinwire/log.h"
 #include "spinwire/raw.h"
 #include "spinwire/rpc.h"
+#include "spinwire/sim.h"
 #include "spinwire/status.h"
 #include "spinwire/version.h"

@@ -219,6 +219,8 @@ inline void replace_handlers(Agent& a) noexcept {
 /// Tells the application and gives the record back.
 void finish(Shared& s, Agent& a) noexcept;
 
+/// No callback of the application's runs any more. Cold.
+void fall_silent(Shared& s) noexcept;
 /// Checks that what the agents count is what there is, from outside of a poll; see Engine::audit().
 Result<void> audit(Shared& s);
 

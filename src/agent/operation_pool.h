@@ -123,6 +123,11 @@ class OperationPool {
   }
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
 
+  /// No operation calls back any more. Cold.
+  void fall_silent() noexcept {
+    for (std::uint32_t i = 0; i < capacity_; ++i) records_[i].calls_back = false;
+  }
+
   // For audits.
   [[nodiscard]] bool owns(const Operation* op) const noexcept {
     const auto at =

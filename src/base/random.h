@@ -7,7 +7,8 @@
 namespace spinwire::base {
 
 /// 64 bits from the kernel's generator. If it has none to give, a mix of time, process and address
-/// that still differs between processes. Set-up: a system call.
+/// that still differs between processes. Set-up: a system call. Simulations have other sources, see
+/// SeedSource.
 [[nodiscard]] std::uint64_t random_seed() noexcept;
 
 /// A SplitMix64 generator: one addition and a mixing function, so any seed will do. The same seed
@@ -38,6 +39,22 @@ class Random {
   __extension__ using Wide = unsigned __int128;
 
   std::uint64_t state_;
+};
+
+/// While one lives, random_seed() draws from it in this thread, so that a simulation is all of its
+/// seed's making. One at a time in a thread.
+class SeedSource {
+ public:
+  explicit SeedSource(std::uint64_t seed) noexcept;
+  SeedSource(const SeedSource&) = delete;
+  SeedSource& operator=(const SeedSource&) = delete;
+  ~SeedSource();
+  /// Whether this thread has one.
+  [[nodiscard]] static bool there() noexcept;
+  std::uint64_t next() noexcept { return random_.next(); }
+
+ private:
+  Random random_;
 };
 
 }  // namespace spinwire::base

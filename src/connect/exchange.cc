@@ -34,10 +34,11 @@ std::string names(wire::KindSet set) {
 
 }  // namespace
 
-Result<void> Exchange::connect(const Address& remote, wire::KindSet expected) noexcept {
+Result<void> Exchange::connect(const Address& remote, wire::KindSet expected,
+                               LocalHost* host) noexcept {
   return base::no_throw("connect", [&]() -> Result<void> {
     reset();
-    auto socket = begin_connect(remote);
+    auto socket = begin_connect(remote, host);
     if (!socket) return tl::make_unexpected(std::move(socket.error()));
     socket_ = std::move(*socket);
     begin(remote, expected);

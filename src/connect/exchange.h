@@ -44,7 +44,9 @@ class Exchange {
 
   /// Begins to connect, after a reset() of whatever was. What the network answers comes from
   /// advance(). Errors of this host: invalid_argument, limit, no_memory, system.
-  Result<void> connect(const Address& remote, wire::KindSet expected) noexcept;
+  /// On a simulated network from one of its hosts.
+  Result<void> connect(const Address& remote, wire::KindSet expected,
+                       LocalHost* host = nullptr) noexcept;
   /// Takes over a connected stream socket, after a reset() of whatever was.
   void adopt(base::UniqueFd fd, const Address& peer, wire::KindSet expected) noexcept;
 

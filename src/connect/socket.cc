@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "connect/local_network.h"
 
 namespace spinwire::connect {
 namespace {
@@ -113,8 +114,17 @@ Error system_error(std::string asked, std::string_view call, int error) {
                           std::string(m.remedy));
 }
 
-Result<ListenSocket> ListenSocket::open(const Address& address, int backlog) {
+Result<ListenSocket> ListenSocket::open(const Address& address, int backlog, LocalHost* host) {
   const std::string asked = fmt::format("listen on {}", address.text().view());
+  if (host != nullptr) {
+    auto simulated = host->listen(address);
+    if (!simulated) return tl::make_unexpected(std::move(simulated.error()));
+    ListenSocket result;
+    result.fd_ = std::move(simulated->fd);
+    result.local_ = simulated->listener->at;
+    result.simulated_ = std::move(simulated->listener);
+    return result;
+  }
   base::UniqueFd fd = open_socket(address);
   if (!fd) return tl::make_unexpected(system_error(asked, "socket", errno));
   if (auto set = set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, "SO_REUSEADDR"); !set) {
@@ -142,6 +152,7 @@ Result<ListenSocket> ListenSocket::open(const Address& address, int backlog) {
 }
 
 Result<std::optional<Accepted>> ListenSocket::accept() {
+  if (simulated_ != nullptr) return simulated_->accept(fd_.get());
   sockaddr_storage peer{};
   socklen_t size = sizeof(peer);
   auto* const address = reinterpret_cast<sockaddr*>(&peer);
@@ -167,13 +178,14 @@ void ListenSocket::drop_one() noexcept {
   spare_.reset(::eventfd(0, EFD_CLOEXEC));
 }
 
-Result<Connecting> begin_connect(const Address& remote) {
+Result<Connecting> begin_connect(const Address& remote, LocalHost* host) {
   // The text is made only for an error, so that a pooled exchange connects without heap.
   const auto asked = [&] { return fmt::format("connect to {}", remote.text().view()); };
   if (remote.port() == 0) {
     return base::fail(Status::invalid_argument, asked(), "port 0 stands for no port",
                       "give the port that the peer listens on");
   }
+  if (host != nullptr) return host->connect(remote);
   base::UniqueFd fd = open_socket(remote);
   if (!fd) return tl::make_unexpected(system_error(asked(), "socket", errno));
   if (auto set = set_no_delay(fd.get()); !set) return tl::make_unexpected(std::move(set.error()));

@@ -2,6 +2,7 @@
 // at once. Set-up and control-step code.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,6 +12,9 @@
 #include "spinwire/status.h"
 
 namespace spinwire::connect {
+
+class LocalHost;
+struct LocalListener;
 
 /// What a failed system call means for its caller: `limit` for descriptors and ephemeral ports,
 /// `no_memory`, `in_use`, `invalid_argument` (the address), `unsupported` (the IP version),
@@ -29,7 +33,8 @@ class ListenSocket {
   /// Binds and listens; port 0 takes a free one, which local() tells. An IPv6 listener takes IPv6
   /// connections only. Errors: in_use naming the address, invalid_argument (an address that this
   /// host does not have, or an IPv4 one in IPv6 form), limit, no_memory, system.
-  static Result<ListenSocket> open(const Address& address, int backlog);
+  /// On a host of a simulated network if one is given.
+  static Result<ListenSocket> open(const Address& address, int backlog, LocalHost* host = nullptr);
 
   /// A closed one.
   ListenSocket() noexcept = default;
@@ -51,6 +56,7 @@ class ListenSocket {
   base::UniqueFd fd_;
   base::UniqueFd spare_;
   Address local_;
+  std::shared_ptr<LocalListener> simulated_;
 };
 
 /// A connection being made. What the network answered at once is in `error`, an errno value, to be
@@ -60,9 +66,9 @@ struct Connecting {
   int error = 0;
 };
 
-/// Begins to connect. Errors of this host only: invalid_argument (port 0), limit, no_memory,
-/// system.
-Result<Connecting> begin_connect(const Address& remote);
+/// Begins to connect, from a host of a simulated network if one is given. Errors of this host only:
+/// invalid_argument (port 0), limit, no_memory, system.
+Result<Connecting> begin_connect(const Address& remote, LocalHost* host = nullptr);
 
 /// True once connected, false while it is still being tried. Errors: refused, timed_out, peer_lost,
 /// limit, system, naming the address.

@@ -89,6 +89,8 @@ class EngineCore {
   /// Every connection ends here and now: what is outstanding is flushed, each on_closed runs. The
   /// first part of destruction, while the application's handle still names this engine.
   void end() noexcept;
+  /// No callback of the application's runs any more: it is to end as if its process had died.
+  void fall_silent() noexcept;
 
   // Hot, in poll.cc.
   int poll() noexcept;
@@ -167,6 +169,10 @@ class EngineCore {
   DeviceEventCallback on_device_event;
   std::uint64_t next_device_look = 0;  ///< tick; never again once it is gone
   connect::EpollSet epoll;
+  connect::LocalHost* host = nullptr;  ///< in a simulated network; null: the system's sockets
+  /// The pools' pages come when touched, and there is room for fewer registrations; set before
+  /// open().
+  bool sparse = false;
   const char* device_lost = nullptr;  ///< the event after which no connection is possible
   bool device_watched = false;        ///< the epoll set tells of the device's async events
   connect::CmChannel cm;              ///< once it was asked for

@@ -61,6 +61,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
                           2 * c.rpc.send_depth * rpc::kLineBytes + 2 * memory::kChunkBytes};
   arena.hugepages = c.memory.hugepages;
   arena.lock = c.memory.lock;
+  arena.populate = !sparse;
   auto slab = memory::Arena::make(arena);
   if (!slab) return tl::unexpected(slab.error());
   shared.arena = std::move(*slab);
@@ -85,7 +86,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
     shared.transfers->windows = std::move(*windows);
   }
   // The application's, and a credit cell per connection.
-  const std::uint32_t most = 65536 + c.connections.maximum;
+  const std::uint32_t most = (sparse ? 1024 : 65536) + c.connections.maximum;
   shared.registrations = std::make_unique<memory::RegistrationTable>(shared.device->provider(),
                                                                      shared.device->pd(), most);
   auto set = connect::EpollSet::open();
@@ -145,6 +146,17 @@ Result<void> EngineCore::audit() {
     if (auto good = rpc::audit(*calls); !good) return good;
   }
   return shared.arena->audit();
+}
+
+void EngineCore::fall_silent() noexcept {
+  on_device_event = nullptr;
+  for (auto& listening : listeners) {
+    if (listening == nullptr) continue;
+    listening->options.on_accept = nullptr;
+    listening->options.handlers = {};
+  }
+  agent::fall_silent(shared);
+  if (calls != nullptr) rpc::fall_silent(*calls);
 }
 
 EngineCore::~EngineCore() {

@@ -77,7 +77,7 @@ constexpr std::uint64_t token(std::uint32_t generation, std::uint32_t index) noe
 
 Result<void> EngineCore::listen_on_socket(Listening& listening, const connect::Address& at,
                                           std::uint32_t index) {
-  auto socket = connect::ListenSocket::open(at, kBacklog);
+  auto socket = connect::ListenSocket::open(at, kBacklog, host);
   if (!socket) return tl::unexpected(socket.error());
   listening.socket = std::move(*socket);
   return epoll.add(listening.socket.fd(), kListenerToken | token(listening.generation, index),
@@ -146,7 +146,7 @@ Result<Handshake*> EngineCore::begin_exchange(const connect::Address& to) {
                       fmt::format("{} connections are being made already", outbound_handshakes),
                       "wait until some are ready, or raise connections.handshakes");
   }
-  auto begun = h->exchange.connect(to, wire::kinds(FrameKind::accept, FrameKind::refuse));
+  auto begun = h->exchange.connect(to, wire::kinds(FrameKind::accept, FrameKind::refuse), host);
   if (begun) return h;
   drop(*h);
   return tl::unexpected(begun.error());

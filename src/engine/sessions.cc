@@ -95,7 +95,8 @@ Result<void> EngineCore::begin_session(ClientSession& c, const connect::Address&
                       fmt::format("{} connections are being made already", outbound_handshakes),
                       "wait until some are ready, or raise connections.handshakes");
   }
-  auto begun = h->exchange.connect(to, wire::kinds(FrameKind::session_opened, FrameKind::refuse));
+  auto begun =
+      h->exchange.connect(to, wire::kinds(FrameKind::session_opened, FrameKind::refuse), host);
   if (!begun) {
     drop(*h);
     return begun;

@@ -36,7 +36,12 @@ Result<ArenaPtr> Arena::make(const ArenaOptions& options) {
           fmt::format("give the pools 1 to {} chunks together", kMaxChunks));
     }
     Result<base::SharedMemory> memory =
-        take_pages(total * kChunkBytes, options.hugepages, options.lock, options.name);
+        options.populate
+            ? take_pages(total * kChunkBytes, options.hugepages, options.lock, options.name)
+            : base::SharedMemory::create(total * kChunkBytes, {.name = options.name,
+                                                               .page_size = 0,
+                                                               .populate = false,
+                                                               .kernel_populates = true});
     if (!memory) return tl::unexpected(std::move(memory.error()));
     ArenaPtr arena(new Arena(std::move(*memory)));
     arena->set_up(chunks);

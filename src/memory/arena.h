@@ -41,6 +41,7 @@ struct ArenaOptions {
   std::array<std::uint64_t, kPoolCount> pool_bytes{};
   HugepagePolicy hugepages = HugepagePolicy::prefer;
   LockPolicy lock = LockPolicy::off;
+  bool populate = true;  ///< false, for ordinary pages only: they come when touched
 };
 
 struct PoolStats {

@@ -148,7 +148,11 @@ class Port {
   [[nodiscard]] std::uint32_t missing() const noexcept {
     return static_cast<std::uint32_t>(missing_.size());
   }
-  /// Blocks held, for an audit.
+  // For audits.
+  [[nodiscard]] const ibv_qp* queue_pair() const noexcept { return qp_; }
+  /// Receives to be posted together with others.
+  [[nodiscard]] std::uint32_t receives_waiting() const noexcept { return receives_.count(); }
+  /// Blocks held.
   template <typename Visit>
   void visit_blocks(Visit&& visit) {
     visit(lines_block_);

@@ -200,6 +200,8 @@ struct Rpc {
 Result<std::unique_ptr<Rpc>> open(agent::Shared& s);
 /// The engine ends: all calls end with `flushed`, each on_closed runs, servers' peers are told.
 void end(Rpc& r) noexcept;
+/// No callback of the application's runs any more. Cold.
+void fall_silent(Rpc& r) noexcept;
 /// Completions of the port's queue pair; answers the number of events. Hot.
 std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept;
 /// The end of a poll: calls that waited for room, then everything that was sent. Hot.

@@ -12,6 +12,7 @@
 #include "base/random.h"
 #include "softverbs/datagram.h"
 #include "softverbs/faults_layer.h"
+#include "softverbs/gid.h"
 #include "softverbs/queue.h"
 
 namespace spinwire::softverbs {
@@ -200,6 +201,7 @@ Result<void> apply(Context& c, const FaultPlan& plan) {
   }
   Faults& f = *c.faults;
   f.plan = plan;
+  for (PeerPlan& each : f.peer_plans) each.plan.seed = plan.seed;
   f.number = 0;
   set_pace(f);
   for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
@@ -248,6 +250,13 @@ Fate draw(const FaultPlan& plan, std::uint64_t number, Nanoseconds delay_min,
   fate.delay[0] = delay();
   fate.delay[1] = delay();
   return fate;
+}
+
+const FaultPlan& plan_for(const Faults& f, const ibv_gid& peer) noexcept {
+  for (const PeerPlan& each : f.peer_plans) {
+    if (same_gid(each.peer, peer)) return each.plan;
+  }
+  return f.plan;
 }
 
 ibv_wc_status count_request(Faults& f, const Qp& qp) noexcept {
@@ -317,6 +326,45 @@ Result<void> set_faults(ibv_context* context, const FaultPlan& plan) {
     if (auto good = check(plan); !good) return good;
     return apply(context_of(context), plan);
   });
+}
+
+Result<void> set_faults(ibv_context* context, const ibv_gid& peer, const FaultPlan& plan) {
+  return base::no_throw("set a fault plan", [&]() -> Result<void> {
+    if (auto good = check(plan); !good) return good;
+    Context& c = context_of(context);
+    if (c.faults == nullptr) {
+      if (auto made = apply(c, {}); !made) return made;
+    }
+    auto& plans = c.faults->peer_plans;
+    auto found = std::find_if(plans.begin(), plans.end(),
+                              [&](const PeerPlan& each) { return same_gid(each.peer, peer); });
+    if (found == plans.end() && plans.size() == kMaxLanes) {
+      return base::fail(Status::limit, "set a fault plan for a peer",
+                        fmt::format("{} peers have plans", plans.size()),
+                        "set one for the context, or take the others away");
+    }
+    if (found == plans.end()) found = plans.insert(plans.end(), {peer, {}});
+    found->plan = plan;
+    found->plan.seed = c.faults->plan.seed;
+    return {};
+  });
+}
+
+std::uint64_t next_due(ibv_context* context) noexcept {
+  const Context& c = context_of(context);
+  std::uint64_t next = ~std::uint64_t{0};
+  for (const Qp* qp : c.waiting) next = std::min(next, qp->retry_at);
+  if (c.faults == nullptr) return next;
+  const Faults& f = *c.faults;
+  const auto tick = [&](std::uint64_t ns) {
+    return c.clock.ticks(Nanoseconds(static_cast<std::int64_t>(ns)));
+  };
+  if (!f.heap.empty()) next = std::min(next, tick(f.slots[f.heap.front()].ready));
+  for (const Qp* qp : f.busy) {
+    if (!may_go(*qp)) continue;
+    next = std::min(next, tick(qp->faults->held[qp->sq_head & qp->sq_mask].ready));
+  }
+  return next;
 }
 
 void clear_faults(ibv_context* context) noexcept {

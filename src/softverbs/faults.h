@@ -88,9 +88,16 @@ enum class LinkState : std::uint8_t { up, down };
 /// Gives the context a plan, or another one: what was posted before keeps the fate it has, the
 /// count of work requests begins anew. Errors: invalid_argument naming the field; no_memory.
 Result<void> set_faults(ibv_context* context, const FaultPlan& plan);
+/// What is posted to that peer meets this plan's chances and delays instead of the context's; all
+/// else, the seed included, is the context's. A context without a plan gets the default one.
+/// Errors: as above, and for more than 4096 such peers limit.
+Result<void> set_faults(ibv_context* context, const ibv_gid& peer, const FaultPlan& plan);
 /// Takes the plan away: links are up, and what was held goes out at once.
 void clear_faults(ibv_context* context) noexcept;
 [[nodiscard]] FaultStatistics fault_statistics(ibv_context* context) noexcept;
+/// The tick of the context's clock when something that waits may go on: what is held, and tries
+/// again of connections. The largest number if nothing waits.
+[[nodiscard]] std::uint64_t next_due(ibv_context* context) noexcept;
 
 /// Cuts a link or heals it, in both directions; the other end needs no plan. Messages that were
 /// sent before still reach the peer, unanswered. While it is down nothing passes: connections try

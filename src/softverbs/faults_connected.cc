@@ -17,8 +17,9 @@ void decide(Context& c, Qp& qp, std::uint32_t position) noexcept {
   const std::uint8_t opcode = qp.sq[slot].opcode;
   HeldWr& held = q.held[slot];
   held.status = count_request(f, qp);
-  const Fate fate = draw(f.plan, f.number, f.plan.delay_min, f.plan.delay_max);
-  held.rnr = fate.rnr && is_packet(opcode) ? f.plan.rnr_in_a_row : 0;
+  const FaultPlan& plan = plan_for(f, qp.peer->gid);
+  const Fate fate = draw(plan, f.number, plan.delay_min, plan.delay_max);
+  held.rnr = fate.rnr && is_packet(opcode) ? plan.rnr_in_a_row : 0;
   const std::uint64_t delay = is_local(opcode) ? 0 : fate.delay[0];
   if (delay != 0) ++f.statistics.delayed;
   held.order = ++f.order;

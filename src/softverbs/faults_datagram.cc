@@ -95,7 +95,8 @@ ibv_wc_status hold_datagram(Qp& qp, const ibv_send_wr& wr, std::uint32_t length)
     ++f.statistics.failed;
     return status;
   }
-  const Fate fate = draw(f.plan, f.number, f.plan.datagram_delay_min, f.plan.datagram_delay_max);
+  const FaultPlan& plan = plan_for(f, static_cast<const Ah*>(wr.wr.ud.ah)->peer->gid);
+  const Fate fate = draw(plan, f.number, plan.datagram_delay_min, plan.datagram_delay_max);
   if (fate.drop) {
     ++f.statistics.dropped;
     return IBV_WC_SUCCESS;

@@ -62,8 +62,15 @@ struct SharedLink {
   Pace pace;
 };
 
+/// For what is posted to one peer.
+struct PeerPlan {
+  ibv_gid peer;
+  FaultPlan plan;
+};
+
 struct Faults {
   FaultPlan plan;
+  std::vector<PeerPlan> peer_plans;
   FaultStatistics statistics;
   Pace own_pace;
   Pace* pace = &own_pace;    ///< or the shared link's
@@ -88,6 +95,8 @@ struct Fate {
 /// Depends on the plan and `number` only.
 Fate draw(const FaultPlan& plan, std::uint64_t number, Nanoseconds delay_min,
           Nanoseconds delay_max) noexcept;
+/// What counts for the way to a peer.
+const FaultPlan& plan_for(const Faults& faults, const ibv_gid& peer) noexcept;
 /// Counts a work request; the status that the plan has it fail with, or success.
 ibv_wc_status count_request(Faults& faults, const Qp& qp) noexcept;
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks that includes inside src/ point down only:
-#   engine -> rpc -> agent -> {connect, memory, verbs, wire} -> base
+#   sim -> engine -> rpc -> agent -> {connect, memory, verbs, wire} -> base
 #
 #   tools/dev/check_layers.sh [ROOT]        check ROOT/src (default: this tree)
 #   tools/dev/check_layers.sh --self-test   plant violations and see that each is found
@@ -17,10 +17,11 @@ declare -A may_include=(
   [agent]='base connect memory verbs wire'
   [rpc]='base agent connect memory verbs wire'
   [engine]='base rpc agent connect memory verbs wire'
+  [sim]='base engine rpc agent connect memory verbs wire softverbs'
 )
 
 # The embedded device is known to one place only, so that nothing else can ask which device it is
-# on.
+# on; simulations, which are about it, besides.
 sees_softverbs() {
   [[ "$1" == src/verbs/provider*.cc ]]
 }
@@ -99,6 +100,10 @@ self_test() {
   expect ok src/memory/slab.cc '"verbs/device.h"'
   expect ok src/connect/tcp.cc '"wire/handshake.h"'
   expect ok src/verbs/provider_table.cc '"softverbs/device.h"'
+  expect ok src/sim/node.cc '"softverbs/faults.h"'
+  expect ok src/sim/node.cc '"engine/core.h"'
+  expect bad src/engine/poll.cc '"sim/state.h"'
+  expect bad src/engine/poll.cc '"softverbs/faults.h"'
   expect bad src/verbs/device.cc '"softverbs/device.h"'
   expect bad src/verbs/provider.h '"softverbs/device.h"'
   expect bad src/softverbs/lane.cc '"verbs/device.h"'

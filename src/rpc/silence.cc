@@ -1,0 +1,22 @@
+// The sessions of an engine whose application is gone: in a simulation its process has died. Cold.
+#include "rpc/rpc.h"
+
+namespace spinwire::rpc {
+
+void fall_silent(Rpc& r) noexcept {
+  for (auto& handler : r.handlers) handler = nullptr;
+  for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
+    ClientSession& c = r.clients.at(i);
+    if (!r.clients.in_use(i) || c.name == 0) continue;
+    c.on_ready = nullptr;
+    c.on_closed = nullptr;
+    for (std::uint32_t slot = 0; slot < c.window; ++slot) c.calls[slot].done = [](Reply&) {};
+    // One without a callback is one that has ended: its payload is dropped here.
+    for (std::uint32_t w = 0; w < r.shared.config.rpc.backlog; ++w) {
+      clear(c.waiting[w].payload);
+      c.waiting[w].done = nullptr;
+    }
+  }
+}
+
+}  // namespace spinwire::rpc

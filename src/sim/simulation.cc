@@ -1,0 +1,285 @@
+// Nodes, their lives, and the public face.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "base/owner_guard.h"
+#include "sim/state.h"
+
+namespace spinwire {
+
+using sim::Node;
+
+namespace {
+
+/// Streams of chance that do not depend on each other.
+enum class Stream : std::uint64_t { engines = 1, order, chances, network, faults };
+
+constexpr std::uint64_t seed_of(std::uint64_t seed, Stream stream) noexcept {
+  return base::Random::mix(seed + static_cast<std::uint64_t>(stream) * 0x9e3779b97f4a7c15u);
+}
+
+/// Virtual time begins here, as differences to earlier times have to be possible.
+constexpr std::uint64_t kBeginning = 3'600'000'000'000;
+
+Result<void> check_options(const SimulationOptions& o) {
+  const auto bad = [](const char* name, const char* range) {
+    return base::fail(Status::invalid_argument, "make a simulation",
+                      fmt::format("{} is out of range", name), fmt::format("give {}", range));
+  };
+  if (o.poll_time_min.count() < 0 || o.poll_time_max < o.poll_time_min ||
+      o.poll_time_max > std::chrono::milliseconds(1) || o.poll_time_max.count() == 0)
+    return bad("the time of a poll (poll_time_min, poll_time_max)", "0 to 1 ms, the lower first");
+  if (!(o.left_out >= 0 && o.left_out <= 0.99)) return bad("left_out", "a probability up to 0.99");
+  return {};
+}
+
+Result<void> no_such_node(const char* asked, NodeId node, const char* found) {
+  return base::fail(Status::invalid_argument, asked, fmt::format("node {} {}", node, found),
+                    "see Simulation::size() and alive()");
+}
+
+Result<void> check_config(const Config& config) {
+  if (config.device.name != "softverbs" && config.device.name != "softverbs:softverbs")
+    return base::fail(Status::invalid_argument, "add a node to a simulation",
+                      fmt::format("device.name = {}", config.device.name),
+                      "only the embedded device, softverbs, can be simulated");
+  if (config.memory.hugepages == HugepagePolicy::require ||
+      config.memory.lock == LockPolicy::require)
+    return base::fail(Status::invalid_argument, "add a node to a simulation",
+                      "memory.hugepages or memory.lock is \"require\"",
+                      "nodes have ordinary pages that come when touched: set both to \"off\"");
+  return {};
+}
+
+}  // namespace
+
+// ---- lives ------------------------------------------------------------------------------------
+
+Simulation::State::State(std::uint64_t of_seed, const SimulationOptions& given)
+    : seed(seed_of(of_seed, Stream::faults)),
+      options(given),
+      source(seed_of(of_seed, Stream::engines)),
+      order(seed_of(of_seed, Stream::order)),
+      chances(seed_of(of_seed, Stream::chances)),
+      roads(seed_of(of_seed, Stream::network)),
+      network(roads),
+      now(kBeginning),
+      trace(seed) {}
+
+Simulation::State::~State() {
+  for (auto& node : nodes) {
+    if (node->engine) end_life(*node);
+  }
+}
+
+Result<NodeId> Simulation::State::add(const Config& config) {
+  if (nodes.size() == sim::kMostNodes)
+    return base::fail(Status::limit, "add a node to a simulation",
+                      fmt::format("it has {}", nodes.size()), "do with fewer");
+  if (auto good = check_config(config); !good) return tl::unexpected(good.error());
+  auto node = std::make_unique<Node>();
+  node->config = config;
+  node->config.memory.hugepages = HugepagePolicy::off;
+  node->config.memory.lock = LockPolicy::off;
+  node->host = &network.add_host();
+  nodes.push_back(std::move(node));
+  const auto number = static_cast<NodeId>(nodes.size() - 1);
+  if (auto begun = begin_life(*nodes.back()); !begun) {
+    // Its host stays, so that numbers go on agreeing: so does the node, dead.
+    return tl::unexpected(begun.error());
+  }
+  turns.push_back(number);
+  return number;
+}
+
+Result<void> Simulation::State::begin_life(Node& node) {
+  if (auto good = node.config.check(); !good) return good;
+  auto guard = base::OwnerGuard::create();
+  if (!guard) return tl::unexpected(guard.error());
+  auto core =
+      std::make_unique<detail::EngineCore>(node.config, Clock::manual(&now), std::move(*guard));
+  core->host = node.host;
+  core->sparse = true;
+  if (auto opened = core->open(); !opened) return opened;
+  node.engine = Engine(std::move(core));
+  ++node.life;
+  const NodeId number = node.host->number();
+  if (auto set = apply_faults(number); !set) return set;
+  for (NodeId other = 0; other < nodes.size(); ++other) {
+    if (!roads.open(number, other)) apply_link(number, other);
+  }
+  return {};
+}
+
+void Simulation::State::end_life(Node& node) noexcept {
+  detail::EngineCore& core = *node.engine.core();
+  note(core.polls ^ base::Random::mix(core.shared.stats.completions));
+  core.fall_silent();
+  // What it has held back, or would say in its destruction, goes nowhere.
+  (void)softverbs::set_links(node.device(), softverbs::LinkState::down);
+  sim::add(node.of_the_dead, softverbs::fault_statistics(node.device()));
+  node.engine = Engine();
+  node.doomed = false;
+}
+
+Result<Node*> Simulation::State::living(NodeId node, const char* asked) {
+  if (node >= nodes.size())
+    return tl::unexpected(no_such_node(asked, node, "does not exist").error());
+  if (!nodes[node]->alive()) return tl::unexpected(no_such_node(asked, node, "is dead").error());
+  return nodes[node].get();
+}
+
+// ---- the public face --------------------------------------------------------------------------
+
+Simulation::Simulation(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
+Simulation::Simulation(Simulation&&) noexcept = default;
+Simulation& Simulation::operator=(Simulation&&) noexcept = default;
+Simulation::~Simulation() = default;
+
+Result<Simulation> Simulation::create(std::uint64_t seed, const SimulationOptions& options) {
+  return base::no_throw("make a simulation", [&]() -> Result<Simulation> {
+    if (auto good = check_options(options); !good) return tl::unexpected(good.error());
+    if (base::SeedSource::there())
+      return base::fail(Status::in_use, "make a simulation", "this thread has one already",
+                        "drop that first, or take another thread");
+    auto state = std::make_unique<State>(seed, options);
+    if (auto opened = state->network.open(); !opened) return tl::unexpected(opened.error());
+    return Simulation(std::move(state));
+  });
+}
+
+Config Simulation::config() {
+  Config c;
+  c.memory.hugepages = HugepagePolicy::off;
+  c.memory.send_bytes = 32u << 20;  // room that is not touched costs nothing
+  c.memory.receive_bytes = 8u << 20;
+  c.memory.lease_bytes = 8u << 20;
+  c.memory.large_bytes = 16u << 20;
+  c.memory.windows = 16;
+  c.queues.send_depth = 64;
+  c.queues.receive_depth = 64;
+  c.queues.operations = 256;
+  c.queues.completion_depth = 2048;
+  c.connections.maximum = 32;
+  c.connections.handshakes = 32;
+  c.connections.eager_bytes = 2048;
+  c.connections.message_bytes = 1u << 20;
+  c.connections.credits = 16;
+  c.leases.maximum = 16;
+  c.leases.count = 16;
+  c.rpc.sessions = 64;
+  c.rpc.send_depth = 128;
+  c.rpc.receive_depth = 128;
+  return c;
+}
+
+Result<NodeId> Simulation::add(const Config& config) {
+  return base::no_throw("add a node to a simulation", [&] { return state_->add(config); });
+}
+
+std::uint32_t Simulation::size() const noexcept {
+  return static_cast<std::uint32_t>(state_->nodes.size());
+}
+bool Simulation::alive(NodeId node) const noexcept {
+  return node < size() && state_->nodes[node]->alive();
+}
+std::uint32_t Simulation::life(NodeId node) const noexcept {
+  return node < size() ? state_->nodes[node]->life : 0;
+}
+Engine& Simulation::engine(NodeId node) noexcept { return state_->nodes[node]->engine; }
+
+std::string Simulation::address(NodeId node, std::uint16_t port) {
+  const std::uint32_t host = node + 1;
+  return fmt::format("10.{}.{}.{}:{}", host >> 16 & 0xff, host >> 8 & 0xff, host & 0xff, port);
+}
+
+Result<void> Simulation::kill(NodeId number) {
+  auto node = state_->living(number, "kill a node");
+  if (!node) return tl::unexpected(node.error());
+  ++state_->stats.kills;
+  if (state_->polling == number) {
+    // Its callbacks are where they are; but nothing that they do leaves it any more.
+    (*node)->doomed = true;
+    (void)softverbs::set_links((*node)->device(), softverbs::LinkState::down);
+  } else {
+    state_->end_life(**node);
+  }
+  return {};
+}
+
+Result<void> Simulation::restart(NodeId number) {
+  constexpr const char* kAsked = "restart a node";
+  if (number >= size()) return no_such_node(kAsked, number, "does not exist");
+  Node& node = *state_->nodes[number];
+  if (node.engine) return no_such_node(kAsked, number, "is alive");
+  return base::no_throw(kAsked, [&]() -> Result<void> {
+    if (auto begun = state_->begin_life(node); !begun) return begun;
+    ++state_->stats.restarts;
+    return {};
+  });
+}
+
+Result<void> Simulation::pause(NodeId number, Nanoseconds how_long) {
+  constexpr const char* kAsked = "pause a node";
+  auto node = state_->living(number, kAsked);
+  if (!node) return tl::unexpected(node.error());
+  if (how_long.count() < 0 || how_long > std::chrono::hours(1))
+    return base::fail(Status::invalid_argument, kAsked, fmt::format("for {} ns", how_long.count()),
+                      "give up to an hour");
+  (*node)->paused_until = state_->now + static_cast<std::uint64_t>(how_long.count());
+  return {};
+}
+
+Nanoseconds Simulation::now() const noexcept {
+  return Nanoseconds(static_cast<std::int64_t>(state_->now - kBeginning));
+}
+Status Simulation::step() { return state_->step(); }
+
+void Simulation::at(Nanoseconds when, std::function<void()> what) {
+  const auto tick = kBeginning + static_cast<std::uint64_t>(std::max(when, now()).count());
+  state_->errands.push({tick, ++state_->errand, std::move(what)});
+}
+
+std::uint64_t Simulation::random(std::uint64_t bound) noexcept {
+  return state_->chances.below(bound);
+}
+bool Simulation::chance(double probability) noexcept {
+  constexpr double kUnit = 1.0 / (std::uint64_t{1} << 53);
+  return static_cast<double>(state_->chances.next() >> 11) * kUnit < probability;
+}
+void Simulation::note(std::uint64_t value) noexcept { state_->note(value); }
+void Simulation::note(std::string_view text) noexcept {
+  std::uint64_t sum = text.size();
+  for (const char c : text) sum = base::Random::mix(sum + static_cast<unsigned char>(c));
+  state_->note(sum);
+}
+std::uint64_t Simulation::trace_hash() const noexcept { return state_->trace_hash(); }
+
+Result<void> Simulation::audit() const {
+  return base::no_throw("audit a simulation", [&] { return state_->audit(); });
+}
+
+SimulationStats Simulation::stats() const noexcept {
+  SimulationStats stats = state_->stats;
+  softverbs::FaultStatistics faults;
+  for (const auto& node : state_->nodes) {
+    sim::add(faults, node->of_the_dead);
+    if (node->engine) sim::add(faults, softverbs::fault_statistics(node->device()));
+  }
+  stats.dropped = faults.dropped;
+  stats.duplicated = faults.duplicated;
+  stats.reordered = faults.reordered;
+  stats.delayed = faults.datagrams_delayed;
+  stats.cut = faults.cut;
+  stats.overflowed = faults.overflowed;
+  stats.not_ready = faults.rnr;
+  stats.late = faults.delayed;
+  stats.unanswered = faults.timeouts;
+  stats.failed = faults.failed;
+  return stats;
+}
+
+}  // namespace spinwire

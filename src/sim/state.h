@@ -1,0 +1,134 @@
+// A simulation's insides: nodes, the network between them, and time. Cold, all of it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/random.h"
+#include "connect/local_network.h"
+#include "engine/core.h"
+#include "softverbs/faults.h"
+#include "spinwire/sim.h"
+
+namespace spinwire::sim {
+
+inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
+inline constexpr std::uint32_t kMostNodes = 1024;
+inline constexpr std::uint64_t kFirstStride = 1'000;  ///< of a jump
+
+struct Node {
+  Config config;
+  Engine engine;  ///< empty while it is dead
+  connect::LocalHost* host = nullptr;
+  std::uint32_t life = 0;
+  std::uint64_t paused_until = 0;
+  bool doomed = false;                     ///< it dies when its poll has returned
+  std::uint64_t fail_at = 0;               ///< of the plan in force
+  std::uint32_t plans = 0;                 ///< set so far: each has another seed
+  softverbs::FaultStatistics of_the_dead;  ///< of its former lives
+
+  [[nodiscard]] bool alive() const noexcept { return static_cast<bool>(engine) && !doomed; }
+  [[nodiscard]] ibv_context* device() const noexcept {
+    return engine.core()->shared.device->context();
+  }
+};
+
+/// Something to be done at a time.
+struct Errand {
+  std::uint64_t when;
+  std::uint64_t order;
+  std::function<void()> what;
+  friend bool operator<(const Errand& a, const Errand& b) noexcept {  // the top is the earliest
+    return a.when != b.when ? a.when > b.when : a.order > b.order;
+  }
+};
+
+using Way = std::pair<NodeId, NodeId>;
+
+/// Which ways are cut, what befalls what goes on them, and how handshakes get along.
+class Network final : public connect::Roads {
+ public:
+  explicit Network(std::uint64_t seed) noexcept : random_(seed) {}
+  bool open(std::uint32_t from, std::uint32_t to) override;
+  std::uint64_t delay(std::uint32_t from, std::uint32_t to) override;
+  [[nodiscard]] const NetworkFaults& faults(NodeId from, NodeId to) const;
+
+  NetworkFaults everywhere;
+  std::map<Way, NetworkFaults> ways;
+  std::set<Way> cuts;  ///< the lower number first
+
+ private:
+  base::Random random_;
+};
+
+inline Way both(NodeId a, NodeId b) noexcept { return {std::min(a, b), std::max(a, b)}; }
+
+/// Errors: invalid_argument naming the field.
+[[nodiscard]] Result<void> check(const NetworkFaults& faults);
+[[nodiscard]] softverbs::FaultPlan plan_of(const NetworkFaults& faults, std::uint64_t seed);
+void add(softverbs::FaultStatistics& sum, const softverbs::FaultStatistics& more) noexcept;
+/// Receives for datagrams that the device has, taken ones that nobody has seen yet included.
+[[nodiscard]] std::uint32_t datagram_receives(const detail::EngineCore& core) noexcept;
+
+}  // namespace spinwire::sim
+
+namespace spinwire {
+
+struct Simulation::State {
+  State(std::uint64_t seed, const SimulationOptions& options);
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State();
+
+  Result<NodeId> add(const Config& config);
+  Result<void> begin_life(sim::Node& node);
+  void end_life(sim::Node& node) noexcept;
+  [[nodiscard]] Result<sim::Node*> living(NodeId node, const char* asked);
+  /// A node's plan, and those of its ways to others and of theirs to it.
+  Result<void> apply_faults(NodeId node);
+  Result<void> apply_faults(NodeId from, NodeId to);
+  /// The state of the link between two nodes, at both ends.
+  void apply_link(NodeId a, NodeId b) noexcept;
+  [[nodiscard]] softverbs::FaultPlan plan_of(NodeId node);
+
+  Status step();
+  void poll(sim::Node& node, NodeId number);
+  void run_errands();
+  /// Nothing happened for a while: time goes on to what is next.
+  void jump();
+  [[nodiscard]] std::uint64_t next_of(const sim::Node& node) const;
+  [[nodiscard]] std::uint64_t next_timer(const sim::Node& node) const;
+  void spend(std::uint64_t least, std::uint64_t most) noexcept;
+  void note(std::uint64_t value) noexcept;
+  [[nodiscard]] std::uint64_t trace_hash() const noexcept;
+  [[nodiscard]] Result<void> audit() const;
+
+  const std::uint64_t seed;
+  SimulationOptions options;
+  base::SeedSource source;  ///< for what engines draw
+  base::Random order;       ///< of polls, and the time they take
+  base::Random chances;     ///< for the test
+  sim::Network roads;
+  connect::LocalNetwork network;
+  std::vector<std::unique_ptr<sim::Node>> nodes;
+  std::vector<NodeId> turns;
+  std::priority_queue<sim::Errand> errands;
+  std::uint64_t errand = 0;
+  std::uint64_t now;                         ///< tick of all clocks
+  std::uint32_t quiet = 0;                   ///< steps in a row in which nothing happened
+  std::uint64_t stride = sim::kFirstStride;  ///< of the next jump, if nothing is due before
+  bool stepping = false;
+  std::optional<NodeId> polling;
+  std::uint64_t trace;
+  SimulationStats stats;
+};
+
+}  // namespace spinwire

@@ -1,0 +1,160 @@
+// How a simulation gets on: polls in turn, and time.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "sim/state.h"
+#include "softverbs/objects.h"
+
+namespace spinwire {
+
+using sim::Node;
+
+namespace {
+
+/// Steps without an event after which time jumps; what was sent has been taken by then.
+constexpr std::uint32_t kQuietSteps = 2;
+constexpr std::uint64_t kLongestStride = 1'000'000'000;
+
+}  // namespace
+
+void Simulation::State::spend(std::uint64_t least, std::uint64_t most) noexcept {
+  now += least + order.below(most - least + 1);
+}
+
+Status Simulation::State::step() {
+  if (stepping) return Status::reentrant;
+  stepping = true;
+  ++stats.steps;
+  run_errands();
+  const std::uint64_t before = trace;
+  for (std::size_t i = turns.size(); i > 1; --i) std::swap(turns[i - 1], turns[order.below(i)]);
+  const auto passed_over = static_cast<std::uint32_t>(options.left_out * 1e6);
+  for (const NodeId number : turns) {
+    Node& node = *nodes[number];
+    const bool late = order.chance(passed_over);
+    if (node.engine && now >= node.paused_until && !late) poll(node, number);
+  }
+  network.run(now);
+  if (trace != before) {
+    quiet = 0;
+    stride = sim::kFirstStride;
+  } else if (++quiet >= kQuietSteps) {
+    jump();
+  }
+  stepping = false;
+  return Status::ok;
+}
+
+void Simulation::State::poll(Node& node, NodeId number) {
+  spend(static_cast<std::uint64_t>(options.poll_time_min.count()),
+        static_cast<std::uint64_t>(options.poll_time_max.count()));
+  ++stats.polls;
+  polling = number;
+  int events = node.engine.poll();
+  if (node.config.engine.control == ControlMode::manual && !node.doomed)
+    events += node.engine.poll_control();
+  polling.reset();
+  if (events != 0) {
+    note(std::uint64_t{number} << 32 | static_cast<std::uint32_t>(events));
+    note(now);
+  }
+  if (node.doomed) end_life(node);
+}
+
+void Simulation::State::run_errands() {
+  while (!errands.empty() && errands.top().when <= now) {
+    // Moved out first: it may ask for others.
+    const auto what = std::move(const_cast<sim::Errand&>(errands.top()).what);
+    errands.pop();
+    note(now);
+    what();
+  }
+}
+
+/// When a node's device has something to do.
+std::uint64_t Simulation::State::next_of(const Node& node) const {
+  if (!node.engine) return sim::kNever;
+  return std::max(softverbs::next_due(node.device()), node.paused_until);
+}
+
+/// And its engine: timers are looked at by control steps.
+std::uint64_t Simulation::State::next_timer(const Node& node) const {
+  if (!node.engine) return sim::kNever;
+  const detail::EngineCore& core = *node.engine.core();
+  const std::uint64_t due = core.shared.timers.next_deadline();
+  if (due == sim::kNever) return due;
+  const bool manual = core.next_control == sim::kNever;
+  return std::max({due, node.paused_until, manual ? 0 : core.next_control});
+}
+
+void Simulation::State::jump() {
+  std::uint64_t due = network.next();
+  if (!errands.empty()) due = std::min(due, errands.top().when);
+  for (const auto& node : nodes) due = std::min(due, next_of(*node));
+  if (due <= now) due = sim::kNever;  // it was seen to, and has to wait for something else
+  std::uint64_t next = std::min(due, now + stride);
+  for (const auto& node : nodes) next = std::min(next, next_timer(*node));
+  // What none of them tells of, such as the device's own upkeep, is seen at the end of shorter
+  // jumps; from anew when something was due, as it may have consequences.
+  stride = next == due ? sim::kFirstStride : std::min(2 * stride, kLongestStride);
+  if (next <= now) return;
+  ++stats.jumps;
+  now = next;
+}
+
+void Simulation::State::note(std::uint64_t value) noexcept {
+  trace = base::Random::mix(trace ^ base::Random::mix(value + 0x9e3779b97f4a7c15u));
+}
+
+std::uint64_t Simulation::State::trace_hash() const noexcept {
+  std::uint64_t sum = trace ^ now;
+  const auto add = [&sum](std::uint64_t value) { sum = base::Random::mix(sum) ^ value; };
+  for (const auto& node : nodes) {
+    if (!node->engine) continue;
+    const EngineStats s = node->engine.stats();
+    const RpcStats r = node->engine.rpc_stats();
+    for (const std::uint64_t value :
+         {s.polls, s.completions, s.control_steps, s.messages_sent, s.messages_received,
+          s.doorbells, s.receives_posted, r.calls, r.replies, r.retransmits, r.served, r.resent,
+          r.duplicates, r.late, r.bad_datagrams, r.unsent})
+      add(value);
+  }
+  return base::Random::mix(sum);
+}
+
+std::uint32_t sim::datagram_receives(const detail::EngineCore& core) noexcept {
+  const auto& qp = *static_cast<const softverbs::Qp*>(core.calls->port->queue_pair());
+  const auto& cq = *static_cast<const softverbs::Cq*>(qp.recv_cq);
+  std::uint32_t count = qp.receives->count();
+  for (std::uint32_t i = cq.head; i != cq.tail; ++i) {
+    const ibv_wc& wc = cq.ring[i & cq.mask];
+    count += wc.qp_num == qp.qp_num && agent::is_receive(wc.wr_id) ? 1 : 0;
+  }
+  return count;
+}
+
+Result<void> Simulation::State::audit() const {
+  for (NodeId i = 0; i < nodes.size(); ++i) {
+    if (!nodes[i]->engine) continue;
+    const auto fails = [i](Error error) {
+      error.asked = fmt::format("{} of node {}", error.asked, i);
+      return tl::make_unexpected(std::move(error));
+    };
+    if (auto good = nodes[i]->engine.audit(); !good) return fails(std::move(good.error()));
+    const detail::EngineCore& core = *nodes[i]->engine.core();
+    if (core.calls == nullptr) continue;
+    const rpc::Port& port = *core.calls->port;
+    const std::uint32_t have =
+        sim::datagram_receives(core) + port.receives_waiting() + port.missing();
+    if (have != core.shared.config.rpc.receive_depth)
+      return fails({Status::system, "audit the receives of remote calls",
+                    fmt::format("{} are posted, taken, waiting or missing, of {}", have,
+                                core.shared.config.rpc.receive_depth),
+                    "a defect of the library"});
+  }
+  return {};
+}
+
+}  // namespace spinwire

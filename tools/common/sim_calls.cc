@@ -1,0 +1,364 @@
+// Calls of the simulations' workload: how they are begun, served and judged.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "common/sim_world.h"
+
+namespace spinwire::tools {
+
+void SimWorld::fill(std::span<std::byte> bytes, std::uint64_t number, bool of_reply) {
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = byte_of(number, i, of_reply);
+  if (!of_reply && bytes.size() >= sizeof number) std::memcpy(bytes.data(), &number, sizeof number);
+}
+
+bool SimWorld::holds(std::span<const std::byte> bytes, std::uint64_t number, bool of_reply) {
+  std::size_t i = 0;
+  if (!of_reply && bytes.size() >= sizeof number) {
+    if (std::memcmp(bytes.data(), &number, sizeof number) != 0) return false;
+    i = sizeof number;
+  }
+  for (; i < bytes.size(); ++i) {
+    if (bytes[i] != byte_of(number, i, of_reply)) return false;
+  }
+  return true;
+}
+
+// ---- sessions ---------------------------------------------------------------------------------
+
+void SimWorld::open_session(NodeId from, NodeId to) {
+  const auto index = static_cast<std::uint32_t>(sessions_.size());
+  SimSession& s = sessions_.emplace_back();
+  s.from = from;
+  s.to = to;
+  s.life = sim_.life(from);
+  s.to_life = sim_.life(to);
+  s.troubled = in_trouble(from, to);
+  SessionOptions options;
+  options.window = 1u << sim_.random(5);
+  options.on_ready = [this, index](Session) { sessions_[index].ready = true; };
+  options.on_closed = [this, index](Session, const Error& why) { on_session_closed(index, why); };
+  const auto opened = sim_.engine(from).open_session(Simulation::address(to), options);
+  if (!opened) {
+    s.over = true;
+    return fail("session {}: {}", index, opened.error().message());
+  }
+  s.handle = *opened;
+  ++outcome_.sessions;
+}
+
+void SimWorld::on_session_closed(std::uint32_t index, const Error& why) {
+  SimSession& s = sessions_[index];
+  if (!sim_.alive(s.from)) return;
+  sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
+  if (std::exchange(s.over, true)) fail("session {} is closed twice", index);
+  const bool good = why.status == Status::ok;
+  if (good && !s.closing) fail("session {} is closed, and nobody has asked for that", index);
+  if (!good && !s.troubled && worst_loss_ <= 0.15 && !(s.closing && !s.ready))
+    fail("session {} from {} to {} ends without a reason: {}", index, s.from, s.to, why.message());
+  if (winding_up_) return;
+  const auto again = [this, from = s.from, to = s.to, life = s.life] {
+    if (lives(from, life) && !winding_up_) open_session(from, to);
+  };
+  sim_.at(sim_.now() + below(pace_ * 8), again);
+}
+
+void SimWorld::close_session(std::uint32_t index) {
+  SimSession& s = sessions_[index];
+  if (s.over || s.closing) return;
+  s.closing = true;
+  if (const Status status = s.handle.close(); status != Status::ok)
+    fail("session {} cannot be closed: {}", index, to_string(status));
+}
+
+// ---- the client -------------------------------------------------------------------------------
+
+std::uint32_t SimWorld::pick_size(std::size_t longest) {
+  switch (sim_.random(6)) {
+    case 0:
+    case 1:
+      return static_cast<std::uint32_t>(8 + sim_.random(kShortCall - 7));
+    case 2:
+      return static_cast<std::uint32_t>(kShortCall - 2 + sim_.random(6));
+    case 3:
+    case 4:
+      return static_cast<std::uint32_t>(8 + sim_.random(600));
+    default:
+      return static_cast<std::uint32_t>(8 + sim_.random(longest - 7));
+  }
+}
+
+void SimWorld::choose_call(std::uint32_t session) {
+  constexpr std::array<Method, 16> kMix = {kSimEcho,   kSimEcho,   kSimEcho,    kSimEcho,
+                                           kSimEcho,   kSimEcho,   kSimLater,   kSimLater,
+                                           kSimLater,  kSimNested, kSimNested,  kSimTiny,
+                                           kSimRefuse, kSimSilent, kSimTooLong, kSimUnserved};
+  const Method method = kMix[sim_.random(kMix.size())];
+  Nanoseconds patience = 4s;
+  if (sim_.chance(0.1)) patience = 30us + below(3ms);
+  (void)begin_call(session, method, patience);
+}
+
+bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds patience,
+                          const PendingCall* outer, std::uint64_t asked_for) {
+  SimSession& s = sessions_[session];
+  const std::uint64_t number = calls_.size();
+  SimCall& c = calls_.emplace_back();
+  const std::size_t longest = s.handle.longest();
+  c.session = session;
+  c.method = method;
+  c.size = method == kSimTiny ? static_cast<std::uint32_t>(sim_.random(8)) : pick_size(longest);
+  c.reply_size = method == kSimTiny ? c.size : pick_size(longest) - 8;
+  c.begun = sim_.now();
+  c.deadline = c.begun + patience;
+  c.patient = patience >= 1s;
+  c.asked_for = asked_for;
+  ReplyCallback done = [this, number](Reply& r) { on_reply(number, r); };
+  if (outer != nullptr) {
+    done = [this, number, outer = *outer](Reply& r) {
+      on_reply(number, r);
+      on_nested(number, outer);
+    };
+  }
+  const Status status = post_call(s, number, done);
+  sim_.note(number << 8 | static_cast<std::uint64_t>(status));
+  if (status != Status::ok) {
+    if (status != Status::would_block)
+      fail("call {} of {} bytes is refused: {}", number, c.size, to_string(status));
+    return false;
+  }
+  c.accepted = true;
+  c.name = s.handle.last_call();
+  open_calls_.push_back(number);
+  ++outcome_.calls;
+  ++unended_;
+  tiny_begun_ += method == kSimTiny ? 1 : 0;
+  return true;
+}
+
+Status SimWorld::post_call(SimSession& s, std::uint64_t number, const ReplyCallback& done) {
+  SimCall& c = calls_[number];
+  CallOptions options;
+  options.deadline = c.deadline - c.begun;
+  if (sim_.chance(0.1)) options.post = Post::defer;
+  if (c.size <= kShortCall && sim_.chance(0.5)) {
+    std::array<std::byte, kShortCall> bytes;
+    fill(std::span(bytes).first(c.size), number, false);
+    return s.handle.call(c.method, std::span<const std::byte>(bytes).first(c.size), done, options);
+  }
+  Buffer buffer = sim_.engine(s.from).allocate(std::max(c.size, 1u));
+  if (!buffer) return sim_.engine(s.from).allocate_status();
+  fill(buffer.bytes().first(c.size), number, false);
+  return s.handle.call(c.method, buffer.slice(0, c.size), done, options);
+}
+
+bool SimWorld::excused(const SimCall& c) const {
+  return sessions_[c.session].troubled || worst_loss_ > 0.15;
+}
+
+void SimWorld::on_reply(std::uint64_t number, Reply& reply) {
+  SimCall& c = calls_[number];
+  const SimSession& s = sessions_[c.session];
+  if (!sim_.alive(s.from)) return;
+  sim_.note(number << 8 | static_cast<std::uint64_t>(reply.status()));
+  if (c.orphan) return fail("call {} ends, but its caller has died", number);
+  if (!c.accepted) return fail("call {} ends, but was refused", number);
+  if (++c.ended != 1) return fail("call {} ends for the {}th time", number, c.ended);
+  --unended_;
+  c.status = reply.status();
+  ++outcome_.ended[static_cast<std::size_t>(c.status)];
+  judge_reply(c, number, reply);
+  if (c.status == Status::ok && !reply.bytes().empty() && c.method != kSimTiny && sim_.chance(0.1))
+    keep(s.from, reply.keep(), number, true);
+}
+
+void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply) {
+  const auto told = [&](const char* what) {
+    fail("call {} (method {}, {} bytes) from {} to {} ends with {}: {}", number, c.method, c.size,
+         sessions_[c.session].from, sessions_[c.session].to, to_string(c.status), what);
+  };
+  const SimSession& s = sessions_[c.session];
+  const bool numbered = c.method != kSimTiny;
+  const Nanoseconds now = sim_.now();
+  if (now > c.deadline + slack_) told("long after its deadline");
+  switch (c.status) {
+    case Status::ok: {
+      const bool answers = c.method == kSimTiny || c.method == kSimEcho || c.method == kSimLater ||
+                           c.method == kSimNested;
+      if (!answers) return told("which its handler does not say");
+      if (numbered && c.runs != 1) return told("but its handler has not run once");
+      if (reply.bytes().size() != c.reply_size) return told("with another length");
+      if (!holds(reply.bytes(), number, numbered)) return told("with other bytes");
+      return;
+    }
+    case Status::refused:
+      if (c.method == kSimRefuse && reply.text() != fmt::format("no {}", number))
+        return told("with another text");
+      if (c.method == kSimSilent && reply.text() != "the handler has not answered")
+        return told("with another text");
+      if (c.method != kSimRefuse && c.method != kSimSilent && c.method != kSimNested &&
+          c.method != kSimTooLong)
+        return told("which its handler does not say");
+      if (c.runs != 1) return told("but its handler has not run once");
+      return;
+    case Status::unsupported:
+      if (c.method != kSimUnserved) return told("but it is served");
+      return;
+    case Status::cancelled:
+      if (!c.cancelling) return told("but nobody has cancelled it");
+      return;
+    case Status::flushed:
+      if (!s.closing) return told("but nobody has closed the session");
+      return;
+    case Status::timed_out:
+      if (now < c.deadline) return told("before its deadline");
+      if (c.patient && !c.forgotten && !excused(c)) return told("without a reason");
+      return;
+    case Status::peer_lost:
+      if (!excused(c)) return told("without a reason");
+      return;
+    default:
+      return told("which no call should");
+  }
+}
+
+void SimWorld::cancel_one(NodeId node) {
+  std::erase_if(open_calls_, [this](std::uint64_t number) {
+    return calls_[number].ended != 0 || calls_[number].orphan;
+  });
+  if (open_calls_.empty()) return;
+  const std::uint64_t number = open_calls_[sim_.random(open_calls_.size())];
+  SimCall& c = calls_[number];
+  SimSession& s = sessions_[c.session];
+  if (s.from != node || s.over) return;
+  c.cancelling = true;
+  const Status status = s.handle.cancel(c.name);
+  c.cancelling = false;
+  if (status != Status::ok) fail("call {} cannot be cancelled: {}", number, to_string(status));
+  if (c.ended != 1) fail("call {} is cancelled, but has ended {} times", number, c.ended);
+}
+
+// ---- the server -------------------------------------------------------------------------------
+
+void SimWorld::serve(NodeId node) {
+  const MethodHandler handler = [this, node](Request& r) { on_request(node, r); };
+  for (Method method = kSimTiny; method < kSimUnserved; ++method) {
+    if (auto served = sim_.engine(node).serve(method, handler); !served)
+      fail("node {} cannot serve: {}", node, served.error().message());
+  }
+}
+
+void SimWorld::on_request(NodeId node, Request& request) {
+  if (!sim_.alive(node)) return;
+  if (std::exchange(actors_[node].dies_in_handler, false)) return kill(node);
+  if (request.method() == kSimTiny) {
+    ++tiny_runs_;
+    (void)request.reply(request.bytes());
+    return;
+  }
+  std::uint64_t number = 0;
+  if (request.bytes().size() < sizeof number)
+    return fail("node {} is asked with {} bytes", node, request.bytes().size());
+  std::memcpy(&number, request.bytes().data(), sizeof number);
+  if (number >= calls_.size()) return fail("node {} is asked what nobody asks", node);
+  SimCall& c = calls_[number];
+  sim_.note(number);
+  if (++c.runs != 1) return fail("the handler of call {} runs for the {}th time", number, c.runs);
+  if (sessions_[c.session].to != node) return fail("call {} comes to node {}", number, node);
+  if (request.method() != c.method || request.bytes().size() != c.size)
+    return fail("call {} comes with another method or length", number);
+  if (!holds(request.bytes(), number, false)) return fail("call {} comes with other bytes", number);
+  if (sim_.chance(0.05)) keep(node, request.keep(), number, false);
+  answer(number, node, request);
+}
+
+void SimWorld::answer(std::uint64_t number, NodeId node, Request& request) {
+  switch (request.method()) {
+    case kSimEcho:
+      return check_answered(number, give_reply(number, node, request.later()));
+    case kSimLater:
+      return answer_later(number, node, request.later());
+    case kSimRefuse:
+      return check_answered(number, request.refuse(fmt::format("no {}", number)));
+    case kSimTooLong: {
+      const Buffer buffer = sim_.engine(node).allocate(5000);
+      if (request.reply(buffer.slice()) != Status::message_too_long)
+        fail("a reply of 5000 bytes is taken");
+      return check_answered(number, request.refuse("too long"));
+    }
+    case kSimNested: {
+      for (std::size_t tries = 0; tries < 4; ++tries) {
+        const auto i = static_cast<std::uint32_t>(sim_.random(sessions_.size()));
+        const SimSession& s = sessions_[i];
+        const bool ours = s.from == node && !s.over && s.handle.ready();
+        const PendingCall outer = request.later();
+        if (ours && begin_call(i, kSimEcho, 200ms, &outer, number)) return;
+      }
+      return check_answered(number, request.refuse("nobody to ask"));
+    }
+    default:
+      return;  // silent
+  }
+}
+
+void SimWorld::answer_later(std::uint64_t number, NodeId node, const PendingCall& call) {
+  // Only those that are over soon: others would keep their session's places for seconds.
+  if (!calls_[number].patient && sim_.chance(0.5)) {
+    calls_[number].forgotten = true;
+    return;
+  }
+  sim_.at(sim_.now() + below(pace_ * 4), [this, number, node, call, life = sim_.life(node)] {
+    if (!lives(node, life)) return;
+    const Status status = give_reply(number, node, call);
+    check_answered(number, status);
+    if (status == Status::ok && sim_.chance(0.2) &&
+        call.reply(std::span<const std::byte>()) != Status::not_connected)
+      fail("call {} can be answered twice", number);
+  });
+}
+
+void SimWorld::on_nested(std::uint64_t inner, const PendingCall& outer) {
+  const std::uint64_t number = calls_[inner].asked_for;
+  const SimSession& s = sessions_[calls_[inner].session];
+  if (!lives(s.from, s.life)) return;
+  const Status status = calls_[inner].status == Status::ok
+                            ? give_reply(number, s.from, outer)
+                            : outer.refuse(to_string(calls_[inner].status));
+  check_answered(number, status);
+}
+
+Status SimWorld::give_reply(std::uint64_t number, NodeId node, const PendingCall& call) {
+  const std::uint32_t size = calls_[number].reply_size;
+  Buffer buffer = sim_.engine(node).allocate(std::max(size, 1u));
+  if (!buffer) return sim_.engine(node).allocate_status();
+  fill(buffer.bytes().first(size), number, true);
+  if (sim_.chance(0.5)) return call.reply(buffer.slice(0, size));
+  return call.reply(std::span<const std::byte>(buffer.bytes().first(size)));
+}
+
+/// A server can be told that nobody waits any more; but then nobody does.
+void SimWorld::check_answered(std::uint64_t number, Status status) {
+  const SimCall& c = calls_[number];
+  if (status == Status::ok) return;
+  const bool over = c.ended != 0 || c.orphan || excused(c) || sessions_[c.session].closing;
+  if (status != Status::not_connected || !over)
+    fail("call {} cannot be answered: {}", number, to_string(status));
+}
+
+// ---- bytes that are kept ----------------------------------------------------------------------
+
+void SimWorld::keep(NodeId node, BufferSlice slice, std::uint64_t number, bool of_reply) {
+  actors_[node].kept.push_back({std::move(slice), number, of_reply});
+  if (actors_[node].kept.size() > 8) drop_kept(actors_[node], 4);
+}
+
+void SimWorld::drop_kept(SimActor& actor, std::size_t leave) {
+  for (; actor.kept.size() > leave; actor.kept.pop_front()) {
+    const SimKept& k = actor.kept.front();
+    if (!holds(k.slice.bytes(), k.number, k.of_reply))
+      fail("the bytes of call {} were kept, and are others now", k.number);
+  }
+}
+
+}  // namespace spinwire::tools

@@ -1,0 +1,117 @@
+// Connections of the simulations' workload: messages of all lengths, which arrive whole, once and
+// in order.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/sim_world.h"
+
+namespace spinwire::tools {
+
+void SimWorld::listen(NodeId node) {
+  ListenOptions options;
+  const ConnectionHandlers handlers = {
+      .on_ready = {},
+      .on_message = [this, node](Connection, Message& m) { on_message(node, m); },
+      .on_offer = {},
+      .on_lease = {},
+      .on_returned = {},
+      .on_closed = {},
+      .on_interrupted = {}};
+  options.handlers = handlers;
+  auto listener = sim_.engine(node).listen(Simulation::address(node), options);
+  if (!listener) return fail("node {}: {}", node, listener.error().message());
+  actors_[node].listener = std::move(*listener);
+}
+
+void SimWorld::connect(NodeId from, NodeId to) {
+  const auto index = static_cast<std::uint32_t>(links_.size());
+  SimLink& l = links_.emplace_back();
+  l.from = from;
+  l.to = to;
+  l.life = sim_.life(from);
+  l.to_life = sim_.life(to);
+  l.troubled = in_trouble(from, to) || actors_[from].shaky || actors_[to].shaky;
+  ConnectOptions options;
+  options.handlers.on_ready = [this, index](Connection) { links_[index].ready = true; };
+  options.handlers.on_closed = [this, index](Connection, const Error& why) {
+    on_link_closed(index, why);
+  };
+  auto made = sim_.engine(from).connect(Simulation::address(to), options);
+  if (!made) {
+    l.over = true;
+    return fail("connection {}: {}", index, made.error().message());
+  }
+  l.handle = *made;
+}
+
+void SimWorld::on_link_closed(std::uint32_t index, const Error& why) {
+  SimLink& l = links_[index];
+  if (!sim_.alive(l.from)) return;
+  sim_.note(static_cast<std::uint64_t>(why.status) << 32 | index);
+  if (std::exchange(l.over, true)) fail("connection {} is closed twice", index);
+  if (why.status != Status::ok && !l.troubled)
+    fail("connection {} from {} to {} ends without a reason: {}", index, l.from, l.to,
+         why.message());
+  if (why.status == Status::ok && !l.closing && !l.troubled)
+    fail("connection {} is closed, and nobody has asked for that", index);
+  if (winding_up_) return;
+  const auto again = [this, from = l.from, to = l.to, life = l.life] {
+    if (lives(from, life) && !winding_up_) connect(from, to);
+  };
+  sim_.at(sim_.now() + below(pace_ * 8), again);
+}
+
+void SimWorld::send_message(std::uint32_t index) {
+  SimLink& l = links_[index];
+  const std::uint64_t number = messages_.size();
+  auto size = static_cast<std::uint32_t>(8 + sim_.random(sim_.chance(0.5) ? 100 : 3000));
+  if (sim_.chance(0.05)) size = static_cast<std::uint32_t>(3000 + sim_.random(150'000));
+  Buffer buffer = sim_.engine(l.from).allocate(size);
+  if (!buffer) return;
+  fill(buffer.bytes().first(size), number, false);
+  const Status status =
+      l.handle.send(buffer.slice(), [this, number](const Completion& c) { on_sent(number, c); });
+  if (status == Status::would_block) return;
+  if (status != Status::ok)
+    return fail("message {} of {} bytes is refused: {}", number, size, to_string(status));
+  SimMessage& m = messages_.emplace_back();
+  m.link = index;
+  m.place = ++l.sent;
+  m.size = size;
+  ++outcome_.messages;
+  ++unsent_;
+}
+
+void SimWorld::on_sent(std::uint64_t number, const Completion& completion) {
+  SimMessage& m = messages_[number];
+  const SimLink& l = links_[m.link];
+  if (!lives(l.from, l.life)) return;
+  sim_.note(number << 8 | static_cast<std::uint64_t>(completion.status));
+  if (++m.ended != 1) return fail("message {} ends for the {}th time", number, m.ended);
+  --unsent_;
+  m.status = completion.status;
+  if (m.status != Status::ok && !l.troubled && !(m.status == Status::flushed && l.closing))
+    fail("message {} ends with {} without a reason", number, to_string(m.status));
+}
+
+void SimWorld::on_message(NodeId node, Message& message) {
+  if (!sim_.alive(node)) return;
+  std::uint64_t number = 0;
+  if (message.size() < sizeof number)
+    return fail("a message of {} bytes comes to node {}", message.size(), node);
+  std::memcpy(&number, message.data(), sizeof number);
+  if (number >= messages_.size()) return fail("a message comes to node {} that nobody sent", node);
+  SimMessage& m = messages_[number];
+  SimLink& l = links_[m.link];
+  sim_.note(number);
+  if (l.to != node) return fail("message {} comes to node {}", number, node);
+  if (++m.delivered != 1) return fail("message {} comes for the {}th time", number, m.delivered);
+  if (m.place != ++l.delivered)
+    return fail("message {}, the {}th of its connection, comes as the {}th", number, m.place,
+                l.delivered);
+  if (message.size() != m.size || !holds({message.data(), message.size()}, number, false))
+    return fail("message {} comes with other bytes or another length", number);
+}
+
+}  // namespace spinwire::tools

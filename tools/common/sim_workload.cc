@@ -1,0 +1,247 @@
+// How a run of the simulations' workload goes, and its audit.
+#include "common/sim_workload.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "common/sim_world.h"
+
+namespace spinwire::tools {
+
+namespace {
+
+constexpr Nanoseconds kLongest = 60s;  ///< virtual, of each part
+
+Config config_of(Simulation& sim) {
+  Config c = Simulation::config();
+  c.rpc.sessions = 32;
+  c.rpc.receive_depth = 64;
+  c.rpc.send_depth = 64;
+  c.rpc.window = 4;
+  c.rpc.backlog = static_cast<std::uint32_t>(1 + sim.random(16));
+  c.connections.keepalive = 20ms;
+  c.connections.peer_timeout = 400ms;
+  c.connections.connect_timeout = 500ms;
+  c.connections.handshake_timeout = 300ms;
+  c.connections.close_timeout = 200ms;
+  c.connections.credit_idle = 10ms;
+  c.queue_pair.ack_timeout = 10;  // 4 ms
+  c.queue_pair.min_rnr_timer = 8;
+  return c;
+}
+
+Simulation make_simulation(std::uint64_t seed, std::vector<std::string>& failures) {
+  auto made = Simulation::create(seed);
+  if (made) return std::move(*made);
+  failures.push_back(made.error().message());
+  return Simulation::create(seed).value();
+}
+
+}  // namespace
+
+SimWorld::SimWorld(std::uint64_t seed, const SimWorkload& workload)
+    : workload_(workload), sim_(make_simulation(seed, outcome_.failures)) {}
+
+void SimWorld::build() {
+  const std::array<Nanoseconds, 4> paces = {30us, 200us, 1ms, 5ms};
+  pace_ = paces[sim_.random(paces.size())];
+  slack_ = 30ms;
+  const Config config = config_of(sim_);
+  const auto nodes = static_cast<NodeId>(8 + sim_.random(3));
+  for (NodeId node = 0; node < nodes; ++node) {
+    actors_.emplace_back();
+    if (auto added = sim_.add(config); !added) return fail("{}", added.error().message());
+  }
+  outcome_.nodes = nodes;
+  choose_faults();
+  plan_trouble();
+  for (NodeId node = 0; node < nodes; ++node) {
+    serve(node);
+    listen(node);
+  }
+  for (NodeId node = 0; node < nodes; ++node) start_actor(node);
+}
+
+/// What a node that serves does of its own.
+void SimWorld::start_actor(NodeId node) {
+  const auto other = [&] {
+    return (node + 1 + static_cast<NodeId>(sim_.random(sim_.size() - 1))) % sim_.size();
+  };
+  if (winding_up_) return;
+  for (std::uint64_t i = 1 + sim_.random(3); i != 0; --i) open_session(node, other());
+  if (sim_.chance(0.6)) connect(node, other());
+  plan_act(node);
+}
+
+void SimWorld::plan_act(NodeId node) {
+  sim_.at(sim_.now() + below(2 * pace_), [this, node, life = sim_.life(node)] { act(node, life); });
+}
+
+void SimWorld::act(NodeId node, std::uint32_t life) {
+  if (!lives(node, life) || winding_up_) return;
+  const auto ours = [&](const auto& paths, auto&& usable) {
+    std::vector<std::uint32_t> found;
+    for (std::uint32_t i = 0; i < paths.size(); ++i) {
+      if (paths[i].from == node && !paths[i].over && !paths[i].closing && paths[i].ready &&
+          usable(paths[i]))
+        found.push_back(i);
+    }
+    return found;
+  };
+  const auto sessions = ours(sessions_, [](const SimSession& s) { return s.handle.ready(); });
+  const auto links = ours(links_, [](const SimLink& l) { return l.handle.ready(); });
+  const std::uint64_t what = sim_.random(100);
+  if (what < 70 && !sessions.empty()) {
+    const std::uint32_t session = sessions[sim_.random(sessions.size())];
+    for (std::uint64_t i = 1 + sim_.random(sim_.chance(0.2) ? 24 : 4); i != 0; --i)
+      choose_call(session);
+  } else if (what < 82 && !links.empty()) {
+    const std::uint32_t link = links[sim_.random(links.size())];
+    for (std::uint64_t i = 1 + sim_.random(4); i != 0; --i) send_message(link);
+  } else if (what < 92) {
+    cancel_one(node);
+  } else if (what < 95 && !sessions.empty()) {
+    close_session(sessions[sim_.random(sessions.size())]);
+  } else if (what < 97 && !links.empty()) {
+    SimLink& l = links_[links[sim_.random(links.size())]];
+    l.closing = true;
+    (void)l.handle.close();
+  } else {
+    drop_kept(actors_[node], 0);
+  }
+  plan_act(node);
+}
+
+// ---- the end ----------------------------------------------------------------------------------
+
+/// Everybody lives, nothing is cut, and what was begun ends.
+bool SimWorld::settle() {
+  winding_up_ = true;
+  end_trouble();
+  const auto all_alive = [this] {
+    for (NodeId node = 0; node < sim_.size(); ++node) {
+      if (!sim_.alive(node)) return false;
+    }
+    return true;
+  };
+  if (sim_.run_until([&] { return failed() || (all_alive() && unended_ == 0 && unsent_ == 0); },
+                     kLongest))
+    return !failed();
+  fail("{} calls and {} messages do not end", unended_, unsent_);
+  for (std::uint64_t i = 0; i < calls_.size(); ++i) {
+    const SimCall& c = calls_[i];
+    if (c.accepted && c.ended == 0 && !c.orphan)
+      fail("call {} from {} to {} does not end", i, sessions_[c.session].from,
+           sessions_[c.session].to);
+  }
+  return false;
+}
+
+/// In a network without faults, whatever happened before, everybody serves.
+bool SimWorld::probe() {
+  probing_ = true;
+  worst_loss_ = 0;
+  const auto first = static_cast<std::uint32_t>(sessions_.size());
+  for (NodeId node = 0; node < sim_.size(); ++node) open_session(node, (node + 1) % sim_.size());
+  const auto opened = [&] {
+    return failed() || std::all_of(sessions_.begin() + first, sessions_.end(),
+                                   [](const SimSession& s) { return s.ready; });
+  };
+  if (!sim_.run_until(opened, 2s)) fail("a session cannot be opened though nothing is wrong");
+  if (failed()) return false;
+  const std::uint64_t begun = calls_.size();
+  for (std::uint32_t i = first; i < sessions_.size(); ++i) {
+    for (int k = 0; k < 3; ++k) (void)begin_call(i, k == 2 ? kSimTiny : kSimEcho, 2s);
+  }
+  if (!sim_.run_until([&] { return failed() || unended_ == 0; }, kLongest))
+    fail("{} calls do not end though nothing is wrong", unended_);
+  for (std::uint64_t i = begun; i < calls_.size(); ++i) {
+    if (calls_[i].accepted && calls_[i].status != Status::ok)
+      fail("call {} ends with {} though nothing is wrong", i, to_string(calls_[i].status));
+  }
+  return !failed();
+}
+
+bool SimWorld::close_all() {
+  for (std::uint32_t i = 0; i < sessions_.size(); ++i) {
+    if (!sessions_[i].over) close_session(i);
+  }
+  for (SimLink& l : links_) {
+    if (l.over) continue;
+    l.closing = true;
+    (void)l.handle.close();
+  }
+  for (NodeId node = 0; node < sim_.size(); ++node) drop_kept(actors_[node], 0);
+  const auto quiet = [this] {
+    for (NodeId node = 0; node < sim_.size(); ++node) {
+      const RpcStats r = sim_.engine(node).rpc_stats();
+      if (r.sessions != 0 || r.served_sessions != 0 || sim_.engine(node).stats().connections != 0)
+        return false;
+    }
+    return true;
+  };
+  if (sim_.run_until([&] { return failed() || quiet(); }, kLongest)) return !failed();
+  fail("sessions or connections do not end");
+  return false;
+}
+
+void SimWorld::audit() {
+  if (auto good = sim_.audit(); !good) fail("{}", good.error().message());
+}
+
+/// The account: what is left when all is over.
+void SimWorld::judge() {
+  sim_.run_for(5ms);  // what crossed the end
+  audit();
+  for (NodeId node = 0; node < sim_.size(); ++node) {
+    for (const Pool pool : {Pool::send, Pool::lease, Pool::large}) {
+      const MemoryStats memory = sim_.engine(node).memory_stats(pool);
+      if (memory.blocks_used != 0)
+        fail("node {} has {} blocks of pool {} in use", node, memory.blocks_used,
+             static_cast<int>(pool));
+    }
+    const EngineStats stats = sim_.engine(node).stats();
+    if (stats.operations != 0) fail("node {} has {} operations", node, stats.operations);
+    if (stats.bad_messages != 0) fail("node {} counts bad messages", node);
+  }
+  for (std::uint64_t i = 0; i < calls_.size(); ++i) {
+    const SimCall& c = calls_[i];
+    const std::uint32_t due = c.accepted && !c.orphan ? 1 : 0;
+    if (c.ended != due && !(c.orphan && c.ended <= 1))
+      fail("call {} has ended {} times", i, c.ended);
+    if (!c.accepted && c.runs != 0) fail("call {} was refused and has run", i);
+  }
+  if (tiny_runs_ > tiny_begun_) fail("{} short calls have run {} times", tiny_begun_, tiny_runs_);
+  for (std::uint64_t i = 0; i < messages_.size(); ++i) {
+    const SimMessage& m = messages_[i];
+    const SimLink& l = links_[m.link];
+    if (m.status == Status::ok && m.delivered != 1 && !l.troubled)
+      fail("message {} was sent, and has not come", i);
+  }
+}
+
+SimOutcome SimWorld::run() {
+  if (!failed()) build();
+  const auto enough = [this] { return failed() || outcome_.calls >= workload_.calls; };
+  // Now and then in the midst of it all, the books are looked at.
+  while (!failed() && !enough()) {
+    const std::uint64_t steps = 200 + sim_.random(2000);
+    for (std::uint64_t i = 0; i < steps && !enough(); ++i) (void)sim_.step();
+    if (sim_.now() > kLongest) fail("{} calls are begun, and no more", outcome_.calls);
+    if (!failed()) audit();
+  }
+  if (!failed() && settle() && probe() && close_all()) judge();
+  outcome_.trace = sim_.trace_hash();
+  outcome_.time = sim_.now();
+  outcome_.stats = sim_.stats();
+  for (SimActor& actor : actors_) actor.kept.clear();
+  return std::move(outcome_);
+}
+
+SimOutcome run_sim_workload(std::uint64_t seed, const SimWorkload& workload) {
+  SimWorld world(seed, workload);
+  return world.run();
+}
+
+}  // namespace spinwire::tools

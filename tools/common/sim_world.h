@@ -1,0 +1,204 @@
+// The insides of the simulations' workload: what there is, and the account of it.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <deque>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/sim_workload.h"
+#include "spinwire/spinwire.h"
+
+namespace spinwire::tools {
+
+using namespace std::chrono_literals;
+
+enum SimMethod : Method {
+  kSimTiny = 1,  ///< too short to carry the call's number; the same bytes come back
+  kSimEcho,
+  kSimLater,   ///< answered after a while, or never
+  kSimNested,  ///< answered when another node has answered the server's own call
+  kSimRefuse,
+  kSimSilent,    ///< the handler does not answer
+  kSimTooLong,   ///< it tries an answer that is too long first
+  kSimUnserved,  ///< nobody serves it
+};
+
+/// What a session, or a connection, has to do with what befell it.
+struct SimPath {
+  NodeId from = 0;
+  NodeId to = 0;
+  std::uint32_t life = 0;     ///< of the opening node
+  std::uint32_t to_life = 0;  ///< of the other when it was opened
+  bool ready = false;
+  bool over = false;      ///< on_closed was told, or the opening node has died
+  bool closing = false;   ///< by its own end
+  bool troubled = false;  ///< an end was dead or the way between them cut
+};
+
+struct SimSession : SimPath {
+  Session handle;
+};
+
+struct SimLink : SimPath {
+  Connection handle;
+  std::uint64_t sent = 0;
+  std::uint64_t delivered = 0;
+};
+
+struct SimCall {
+  std::uint32_t session = 0;
+  Method method = 0;
+  std::uint32_t size = 0;
+  std::uint32_t reply_size = 0;
+  Nanoseconds begun{0};
+  Nanoseconds deadline{0};  ///< absolute
+  CallId name;
+  bool accepted = false;
+  bool patient = false;         ///< nothing but trouble lets it miss its deadline
+  bool forgotten = false;       ///< its handler will not answer
+  bool cancelling = false;      ///< right now
+  bool orphan = false;          ///< its caller has died
+  std::uint64_t asked_for = 0;  ///< of one that a handler began: its own call
+  std::uint32_t ended = 0;
+  std::uint32_t runs = 0;
+  Status status = Status::ok;
+};
+
+struct SimMessage {
+  std::uint32_t link = 0;
+  std::uint64_t place = 0;  ///< among its connection's, from 1
+  std::uint32_t size = 0;
+  std::uint32_t ended = 0;
+  std::uint32_t delivered = 0;
+  Status status = Status::ok;
+};
+
+/// Bytes that were kept, to be as they were when they are dropped.
+struct SimKept {
+  BufferSlice slice;
+  std::uint64_t number;
+  bool of_reply;
+};
+
+struct SimActor {
+  Listener listener;
+  std::deque<SimKept> kept;
+  bool dies_in_handler = false;
+  bool shaky = false;  ///< a work request of its device will fail
+};
+
+/// One run. The files: sim_workload.cc drives it, sim_calls.cc calls and serves, sim_messages.cc
+/// sends, sim_trouble.cc has things go wrong.
+class SimWorld {
+ public:
+  SimWorld(std::uint64_t seed, const SimWorkload& workload);
+  SimOutcome run();
+
+ private:
+  // What the bytes of call or message `number` are.
+  static std::byte byte_of(std::uint64_t number, std::size_t at, bool of_reply) noexcept {
+    return static_cast<std::byte>(number * 131 + at * 7 + (at >> 8) * 13 + (of_reply ? 89 : 0));
+  }
+  static void fill(std::span<std::byte> bytes, std::uint64_t number, bool of_reply);
+  static bool holds(std::span<const std::byte> bytes, std::uint64_t number, bool of_reply);
+
+  template <typename... Args>
+  void fail(fmt::format_string<Args...> format, Args&&... args) {
+    if (outcome_.failures.size() >= 5) return;
+    outcome_.failures.push_back(fmt::format("at {} ns: {}", sim_.now().count(),
+                                            fmt::format(format, std::forward<Args>(args)...)));
+  }
+  [[nodiscard]] bool failed() const noexcept { return !outcome_.failures.empty(); }
+  [[nodiscard]] Nanoseconds below(Nanoseconds most) {
+    return Nanoseconds(
+        static_cast<std::int64_t>(sim_.random(static_cast<std::uint64_t>(most.count()) + 1)));
+  }
+  [[nodiscard]] bool lives(NodeId node, std::uint32_t life) const {
+    return sim_.alive(node) && sim_.life(node) == life;
+  }
+
+  // The run.
+  void build();
+  void act(NodeId node, std::uint32_t life);
+  void plan_act(NodeId node);
+  void start_actor(NodeId node);
+  void take_stock();
+  bool settle();
+  bool probe();
+  bool close_all();
+  void audit();
+  void judge();
+
+  // Calls.
+  void serve(NodeId node);
+  void open_session(NodeId from, NodeId to);
+  void on_session_closed(std::uint32_t session, const Error& why);
+  std::uint32_t pick_size(std::size_t longest);
+  bool begin_call(std::uint32_t session, Method method, Nanoseconds patience,
+                  const PendingCall* outer = nullptr, std::uint64_t asked_for = 0);
+  void choose_call(std::uint32_t session);
+  Status post_call(SimSession& s, std::uint64_t number, const ReplyCallback& done);
+  void on_reply(std::uint64_t number, Reply& reply);
+  void on_nested(std::uint64_t inner, const PendingCall& outer);
+  void judge_reply(const SimCall& c, std::uint64_t number, Reply& reply);
+  [[nodiscard]] bool excused(const SimCall& c) const;
+  void on_request(NodeId node, Request& request);
+  void answer(std::uint64_t number, NodeId node, Request& request);
+  void answer_later(std::uint64_t number, NodeId node, const PendingCall& call);
+  Status give_reply(std::uint64_t number, NodeId node, const PendingCall& call);
+  void check_answered(std::uint64_t number, Status status);
+  void cancel_one(NodeId node);
+  void close_session(std::uint32_t session);
+  void keep(NodeId node, BufferSlice slice, std::uint64_t number, bool of_reply);
+  void drop_kept(SimActor& actor, std::size_t leave);
+
+  // Messages.
+  void connect(NodeId from, NodeId to);
+  void listen(NodeId node);
+  void send_message(std::uint32_t link);
+  void on_message(NodeId node, Message& message);
+  void on_sent(std::uint64_t number, const Completion& completion);
+  void on_link_closed(std::uint32_t link, const Error& why);
+
+  // Trouble.
+  void choose_faults();
+  NetworkFaults draw_faults(double worst);
+  void plan_trouble();
+  void kill(NodeId node);
+  void revive(NodeId node);
+  void cut(NodeId a, NodeId b);
+  void heal(NodeId a, NodeId b);
+  void end_trouble();
+  void mark(NodeId a, NodeId b);
+  void mark(NodeId node);
+  [[nodiscard]] bool in_trouble(NodeId a, NodeId b) const;
+
+  const SimWorkload workload_;
+  SimOutcome outcome_;
+  // Before the simulation, whose nodes it outlives.
+  std::deque<SimSession> sessions_;
+  std::deque<SimLink> links_;
+  std::deque<SimCall> calls_;
+  std::deque<SimMessage> messages_;
+  std::deque<SimActor> actors_;
+  std::set<std::pair<NodeId, NodeId>> cuts_;
+  std::vector<std::uint64_t> open_calls_;  ///< accepted, maybe ended since
+  Simulation sim_;
+  Nanoseconds pace_{0};   ///< between two acts of a node, on average
+  Nanoseconds slack_{0};  ///< by how much a time may be missed
+  double worst_loss_ = 0;
+  bool winding_up_ = false;  ///< no new calls but probes
+  bool probing_ = false;
+  std::uint64_t tiny_begun_ = 0;
+  std::uint64_t tiny_runs_ = 0;
+  std::uint64_t unended_ = 0;  ///< calls that are to end
+  std::uint64_t unsent_ = 0;   ///< messages likewise
+};
+
+}  // namespace spinwire::tools
