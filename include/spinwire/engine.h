@@ -47,7 +47,7 @@ struct EngineStats {
   std::uint64_t handshakes_refused = 0;  ///< inbound handshakes ended by error, limit or deadline
   std::uint64_t peers_lost = 0;
   std::uint64_t closed = 0;
-  std::uint32_t connections = 0;      ///< living handles, any state
+  std::uint32_t connections = 0;      ///< living ones, any state; those of sessions included
   std::uint32_t operations = 0;       ///< in flight: work requests, and long messages offered
   std::uint32_t receives = 0;         ///< posted now
   std::uint32_t credits_granted = 0;  ///< receives promised to peers now

@@ -78,9 +78,10 @@ using ReplyCallback = Callback<void(Reply&)>;
 class SPINWIRE_API PendingCall {
  public:
   PendingCall() noexcept = default;
-  /// Copies the bytes. Errors: not_connected (the call is over for its client: its deadline passed,
-  /// it was cancelled, or the session ended; or it was answered), message_too_long (than room()),
-  /// no_buffer (the send pool is dry, for more than kShortCall), wrong_thread, forked_child. Hot.
+  /// Copies the bytes. Errors: not_connected (the call is over for its client, as far as is known
+  /// here: its deadline passed, it was cancelled, or the session ended; or it was answered),
+  /// message_too_long (than room()), no_buffer (the send pool is dry, for more than kShortCall),
+  /// wrong_thread, forked_child. Hot.
   Status reply(std::span<const std::byte> bytes) const noexcept;
   /// Copies nothing: holds a reference until the next call in the same place, or the session's end;
   /// of a reply to memory that the client named, until it is written.

@@ -173,7 +173,9 @@ void EngineCore::take_open_session(Handshake& h, const wire::SessionEnd& asked) 
 
 /// Sessions with a first long call, as many as may be connected at once.
 void EngineCore::connect_sessions() noexcept {
-  while (outbound_handshakes < shared.config.connections.handshakes) {
+  // Those that fail may be wanted again by the callbacks of their calls.
+  for (std::uint32_t most = calls->wanting; most != 0; --most) {
+    if (outbound_handshakes >= shared.config.connections.handshakes) return;
     ClientSession* const c = rpc::next_wanting(*calls);
     if (c == nullptr) return;
     const auto begun = base::no_throw("connect a session", [&] { return connect_session(*c); });

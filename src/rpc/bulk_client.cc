@@ -357,8 +357,9 @@ void on_client_ready(Rpc& r, std::uint32_t session, const Connection& which) noe
   pump_again(r, b, session);
 }
 
+/// But for those that callbacks begin meanwhile.
 void end_waiting(Rpc& r, BulkClient& b, Status status) noexcept {
-  while (b.waiting_count != 0) {
+  for (std::uint32_t most = b.waiting_count; most != 0 && b.waiting_count != 0; --most) {
     BulkAsked w = std::move(waiting_at(r, b, 0));
     waiting_at(r, b, 0) = {};
     b.waiting_first = (b.waiting_first + 1) % r.shared.config.rpc.backlog;
@@ -492,9 +493,14 @@ bool pump_bulk(Rpc& r, BulkClient& b) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     if (is_active(b, slot) && !push(b.calls[slot])) return false;
   }
-  while (BulkCall* const k = take_waiting(r, b)) {
+  // Those that fail at once may be begun again by their callbacks.
+  for (std::uint32_t most = b.waiting_count; most != 0; --most) {
+    BulkCall* const k = take_waiting(r, b);
+    if (k == nullptr) return true;
     if (!push(*k)) return false;
   }
+  if (b.waiting_count != 0 && static_cast<std::uint32_t>(std::countr_one(b.active)) < b.window)
+    make_due(r, b);
   return true;
 }
 

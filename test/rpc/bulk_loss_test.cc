@@ -193,6 +193,112 @@ TEST(RpcBulkLoss, EnginesEndInTheMidstOfCalls) {
   }
 }
 
+/// Calls of all lengths, many of which are given up at some time.
+class Whims {
+ public:
+  explicit Whims(std::uint64_t seed) : random_(seed), t_(config()) {
+    EXPECT_TRUE(t_.server.engine.serve(20, [this](Request& r) { serve(r); }));
+    for (Room& each : rooms_) each.memory = t_.room(200000);
+  }
+  void run(std::uint32_t calls) {
+    ended_.resize(calls);
+    runs_.resize(calls);
+    ASSERT_TRUE(t_.until([&] {
+      step(calls);
+      return begun_ == calls && over_ == calls;
+    }));
+    for (std::uint32_t id = 0; id < calls; ++id) {
+      EXPECT_EQ(ended_[id], 1) << id;
+      EXPECT_LE(runs_[id], 1) << id;
+    }
+    EXPECT_GT(by_status_[static_cast<std::size_t>(Status::ok)], calls / 10);
+    EXPECT_GT(by_status_[static_cast<std::size_t>(Status::cancelled)], calls / 20);
+    EXPECT_EQ(by_status_[static_cast<std::size_t>(Status::peer_lost)], 0u);
+    for (Room& each : rooms_) each.memory.reset();
+    later_.clear();
+    t_.finish_bulk();
+  }
+
+ private:
+  struct Room {
+    Buffer memory;
+    bool used = false;
+  };
+  static Config config() {
+    Config c = bulk_config();
+    c.memory.send_bytes = 16u << 20;
+    return c;
+  }
+  void step(std::uint32_t calls) {
+    if (begun_ != calls && random_.below(3) == 0) begin();
+    if (begun_ != 0 && random_.below(4) == 0) {
+      const std::uint32_t last = t_.session.last_call().number;
+      (void)t_.session.cancel({last - static_cast<std::uint32_t>(random_.below(8))});
+    }
+    if (!later_.empty() && random_.below(3) == 0) {
+      const PendingCall call = later_.front();
+      later_.pop_front();
+      const std::size_t room = call.room();
+      const Bytes reply(room < 5000 ? room : random_.below(room), std::byte{0x33});
+      const Status status = call.reply(reply);
+      EXPECT_TRUE(status == Status::ok || (room == 0 && status == Status::not_connected));
+    }
+  }
+  void begin() {
+    const std::uint32_t id = begun_;
+    const std::size_t size = random_.below(4) == 0 ? 4 : 4 + random_.below(300000);
+    Buffer request = t_.client.engine.allocate(size);
+    if (!request) return;
+    std::memcpy(request.data(), &id, sizeof id);
+    CallOptions options;
+    Room* room = &rooms_[random_.below(rooms_.size())];
+    if (room->used || random_.below(2) == 0) room = nullptr;
+    if (room != nullptr) options.reply_into = room->memory.slice();
+    if (random_.below(8) == 0)
+      options.deadline = std::chrono::microseconds(random_.below(3000) + 1);
+    const auto done = [this, id, room](Reply& r) { end(id, room, r); };
+    if (t_.session.call(20, request.slice(), done, options) != Status::ok) return;
+    if (room != nullptr) room->used = true;
+    ++begun_;
+  }
+  void end(std::uint32_t id, Room* room, Reply& r) {
+    ++ended_[id];
+    ++over_;
+    ++by_status_[static_cast<std::size_t>(r.status())];
+    const auto bytes = r.bytes();
+    EXPECT_TRUE(
+        r.status() != Status::ok ||
+        std::all_of(bytes.begin(), bytes.end(), [](std::byte b) { return b == std::byte{0x33}; }));
+    if (room == nullptr) return;
+    room->used = false;  // and at once for another
+    std::memset(room->memory.data(), 0xee, 5000);
+  }
+  void serve(Request& r) {
+    std::uint32_t id = 0;
+    std::memcpy(&id, r.bytes().data(), sizeof id);
+    ASSERT_LT(id, runs_.size());
+    ++runs_[id];
+    later_.push_back(r.later());
+  }
+
+  spinwire::base::Random random_;
+  BulkCalls t_;
+  std::array<Room, 6> rooms_;
+  std::deque<PendingCall> later_;
+  std::vector<int> ended_, runs_;
+  std::array<std::uint64_t, spinwire::kStatusCount> by_status_{};
+  std::uint32_t begun_ = 0, over_ = 0;
+};
+
+TEST(RpcBulkLoss, WhateverIsGivenUpEachCallEndsOnce) { Whims(7).run(600); }
+
+TEST(SlowRpcBulkLoss, WhateverIsGivenUpEachCallEndsOnce) {
+  for (std::uint64_t seed = 1; seed <= 20 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    Whims(seed).run(amount(3000));
+  }
+}
+
 TEST(RpcBulkLoss, AServerWithoutRoomRefusesTheCall) {
   Config small = bulk_config();
   small.memory.large_bytes = 2u << 20;

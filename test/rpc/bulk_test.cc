@@ -243,5 +243,36 @@ TEST(RpcBulk, AWindowAndABacklogAreAllThatIsTaken) {
   t.finish_bulk();
 }
 
+TEST(SlowRpcBulk, TheLongestThereIsByDefault) {
+  Config config = bulk_config();
+  config.connections.message_bytes = Config().connections.message_bytes;
+  config.memory.send_bytes = 72u << 20;
+  config.memory.large_bytes = Config().memory.large_bytes;
+  BulkCalls t(config);
+  const std::size_t size = t.session.longest_bulk();
+  EXPECT_EQ(size, 64u << 20);
+  std::vector<std::byte> own(size);
+  MemoryRegion region = *t.client.engine.register_memory(own, Access::local);
+  CallOptions options;
+  options.reply_into = region.slice();
+  Buffer request = t.client.filled(size, 5);
+  int ended = 0;
+  const auto done = [&](Reply& r) {
+    ++ended;
+    EXPECT_EQ(r.status(), Status::ok);
+    EXPECT_EQ(r.bytes().size(), size);
+    EXPECT_TRUE(std::equal(own.begin(), own.end(), request.data()));
+  };
+  for (int i = 0; i < 3; ++i) {
+    std::fill(own.begin(), own.end(), std::byte{0});
+    ASSERT_EQ(t.session.call(kBack, request.slice(), done, options), Status::ok);
+    ASSERT_TRUE(t.until([&] { return ended == i + 1; }));
+  }
+  request.reset();
+  options = {};
+  region = {};
+  t.finish_bulk();
+}
+
 }  // namespace
 }  // namespace rpc_bulk_test
