@@ -1,7 +1,20 @@
 // The sessions of an engine whose application is gone: in a simulation its process has died. Cold.
+#include "rpc/bulk.h"
 #include "rpc/rpc.h"
 
 namespace spinwire::rpc {
+namespace {
+
+void fall_silent(Rpc& r, BulkClient& b) noexcept {
+  for (std::uint32_t slot = 0; slot < b.window; ++slot) b.calls[slot].asked.done = [](Reply&) {};
+  for (std::uint32_t w = 0; w < r.shared.config.rpc.backlog; ++w) {
+    clear(b.waiting[w].payload);
+    b.waiting[w].reply = {};
+    b.waiting[w].done = nullptr;
+  }
+}
+
+}  // namespace
 
 void fall_silent(Rpc& r) noexcept {
   for (auto& handler : r.handlers) handler = nullptr;
@@ -16,6 +29,7 @@ void fall_silent(Rpc& r) noexcept {
       clear(c.waiting[w].payload);
       c.waiting[w].done = nullptr;
     }
+    if (c.bulk != nullptr) fall_silent(r, *c.bulk);
   }
 }
 
