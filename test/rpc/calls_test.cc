@@ -18,6 +18,7 @@ TEST(RpcCalls, BytesComeBackInEveryLength) {
     EXPECT_EQ(e.status, Status::ok) << to_string(e.status);
     EXPECT_EQ(e.bytes, bytes);
   }
+  EXPECT_EQ(t.begin(kEcho, filled(t.session.longest_bulk() + 1, 1)), Status::message_too_long);
   EXPECT_EQ(t.client.engine.rpc_stats().calls, 8u);
   EXPECT_EQ(t.server.engine.rpc_stats().served, 8u);
   t.finish();
