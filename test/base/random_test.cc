@@ -18,6 +18,22 @@ TEST(Random, SeedsDiffer) {
   EXPECT_EQ(seeds.size(), 100u);
 }
 
+TEST(Random, ASourceOfSeedsReplacesTheKernels) {
+  using spinwire::base::random_seed;
+  using spinwire::base::SeedSource;
+  std::array<std::uint64_t, 2> drawn{};
+  for (std::uint64_t& each : drawn) {
+    EXPECT_FALSE(SeedSource::there());
+    const SeedSource source(5);
+    EXPECT_TRUE(SeedSource::there());
+    each = random_seed();
+    EXPECT_NE(random_seed(), each);
+  }
+  EXPECT_EQ(drawn[0], drawn[1]);
+  EXPECT_EQ(drawn[0], Random(5).next());
+  EXPECT_NE(random_seed(), random_seed());
+}
+
 TEST(Random, SameSeedGivesSameSequence) {
   // The reference values of SplitMix64, so that seeds recorded once stay good.
   Random random(1234567);

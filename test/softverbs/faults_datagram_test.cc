@@ -29,6 +29,32 @@ TEST(SoftverbsFaultyDatagrams, AnEmptyPlanChangesNothing) {
   EXPECT_EQ(d.statistics().bytes, 8000u);
 }
 
+TEST(SoftverbsFaultyDatagrams, APeerHasAPlanOfItsOwn) {
+  FaultyDatagrams d({.seed = 1, .drop = 1});
+  const ibv_gid peer = gid_of(d.b);
+  ASSERT_TRUE(sv::set_faults(
+      d.a.context, peer,
+      {.datagram_delay_min = nanoseconds(500), .datagram_delay_max = nanoseconds(500)}));
+  EXPECT_EQ(sv::set_faults(d.a.context, peer, {.drop = 2}).error().status,
+            spinwire::Status::invalid_argument);
+  EXPECT_EQ(sv::next_due(d.a.context), ~std::uint64_t{0});
+  ASSERT_EQ(d.send(1), 0);
+  d.poll();
+  EXPECT_TRUE(d.arrived.empty());
+  EXPECT_EQ(sv::next_due(d.a.context), d.now + 500);
+  d.pass(500);
+  EXPECT_EQ(d.arrived.size(), 1u);
+  EXPECT_EQ(d.statistics().dropped, 0u);
+  // Others keep the context's.
+  ibv_gid other = peer;
+  other.raw[15] ^= 1;
+  ASSERT_TRUE(sv::set_faults(d.a.context, peer, {.drop = 1}));
+  ASSERT_TRUE(sv::set_faults(d.a.context, other, {}));
+  ASSERT_EQ(d.send(2), 0);
+  d.pass(1000);
+  EXPECT_EQ(d.statistics().dropped, 1u);
+}
+
 TEST(SoftverbsFaultyDatagrams, DropsAsManyAsItCounts) {
   FaultyDatagrams d({.seed = 1, .drop = 0.3});
   d.send_and_poll(10'000);

@@ -43,10 +43,10 @@ void SimWorld::choose_faults() {
 // ---- deaths and cuts --------------------------------------------------------------------------
 
 void SimWorld::plan_trouble() {
-  if (sim_.chance(0.25)) return;  // some runs have none
-  const Nanoseconds span = pace_ * 40;
+  if (sim_.chance(0.25)) return;        // some runs have none
+  const Nanoseconds span = pace_ * 18;  // about as long as calls are begun
   const auto any = [this] { return static_cast<NodeId>(sim_.random(sim_.size())); };
-  for (std::uint64_t i = sim_.random(4); i != 0; --i) {
+  for (std::uint64_t i = sim_.random(5); i != 0; --i) {
     sim_.at(below(span), [this, node = any(), inside = sim_.chance(0.3)] {
       if (inside) {
         actors_[node].dies_in_handler = !winding_up_;

@@ -31,17 +31,10 @@ Config config_of(Simulation& sim) {
   return c;
 }
 
-Simulation make_simulation(std::uint64_t seed, std::vector<std::string>& failures) {
-  auto made = Simulation::create(seed);
-  if (made) return std::move(*made);
-  failures.push_back(made.error().message());
-  return Simulation::create(seed).value();
-}
-
 }  // namespace
 
-SimWorld::SimWorld(std::uint64_t seed, const SimWorkload& workload)
-    : workload_(workload), sim_(make_simulation(seed, outcome_.failures)) {}
+SimWorld::SimWorld(Simulation simulation, const SimWorkload& workload)
+    : workload_(workload), sim_(std::move(simulation)) {}
 
 void SimWorld::build() {
   const std::array<Nanoseconds, 4> paces = {30us, 200us, 1ms, 5ms};
@@ -222,7 +215,7 @@ void SimWorld::judge() {
 }
 
 SimOutcome SimWorld::run() {
-  if (!failed()) build();
+  build();
   const auto enough = [this] { return failed() || outcome_.calls >= workload_.calls; };
   // Now and then in the midst of it all, the books are looked at.
   while (!failed() && !enough()) {
@@ -240,8 +233,11 @@ SimOutcome SimWorld::run() {
 }
 
 SimOutcome run_sim_workload(std::uint64_t seed, const SimWorkload& workload) {
-  SimWorld world(seed, workload);
-  return world.run();
+  auto made = Simulation::create(seed);
+  if (made) return SimWorld(std::move(*made), workload).run();
+  SimOutcome none;
+  none.failures.push_back(made.error().message());
+  return none;
 }
 
 }  // namespace spinwire::tools

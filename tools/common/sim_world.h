@@ -97,7 +97,7 @@ struct SimActor {
 /// sends, sim_trouble.cc has things go wrong.
 class SimWorld {
  public:
-  SimWorld(std::uint64_t seed, const SimWorkload& workload);
+  SimWorld(Simulation simulation, const SimWorkload& workload);
   SimOutcome run();
 
  private:

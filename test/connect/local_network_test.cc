@@ -1,0 +1,139 @@
+// The network of simulations: sockets whose bytes arrive when they are told to.
+#include "connect/local_network.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cstring>
+#include <string>
+
+namespace local_network_test {
+namespace {
+
+using namespace spinwire::connect;  // NOLINT: what is tested
+using spinwire::Status;
+
+struct TestRoads final : Roads {
+  bool open(std::uint32_t, std::uint32_t) override { return passes; }
+  std::uint64_t delay(std::uint32_t, std::uint32_t) override { return ticks; }
+  bool passes = true;
+  std::uint64_t ticks = 0;
+};
+
+struct Two {
+  Two() {
+    EXPECT_TRUE(network.open());
+    auto socket = ListenSocket::open(b.address(7000), 8, &b);
+    EXPECT_TRUE(socket);
+    listening = std::move(*socket);
+    auto begun = begin_connect(b.address(7000), &a);
+    EXPECT_TRUE(begun);
+    caller = std::move(*begun);
+  }
+  /// The other end, once it has come.
+  int accepted() {
+    if (!taken.fd) {
+      auto got = listening.accept();
+      EXPECT_TRUE(got);
+      if (*got) taken = std::move(**got);
+    }
+    return taken.fd.get();
+  }
+  static std::string read(int fd) {
+    std::array<char, 64> text{};
+    const ssize_t got = ::recv(fd, text.data(), text.size(), MSG_DONTWAIT);
+    if (got == 0) return "end";
+    return got < 0 ? "nothing" : std::string(text.data(), static_cast<std::size_t>(got));
+  }
+  TestRoads roads;
+  LocalNetwork network{roads};
+  LocalHost& a = network.add_host();
+  LocalHost& b = network.add_host();
+  ListenSocket listening;
+  Connecting caller;
+  Accepted taken;
+};
+
+TEST(LocalNetwork, CarriesBytesBothWaysAndTheirEnd) {
+  Two t;
+  EXPECT_EQ(t.caller.error, 0);
+  EXPECT_EQ(t.accepted(), -1);
+  EXPECT_EQ(t.network.next(), 0u);
+  t.network.run(1);
+  const int end = t.accepted();
+  ASSERT_NE(end, -1);
+  EXPECT_EQ(t.taken.peer.str().substr(0, 9), "10.0.0.1:");
+  ASSERT_EQ(::send(t.caller.fd.get(), "hello", 5, 0), 5);
+  EXPECT_EQ(Two::read(end), "nothing");
+  t.network.run(2);
+  EXPECT_EQ(Two::read(end), "hello");
+  ASSERT_EQ(::send(end, "there", 5, 0), 5);
+  t.network.run(3);
+  EXPECT_EQ(Two::read(t.caller.fd.get()), "there");
+  t.caller.fd.reset();
+  t.network.run(4);
+  EXPECT_EQ(Two::read(end), "end");
+  t.taken.fd.reset();
+  t.network.run(5);
+  EXPECT_EQ(t.network.next(), LocalNetwork::kNever);
+}
+
+TEST(LocalNetwork, DelaysAndCuts) {
+  Two t;
+  t.roads.ticks = 10;
+  t.network.run(100);
+  EXPECT_EQ(t.network.next(), 110u);
+  t.network.run(109);
+  EXPECT_EQ(t.accepted(), -1);
+  t.network.run(110);
+  const int end = t.accepted();
+  ASSERT_NE(end, -1);
+  ASSERT_EQ(::send(t.caller.fd.get(), "x", 1, 0), 1);
+  t.network.run(111);
+  t.roads.passes = false;
+  EXPECT_EQ(t.network.next(), LocalNetwork::kNever);
+  t.network.run(200);
+  EXPECT_EQ(Two::read(end), "nothing");
+  t.roads.passes = true;
+  EXPECT_EQ(t.network.next(), 121u);
+  t.network.run(201);
+  EXPECT_EQ(Two::read(end), "x");
+}
+
+TEST(LocalNetwork, ACallerThatGivesUpIsForgotten) {
+  Two t;
+  t.roads.passes = false;
+  t.network.run(1);
+  t.caller.fd.reset();
+  t.network.run(2);
+  t.roads.passes = true;
+  t.network.run(3);
+  EXPECT_EQ(t.accepted(), -1);
+}
+
+TEST(LocalNetwork, AListenerThatEndsEndsWhatWaitedThere) {
+  Two t;
+  t.network.run(1);
+  t.listening = ListenSocket();
+  t.network.run(2);
+  EXPECT_EQ(Two::read(t.caller.fd.get()), "end");
+  const auto refused = begin_connect(t.b.address(7000), &t.a);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->error, ECONNREFUSED);
+}
+
+TEST(LocalNetwork, AddressesAreCheckedAndGivenOut) {
+  Two t;
+  EXPECT_EQ(ListenSocket::open(t.b.address(7000), 8, &t.b).error().status, Status::in_use);
+  EXPECT_EQ(ListenSocket::open(t.b.address(7001), 8, &t.a).error().status,
+            Status::invalid_argument);
+  const auto first = ListenSocket::open(*Address::parse("127.0.0.1:0"), 8, &t.a);
+  const auto second = ListenSocket::open(*Address::parse("0.0.0.0:0"), 8, &t.a);
+  ASSERT_TRUE(first && second);
+  EXPECT_NE(first->local().port(), second->local().port());
+  EXPECT_NE(first->local().port(), 0);
+}
+
+}  // namespace
+}  // namespace local_network_test
