@@ -89,6 +89,15 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
   return Status::ok;
 }
 
+/// The slot is free again; what comes for this call from now on is late.
+inline void vacate(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot) noexcept {
+  c.active &= ~bit(slot);
+  --c.under_way;
+  --r.promised;
+  clear(call.payload);
+  call.number += c.window;
+}
+
 /// For how long a request that is not answered yet has been here.
 [[gnu::always_inline]] inline std::uint16_t held(const Rpc& r, const Service& v) noexcept {
   if (v.payload.since == r.shared.now) [[likely]]

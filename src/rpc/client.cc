@@ -18,15 +18,6 @@ void tell(Rpc& r, const ClientSession& c, RpcKind kind) noexcept {
   (void)send(r, c.to, {c.peer, 0, 0, kind, 0, 0, 0}, {});
 }
 
-/// The slot is free again; what comes for this call from now on is late.
-inline void vacate(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot) noexcept {
-  c.active &= ~bit(slot);
-  --c.under_way;
-  --r.promised;
-  clear(call.payload);
-  call.number += c.window;
-}
-
 void stall(Rpc& r, ClientSession& c) noexcept {
   if (c.listed) return;
   c.listed = true;
@@ -43,19 +34,6 @@ void stall(Rpc& r, ClientSession& c) noexcept {
 void end_call(const ReplyCallback& done, Status status) noexcept {
   Reply reply(status, nullptr, nullptr, 0);
   done(reply);
-}
-
-/// After Jacobson: the mean of round trips, and how far they lie from it.
-inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
-  if (c.smooth == 0) [[unlikely]] {
-    c.smooth = trip;
-    c.variance = trip / 2;
-  }
-  const auto off = static_cast<std::int64_t>(trip - c.smooth);
-  c.smooth += static_cast<std::uint64_t>(off >> 3);
-  c.variance += static_cast<std::uint64_t>(
-      ((off < 0 ? -off : off) - static_cast<std::int64_t>(c.variance)) >> 2);
-  c.patience = std::max(c.smooth + 4 * c.variance, r.least_patience);
 }
 
 }  // namespace
@@ -142,37 +120,6 @@ void pump(Rpc& r, ClientSession& c) noexcept {
     --c.waiting_count;
   }
   if (c.waiting_count != 0 && c.under_way < c.allowed) stall(r, c);
-}
-
-bool take_reply(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {
-  ClientSession* const c = find_client(r, header.session);
-  if (c == nullptr || !c->from.is_of(wc, Port::route(block))) [[unlikely]]
-    return ++r.stats.bad_datagrams, false;
-  const std::uint64_t now = r.shared.now;
-  c->last_heard = now;
-  const std::uint32_t slot = header.number & (c->window - 1);
-  Call& k = c->calls[slot];
-  if (k.number != header.number || (c->active & bit(slot)) == 0) [[unlikely]]
-    return ++r.stats.late, false;
-  if (header.window != c->granted) [[unlikely]] {
-    c->granted = std::min<std::uint32_t>(header.window, c->window);
-    allow(*c);
-  }
-  if (k.tries == 0) [[likely]] {
-    const std::uint64_t trip = now - std::min(k.sent_at, now);
-    measure(r, *c, trip);
-    if (trip > r.target || c->flow.window != c->flow.whole) [[unlikely]]
-      adjust(r, *c, trip, header.method);
-  }
-  const ReplyCallback done = k.done;
-  vacate(r, *c, k, slot);
-  ++r.stats.replies;
-  Reply reply(static_cast<Status>(header.status), block, block->payload + kPayloadOffset,
-              header.length);
-  done(reply);
-  if (c->waiting_count != 0 && c->name == header.session) [[unlikely]]
-    pump(r, *c);
-  return reply.kept();
 }
 
 void take_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {

@@ -57,50 +57,6 @@ void end(Rpc& r) noexcept {
   }
 }
 
-namespace {
-
-/// Answers whether the block was kept.
-inline bool take_datagram(Rpc& r, const ibv_wc& wc, Block* block) noexcept {
-  RpcHeader header;
-  if (wc.status != IBV_WC_SUCCESS || wc.byte_len < kRouteBytes ||
-      !wire::decode(Port::datagram(block), wc.byte_len - kRouteBytes, header)) [[unlikely]] {
-    return ++r.stats.bad_datagrams, false;
-  }
-  switch (header.kind) {
-    case RpcKind::request:
-      return take_request(r, header, wc, block);
-    case RpcKind::reply:
-      return take_reply(r, header, wc, block);
-    case RpcKind::ping:
-    case RpcKind::close:
-      return take_question(r, header, wc, block), false;
-    default:
-      return take_answer(r, header, wc, block), false;
-  }
-}
-
-}  // namespace
-
-std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept {
-  Port& port = *r.port;
-  const ibv_wc* const end = wcs + count;
-  for (const ibv_wc* wc = wcs + 1; wc < end; ++wc) {
-    if (agent::is_receive(wc->wr_id))
-      __builtin_prefetch(Port::datagram(port.block(agent::slot_of(wc->wr_id))));
-  }
-  std::uint32_t events = 0;
-  for (const ibv_wc* wc = wcs; wc != end; ++wc) {
-    if (!agent::is_receive(wc->wr_id)) {
-      port.on_sent(*wc);
-      continue;
-    }
-    const std::uint32_t slot = agent::slot_of(wc->wr_id);
-    port.give_back(slot, take_datagram(r, *wc, port.block(slot)));
-    ++events;
-  }
-  return events;
-}
-
 void finish_poll(Rpc& r) noexcept {
   // Each that stalled has a try; those that still cannot go line up again.
   const std::uint32_t last = r.stalled_last;

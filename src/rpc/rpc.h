@@ -202,8 +202,6 @@ Result<std::unique_ptr<Rpc>> open(agent::Shared& s);
 void end(Rpc& r) noexcept;
 /// No callback of the application's runs any more. Cold.
 void fall_silent(Rpc& r) noexcept;
-/// Completions of the port's queue pair; answers the number of events. Hot.
-std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept;
 /// The end of a poll: calls that waited for room, then everything that was sent. Hot.
 void finish_poll(Rpc& r) noexcept;
 inline bool has_work(const Rpc& r) noexcept {
@@ -220,6 +218,10 @@ void drop_route(Rpc& r, Route* route) noexcept;
 
 /// Our end of a session, for the peer.
 wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window) noexcept;
+
+// In arrivals.cc.
+/// Completions of the port's queue pair; answers the number of events. Hot.
+std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept;
 
 // In client.cc.
 /// A record for a session that is being opened; null if rpc.sessions are open. May throw.
@@ -266,8 +268,6 @@ struct Asked {
 Status put_off(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept;
 Status cancel(Rpc& r, ClientSession& c, std::uint32_t number) noexcept;
 Status close(Rpc& r, ClientSession& c) noexcept;
-/// A reply, or what else a server says; answers whether its block was kept.
-bool take_reply(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
 void take_answer(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
 /// Sends what waits and may go.
 void pump(Rpc& r, ClientSession& c) noexcept;
@@ -289,8 +289,6 @@ inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {
   return s.name == name && name != 0 ? &s : nullptr;
 }
 void dismiss(Rpc& r, ServerSession& s) noexcept;
-/// A request; answers whether its block was kept.
-bool take_request(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
 void take_question(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;
 

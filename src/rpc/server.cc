@@ -14,35 +14,10 @@ namespace {
 using wire::RpcHeader;
 using wire::RpcKind;
 
-/// A request that was here before: the answer went astray, or the handler is still at it.
-[[gnu::cold, gnu::noinline]] void take_repeated(Rpc& r, const ServerSession& s, const Service& v,
-                                                std::uint32_t number) noexcept {
-  if (number != v.number || v.state != ServiceState::answered) {
-    ++r.stats.duplicates;
-    return;
-  }
-  ++r.stats.resent;
-  send_answer(r, s, v, UINT16_MAX);
-}
-
-/// Receives for as many requests as the session may send at once, if there are any left.
-[[gnu::cold, gnu::noinline]] void grant(Rpc& r, ServerSession& s) noexcept {
-  if (r.promised + s.window > r.budget) return;
-  r.promised += s.window;
-  s.granted = s.window;
-}
-
 void take_back(Rpc& r, ServerSession& s) noexcept {
   if (s.granted == 1) return;
   r.promised -= s.granted;
   s.granted = 1;
-}
-
-[[gnu::cold, gnu::noinline]] void refuse(Rpc& r, std::uint32_t session, std::uint32_t number,
-                                         Status status, std::string_view text) noexcept {
-  const std::size_t size = std::min(text.size(), kShortCall);
-  (void)answer(r, session, number, status, reinterpret_cast<const std::byte*>(text.data()), size,
-               nullptr);
 }
 
 }  // namespace
@@ -109,33 +84,6 @@ std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t nu
 Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number) noexcept {
   const ServerSession* const s = find_server(r, session);
   return s != nullptr && s->spaces != nullptr ? s->spaces[number & (s->window - 1)] : nullptr;
-}
-
-bool take_request(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {
-  ServerSession* const s = find_server(r, header.session);
-  if (s == nullptr || !s->from.is_of(wc, Port::route(block))) [[unlikely]]
-    return ++r.stats.bad_datagrams, false;
-  s->last_heard = r.shared.now;
-  Service& v = s->services[header.number & (s->window - 1)];
-  if (static_cast<std::int32_t>(header.number - v.number) <= 0) [[unlikely]]
-    return take_repeated(r, *s, v, header.number), false;
-  clear(v.payload);
-  v.number = header.number;
-  v.state = ServiceState::running;
-  v.payload.since = r.since;
-  if (s->granted != s->window) [[unlikely]]
-    grant(r, *s);
-  if (header.method >= r.handlers.size() || !r.handlers[header.method]) [[unlikely]] {
-    refuse(r, header.session, header.number, Status::unsupported, "no such method");
-    return false;
-  }
-  ++r.stats.served;
-  Request request({&r, header.session, header.number}, header.method, block,
-                  block->payload + kPayloadOffset, header.length);
-  r.handlers[header.method](request);
-  if (!request.answered()) [[unlikely]]
-    refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
-  return request.kept();
 }
 
 void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {

@@ -68,6 +68,17 @@ constexpr std::uint32_t rpc_payload(std::uint32_t mtu) noexcept {
   return mtu - static_cast<std::uint32_t>(kRpcHeaderBytes);
 }
 
+/// Whether a header is that of a request, or of a reply with status ok, before so many bytes, and
+/// in order: what decode() would take, in one compare and two. Any number of bytes is allowed, also
+/// the difference of two that is below 0.
+constexpr bool is_request(const RpcWords& w, std::uint64_t bytes) noexcept {
+  return w.high >> 16 == (std::uint64_t{static_cast<std::uint8_t>(RpcKind::request)} | bytes << 16);
+}
+constexpr bool is_good_reply(const RpcWords& w, std::uint64_t bytes) noexcept {
+  constexpr std::uint64_t kKind = static_cast<std::uint8_t>(RpcKind::reply);
+  return (w.high >> 16 & 0xffffffff) == (kKind | bytes << 16) && w.high >> 48 != 0;
+}
+
 /// Checks a datagram of `received` bytes that begins at `at`; false if it is malformed. What the
 /// names in it mean is for the receiver to check.
 inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header) noexcept {

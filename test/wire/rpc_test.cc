@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/random.h"
 #include "wire/codec.h"
 #include "wire/handshake.h"
 
@@ -23,6 +24,36 @@ bool taken(const RpcHeader& header, std::size_t payload) {
   const bool good = decode(bytes.data(), bytes.size(), read);
   EXPECT_TRUE(!good || std::memcmp(&read, &header, sizeof header) == 0);
   return good;
+}
+
+TEST(RpcHeader, TheShortChecksTakeWhatTheLongOneTakes) {
+  base::Random random(1);
+  int requests = 0, replies = 0;
+  for (int i = 0; i < 200'000; ++i) {
+    const std::size_t payload = random.below(4);
+    RpcHeader h{};
+    h.session = static_cast<std::uint32_t>(random.next());
+    h.number = static_cast<std::uint32_t>(random.next());
+    h.method = static_cast<std::uint16_t>(random.next());
+    h.kind = static_cast<RpcKind>(random.below(4));
+    h.status = static_cast<std::uint8_t>(random.below(3));
+    h.length = static_cast<std::uint16_t>(random.below(4));
+    h.window = static_cast<std::uint16_t>(random.below(3));
+    RpcHeader same = unpack(pack(h));
+    ASSERT_EQ(std::memcmp(&same, &h, sizeof h), 0);
+    const bool good = taken(h, payload);
+    const bool request = good && h.kind == RpcKind::request;
+    const bool reply = good && h.kind == RpcKind::reply && h.status == 0;
+    ASSERT_EQ(is_request(pack(h), payload), request);
+    ASSERT_EQ(is_good_reply(pack(h), payload), reply);
+    // Fewer bytes than a header has.
+    ASSERT_FALSE(is_request(pack(h), payload - 8));
+    ASSERT_FALSE(is_good_reply(pack(h), payload - 8));
+    requests += request ? 1 : 0;
+    replies += reply ? 1 : 0;
+  }
+  EXPECT_GT(requests, 100);
+  EXPECT_GT(replies, 100);
 }
 
 TEST(RpcHeader, EachKindHasWhatIsItsOwn) {

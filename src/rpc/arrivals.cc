@@ -1,0 +1,166 @@
+// What arrives at the port: requests and replies, as short ways as they can have. Hot.
+#include <string_view>
+
+#include "rpc/calling.h"
+
+namespace spinwire::rpc {
+namespace {
+
+using wire::RpcHeader;
+using wire::RpcKind;
+
+/// After Jacobson: the mean of round trips, and how far they lie from it.
+inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
+  if (c.smooth == 0) [[unlikely]] {
+    c.smooth = trip;
+    c.variance = trip / 2;
+  }
+  const auto off = static_cast<std::int64_t>(trip - c.smooth);
+  c.smooth += static_cast<std::uint64_t>(off >> 3);
+  c.variance += static_cast<std::uint64_t>(
+      ((off < 0 ? -off : off) - static_cast<std::int64_t>(c.variance)) >> 2);
+  c.patience = std::max(c.smooth + 4 * c.variance, r.least_patience);
+}
+
+/// Answers whether the block was kept.
+[[gnu::always_inline]] inline bool take_reply(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
+                                              Block* block) noexcept {
+  ClientSession* const c = find_client(r, header.session);
+  if (c == nullptr || !c->from.is_of(wc, Port::route(block))) [[unlikely]]
+    return ++r.stats.bad_datagrams, false;
+  const std::uint64_t now = r.shared.now;
+  c->last_heard = now;
+  const std::uint32_t slot = header.number & (c->window - 1);
+  Call& k = c->calls[slot];
+  if (k.number != header.number || (c->active & bit(slot)) == 0) [[unlikely]]
+    return ++r.stats.late, false;
+  if (header.window != c->granted) [[unlikely]] {
+    c->granted = std::min<std::uint32_t>(header.window, c->window);
+    allow(*c);
+  }
+  if (k.tries == 0) [[likely]] {
+    const std::uint64_t trip = now - std::min(k.sent_at, now);
+    measure(r, *c, trip);
+    if (trip > r.target || c->flow.window != c->flow.whole) [[unlikely]]
+      adjust(r, *c, trip, header.method);
+  }
+  const ReplyCallback done = k.done;
+  vacate(r, *c, k, slot);
+  ++r.stats.replies;
+  Reply reply(static_cast<Status>(header.status), block, block->payload + kPayloadOffset,
+              header.length);
+  done(reply);
+  if (c->waiting_count != 0 && c->name == header.session) [[unlikely]]
+    pump(r, *c);
+  return reply.kept();
+}
+
+/// A request that was here before: the answer went astray, or the handler is still at it.
+[[gnu::cold, gnu::noinline]] void take_repeated(Rpc& r, const ServerSession& s, const Service& v,
+                                                std::uint32_t number) noexcept {
+  if (number != v.number || v.state != ServiceState::answered) {
+    ++r.stats.duplicates;
+    return;
+  }
+  ++r.stats.resent;
+  send_answer(r, s, v, UINT16_MAX);
+}
+
+/// Receives for as many requests as the session may send at once, if there are any left.
+[[gnu::cold, gnu::noinline]] void grant(Rpc& r, ServerSession& s) noexcept {
+  if (r.promised + s.window > r.budget) return;
+  r.promised += s.window;
+  s.granted = s.window;
+}
+
+[[gnu::cold, gnu::noinline]] void refuse(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                         Status status, std::string_view text) noexcept {
+  const std::size_t size = std::min(text.size(), kShortCall);
+  (void)answer(r, session, number, status, reinterpret_cast<const std::byte*>(text.data()), size,
+               nullptr);
+}
+
+/// Answers whether the block was kept.
+[[gnu::always_inline]] inline bool take_request(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
+                                                Block* block) noexcept {
+  ServerSession* const s = find_server(r, header.session);
+  if (s == nullptr || !s->from.is_of(wc, Port::route(block))) [[unlikely]]
+    return ++r.stats.bad_datagrams, false;
+  s->last_heard = r.shared.now;
+  Service& v = s->services[header.number & (s->window - 1)];
+  if (static_cast<std::int32_t>(header.number - v.number) <= 0) [[unlikely]]
+    return take_repeated(r, *s, v, header.number), false;
+  clear(v.payload);
+  v.number = header.number;
+  v.state = ServiceState::running;
+  v.payload.since = r.since;
+  if (s->granted != s->window) [[unlikely]]
+    grant(r, *s);
+  if (header.method >= r.handlers.size() || !r.handlers[header.method]) [[unlikely]] {
+    refuse(r, header.session, header.number, Status::unsupported, "no such method");
+    return false;
+  }
+  ++r.stats.served;
+  Request request({&r, header.session, header.number}, header.method, block,
+                  block->payload + kPayloadOffset, header.length);
+  r.handlers[header.method](request);
+  if (!request.answered()) [[unlikely]]
+    refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
+  return request.kept();
+}
+
+/// Any other, and replies that tell of something.
+[[gnu::cold, gnu::noinline]] bool take_other(Rpc& r, const ibv_wc& wc, Block* block) noexcept {
+  RpcHeader header;
+  if (wc.status != IBV_WC_SUCCESS || wc.byte_len < kRouteBytes ||
+      !wire::decode(Port::datagram(block), wc.byte_len - kRouteBytes, header)) [[unlikely]] {
+    return ++r.stats.bad_datagrams, false;
+  }
+  switch (header.kind) {
+    case RpcKind::request:  // a good one was known before
+      return ++r.stats.bad_datagrams, false;
+    case RpcKind::reply:
+      return take_reply(r, header, wc, block);
+    case RpcKind::ping:
+    case RpcKind::close:
+      return take_question(r, header, wc, block), false;
+    default:
+      return take_answer(r, header, wc, block), false;
+  }
+}
+
+/// Answers whether the block was kept.
+[[gnu::always_inline]] inline bool take_datagram(Rpc& r, const ibv_wc& wc, Block* block) noexcept {
+  wire::RpcWords words{};
+  std::memcpy(&words, Port::datagram(block), sizeof words);
+  const std::uint64_t bytes = std::uint64_t{wc.byte_len} - kRouteBytes - wire::kRpcHeaderBytes;
+  if (wc.status == IBV_WC_SUCCESS) [[likely]] {
+    if (wire::is_request(words, bytes)) return take_request(r, wire::unpack(words), wc, block);
+    if (wire::is_good_reply(words, bytes)) return take_reply(r, wire::unpack(words), wc, block);
+  }
+  return take_other(r, wc, block);
+}
+
+}  // namespace
+
+std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept {
+  Port& port = *r.port;
+  const ibv_wc* const end = wcs + count;
+  for (const ibv_wc* wc = wcs + 1; wc < end; ++wc) {
+    if (agent::is_receive(wc->wr_id))
+      __builtin_prefetch(Port::datagram(port.block(agent::slot_of(wc->wr_id))));
+  }
+  std::uint32_t events = 0;
+  for (const ibv_wc* wc = wcs; wc != end; ++wc) {
+    if (!agent::is_receive(wc->wr_id)) {
+      port.on_sent(*wc);
+      continue;
+    }
+    const std::uint32_t slot = agent::slot_of(wc->wr_id);
+    port.give_back(slot, take_datagram(r, *wc, port.block(slot)));
+    ++events;
+  }
+  return events;
+}
+
+}  // namespace spinwire::rpc
