@@ -162,9 +162,10 @@ class SPINWIRE_API Session {
 
   /// Calls a method: done() runs exactly once, in a poll(), if this answers ok. The request is held
   /// by reference until then and must not be changed. As many calls as the window are under way at
-  /// once, further ones wait here. Errors: would_block (rpc.backlog calls wait already),
-  /// message_too_long, not_connected (not ready), invalid_argument (a deadline below 0; no
-  /// callback), wrong_thread, forked_child. Hot.
+  /// once, further ones wait here. Errors: would_block (rpc.backlog calls wait already), no_buffer
+  /// (a call has to wait, and the send pool has no room for that), message_too_long, not_connected
+  /// (not ready), invalid_argument (a deadline below 0; no callback), wrong_thread, forked_child.
+  /// Hot.
   Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
               const CallOptions& options = {}) noexcept;
   /// The same for up to kShortCall bytes, which are copied; message_too_long for more. Hot.
