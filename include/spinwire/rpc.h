@@ -204,7 +204,8 @@ class SPINWIRE_API Session {
   /// either sort wait already), message_too_long (than longest_bulk()), not_connected (not ready),
   /// invalid_argument (a deadline below 0; no callback; `reply_into` is empty memory, or no memory
   /// of this engine's), unsupported (`reply_into`, but queue_pair.access does not let peers write,
-  /// or leases.maximum, whose records are used for it, is 0), no_buffer, no_memory (a session's
+  /// or leases.maximum, whose records are used for it, is 0), no_buffer (a call has to wait,
+  /// and the send pool has no room for that), no_memory (a session's
   /// first long call), wrong_thread, forked_child. Hot.
   Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
               const CallOptions& options = {}) noexcept;

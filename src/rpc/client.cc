@@ -1,5 +1,9 @@
 // The client's end of sessions: calls, their replies, and what becomes of those without.
+#include <algorithm>
 #include <bit>
+#include <memory>
+#include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 #include "rpc/bulk.h"
@@ -36,6 +40,24 @@ void end_call(const ReplyCallback& done, Status status) noexcept {
   done(reply);
 }
 
+/// A session whose calls never wait has no room for them: of many, most are idle.
+[[gnu::cold, gnu::noinline]] bool make_waiting(Rpc& r, ClientSession& c) noexcept {
+  static_assert(std::is_trivially_destructible_v<Waiting>);
+  const std::size_t room = r.shared.config.rpc.backlog;
+  c.waiting_block = r.shared.arena->allocate(memory::PoolId::send, room * sizeof(Waiting));
+  if (c.waiting_block == nullptr) return false;
+  c.waiting = reinterpret_cast<Waiting*>(c.waiting_block->payload);
+  std::uninitialized_default_construct_n(c.waiting, room);
+  return true;
+}
+
+/// When none waits.
+void drop_waiting(ClientSession& c) noexcept {
+  if (c.waiting == nullptr) return;
+  c.waiting = nullptr;
+  detail::release(std::exchange(c.waiting_block, nullptr));
+}
+
 }  // namespace
 
 ClientSession* make_session(Rpc& r, std::uint32_t window) {
@@ -44,7 +66,6 @@ ClientSession* make_session(Rpc& r, std::uint32_t window) {
   ClientSession& c = r.clients.at(index);
   try {
     c.calls = std::make_unique<Call[]>(window);
-    c.waiting = std::make_unique<Waiting[]>(r.shared.config.rpc.backlog);
   } catch (...) {
     r.clients.release(index);
     throw;
@@ -84,6 +105,7 @@ void ready(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route)
 Status put_off(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept {
   const std::uint32_t room = r.shared.config.rpc.backlog;
   if (c.waiting_count == room) return Status::would_block;
+  if (c.waiting == nullptr && !make_waiting(r, c)) return Status::no_buffer;
   Waiting& w = c.waiting[(c.waiting_first + c.waiting_count) % room];
   if (!fill(r, w.payload, asked.data, asked.size, asked.block)) return Status::no_buffer;
   w.method = asked.method;
@@ -223,7 +245,7 @@ void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
   }
   c.name = 0;
   c.calls.reset();
-  c.waiting.reset();
+  drop_waiting(c);
   c.on_ready = nullptr;
   c.on_closed = nullptr;
   r.clients.release(c.timer.index);
@@ -313,6 +335,7 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
     return lose(r, c, Status::peer_lost, "no datagram came from it any more");
   }
   if (now - std::min(c.last_heard, now) >= r.keepalive) tell(r, c, RpcKind::ping);
+  if (c.under_way + c.waiting_count == 0) drop_waiting(c);
   const std::uint32_t name = c.name;
   std::uint64_t next = look_at_calls(r, c, now);
   if (c.name == name && c.state == SessionState::ready && c.bulk != nullptr)

@@ -112,8 +112,9 @@ struct alignas(64) ClientSession {
   std::uint64_t variance = 0;
   std::uint64_t patience = 0;  ///< until a request is sent again, the first time
   std::uint64_t last_heard = 0;
-  // Those that wait: a ring of `backlog` entries.
-  std::unique_ptr<Waiting[]> waiting;
+  // Those that wait: a ring of `backlog` entries, in a block that is there while it is needed.
+  Waiting* waiting = nullptr;
+  Block* waiting_block = nullptr;
   std::uint32_t waiting_first = 0;
   std::uint32_t waiting_count = 0;
   // Cold.

@@ -25,7 +25,7 @@ void fall_silent(Rpc& r) noexcept {
     c.on_closed = nullptr;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) c.calls[slot].done = [](Reply&) {};
     // One without a callback is one that has ended: its payload is dropped here.
-    for (std::uint32_t w = 0; w < r.shared.config.rpc.backlog; ++w) {
+    for (std::uint32_t w = 0; c.waiting != nullptr && w < r.shared.config.rpc.backlog; ++w) {
       clear(c.waiting[w].payload);
       c.waiting[w].done = nullptr;
     }

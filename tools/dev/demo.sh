@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Shows what Spinwire does, with programs that `make` has built: a tour of the library, then an echo,
-# a measurement and a file transfer, each between two processes on this machine. Ends with an error if any of it fails.
+# a measurement, a file transfer, a key-value store and a trading loop, each between two processes on
+# this machine. Ends with an error if any of it fails.
 #
 #   tools/dev/demo.sh [FOLDER OF THE PROGRAMS]      default: build/bin
 set -euo pipefail
@@ -97,5 +98,13 @@ file=$(file_to_push)
 run file-push both "$file" --out "$work/copy"
 cmp "$file" "$work/copy" || die 'the copy differs'
 echo 'cmp: the copy is equal to the file'
+
+heading 'kv-store: puts by remote calls, gets by one-sided reads' \
+  'Readers see by version and checksum when the server is writing what they read, and read again.'
+run kv-store demo --count 100000 --puts 50
+
+heading 'market-feed: ticks, and orders that answer them' \
+  'An exchange publishes every 5 us; a strategy answers each tick with a remote call.'
+run market-feed --count 50000
 
 printf '\ndemo: all done in %d s\n' "$SECONDS"

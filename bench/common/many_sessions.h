@@ -1,0 +1,48 @@
+// Two engines of this thread with many sessions between them, and calls of 32 bytes spread over
+// them at random.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/setup.h"
+
+namespace spinwire::bench {
+
+class ManySessions {
+ public:
+  /// Opens the sessions; `window` calls are under way at any time from then on.
+  ManySessions(Config config, std::uint32_t sessions, std::uint32_t window);
+  ManySessions(const ManySessions&) = delete;
+  ManySessions& operator=(const ManySessions&) = delete;
+  ~ManySessions();
+
+  void poll() noexcept {
+    (void)client_.poll();
+    (void)server_.poll();
+  }
+  [[nodiscard]] std::uint64_t done() const noexcept { return done_; }
+
+ private:
+  void open(std::uint32_t sessions);
+  void call_next() noexcept;
+  void take(const Reply& reply) noexcept;
+  [[nodiscard]] std::uint32_t pick() noexcept {
+    random_ ^= random_ << 13;
+    random_ ^= random_ >> 7;
+    random_ ^= random_ << 17;
+    return static_cast<std::uint32_t>((random_ >> 32) * sessions_.size() >> 32);
+  }
+
+  bool ending_ = false;
+  std::uint64_t done_ = 0;
+  std::uint64_t random_ = 88172645463325252;
+  std::vector<Session> sessions_;
+  std::uint32_t ready_ = 0;
+  Config config_;
+  Engine server_;
+  Engine client_;
+  Listener listener_;
+};
+
+}  // namespace spinwire::bench
