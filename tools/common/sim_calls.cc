@@ -45,6 +45,7 @@ void SimWorld::open_session(NodeId from, NodeId to) {
     return fail("session {}: {}", index, opened.error().message());
   }
   s.handle = *opened;
+  actors_[from].sessions.push_back(index);
   ++outcome_.sessions;
 }
 

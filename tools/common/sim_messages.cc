@@ -43,6 +43,7 @@ void SimWorld::connect(NodeId from, NodeId to) {
     return fail("connection {}: {}", index, made.error().message());
   }
   l.handle = *made;
+  actors_[from].links.push_back(index);
 }
 
 void SimWorld::on_link_closed(std::uint32_t index, const Error& why) {
@@ -66,7 +67,7 @@ void SimWorld::send_message(std::uint32_t index) {
   SimLink& l = links_[index];
   const std::uint64_t number = messages_.size();
   auto size = static_cast<std::uint32_t>(8 + sim_.random(sim_.chance(0.5) ? 100 : 3000));
-  if (sim_.chance(0.05)) size = static_cast<std::uint32_t>(3000 + sim_.random(150'000));
+  if (sim_.chance(0.03)) size = static_cast<std::uint32_t>(3000 + sim_.random(100'000));
   Buffer buffer = sim_.engine(l.from).allocate(size);
   if (!buffer) return;
   fill(buffer.bytes().first(size), number, false);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "common/sim_world.h"
@@ -73,17 +74,15 @@ void SimWorld::plan_act(NodeId node) {
 
 void SimWorld::act(NodeId node, std::uint32_t life) {
   if (!lives(node, life) || winding_up_) return;
-  const auto ours = [&](const auto& paths, auto&& usable) {
+  const auto usable = [](std::vector<std::uint32_t>& ours, const auto& paths) {
+    std::erase_if(ours, [&](std::uint32_t i) { return paths[i].over || paths[i].closing; });
     std::vector<std::uint32_t> found;
-    for (std::uint32_t i = 0; i < paths.size(); ++i) {
-      if (paths[i].from == node && !paths[i].over && !paths[i].closing && paths[i].ready &&
-          usable(paths[i]))
-        found.push_back(i);
-    }
+    std::copy_if(ours.begin(), ours.end(), std::back_inserter(found),
+                 [&](std::uint32_t i) { return paths[i].ready && paths[i].handle.ready(); });
     return found;
   };
-  const auto sessions = ours(sessions_, [](const SimSession& s) { return s.handle.ready(); });
-  const auto links = ours(links_, [](const SimLink& l) { return l.handle.ready(); });
+  const auto sessions = usable(actors_[node].sessions, sessions_);
+  const auto links = usable(actors_[node].links, links_);
   const std::uint64_t what = sim_.random(100);
   if (what < 70 && !sessions.empty()) {
     const std::uint32_t session = sessions[sim_.random(sessions.size())];

@@ -88,6 +88,8 @@ struct SimKept {
 
 struct SimActor {
   Listener listener;
+  std::vector<std::uint32_t> sessions;  ///< begun here and maybe not over
+  std::vector<std::uint32_t> links;
   std::deque<SimKept> kept;
   bool dies_in_handler = false;
   bool shaky = false;  ///< a work request of its device will fail
