@@ -64,7 +64,8 @@ struct BulkClient : BulkEnd {
   std::uint32_t waiting_count = 0;
   bool wants = false;  ///< a connection; counted in Rpc::wanting
   bool was_ready = false;
-  bool leaving = false;  ///< the session ends with its connection, of this:
+  bool lost_one = false;  ///< one that was ready: another that cannot be made is the server's loss
+  bool leaving = false;   ///< the session ends with its connection, of this:
   Error why;
 };
 

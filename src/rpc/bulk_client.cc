@@ -393,7 +393,9 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   if (b->leaving && b->why.status != Status::ok) status = b->why.status;
   end_active(r, *b, status);
   // A connection that could not be made would not be the next time.
-  if (!was_ready) end_waiting(r, *b, wanted && why.status != Status::ok ? why.status : status);
+  const bool tells = wanted && !b->lost_one && why.status != Status::ok;
+  b->lost_one = b->lost_one || was_ready;
+  if (!was_ready) end_waiting(r, *b, tells ? why.status : status);
   if (find_client(r, session) != c || c->bulk.get() != b) return;
   if (b->leaving) {
     const Error left = std::move(b->why);
