@@ -176,13 +176,14 @@ void SimWorld::on_reply(std::uint64_t number, Reply& reply) {
 
 void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply) {
   const auto told = [&](const char* what) {
-    fail("call {} (method {}, {} bytes) from {} to {} ends with {}: {}", number, c.method, c.size,
-         sessions_[c.session].from, sessions_[c.session].to, to_string(c.status), what);
+    fail("call {} (method {}, {} bytes) from {} to {} ends with {}, {} ns after its deadline: {}",
+         number, c.method, c.size, sessions_[c.session].from, sessions_[c.session].to,
+         to_string(c.status), (sim_.now() - c.deadline).count(), what);
   };
   const SimSession& s = sessions_[c.session];
   const bool numbered = c.method != kSimTiny;
   const Nanoseconds now = sim_.now();
-  if (now > c.deadline + slack_) told("long after its deadline");
+  if (now > c.deadline + slack_) told("too late");
   switch (c.status) {
     case Status::ok: {
       const bool answers = c.method == kSimTiny || c.method == kSimEcho || c.method == kSimLater ||

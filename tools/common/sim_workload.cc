@@ -40,7 +40,7 @@ SimWorld::SimWorld(Simulation simulation, const SimWorkload& workload)
 void SimWorld::build() {
   const std::array<Nanoseconds, 4> paces = {30us, 200us, 1ms, 5ms};
   pace_ = paces[sim_.random(paces.size())];
-  slack_ = 30ms;
+  slack_ = 50ms;  // two pauses, and timers
   const Config config = config_of(sim_);
   const auto nodes = static_cast<NodeId>(8 + sim_.random(3));
   for (NodeId node = 0; node < nodes; ++node) {
