@@ -375,7 +375,8 @@ Status SimWorld::give_reply(std::uint64_t number, NodeId node, const PendingCall
 void SimWorld::check_answered(std::uint64_t number, Status status) {
   const SimCall& c = calls_[number];
   if (status == Status::ok) return;
-  const bool over = c.ended != 0 || c.orphan || excused(c) || sessions_[c.session].closing;
+  const bool told = c.bulk && sim_.now() >= c.deadline;  // it lets go of the memory meanwhile
+  const bool over = told || c.ended != 0 || c.orphan || excused(c) || sessions_[c.session].closing;
   if (status != Status::not_connected || !over)
     fail("call {} cannot be answered: {}", number, to_string(status));
 }
