@@ -111,6 +111,8 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds pati
   c.method = method;
   c.size = method == kSimTiny ? static_cast<std::uint32_t>(sim_.random(8)) : pick_size(longest);
   c.reply_size = method == kSimTiny ? c.size : pick_size(longest) - 8;
+  if (outer == nullptr && method != kSimTiny && method != kSimUnserved && sim_.chance(bulk_))
+    make_bulk(c, s.from);
   c.begun = sim_.now();
   c.deadline = c.begun + patience;
   c.patient = patience >= 1s;
@@ -125,6 +127,7 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds pati
   const Status status = post_call(s, number, done);
   sim_.note(number << 8 | static_cast<std::uint64_t>(status));
   if (status != Status::ok) {
+    c.into = {};
     if (status != Status::would_block)
       fail("call {} of {} bytes is refused: {}", number, c.size, to_string(status));
     return false;
@@ -138,11 +141,25 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds pati
   return true;
 }
 
+/// A call that needs a connection: for its request, for its reply, or for both.
+void SimWorld::make_bulk(SimCall& c, NodeId from) {
+  c.bulk = true;
+  const std::uint64_t which = sim_.random(3);
+  if (which != 0) c.size = static_cast<std::uint32_t>(5000 + sim_.random(60'000));
+  if (which == 1) return;
+  const auto room = static_cast<std::uint32_t>(1 + sim_.random(60'000));
+  const Buffer buffer = sim_.engine(from).allocate(room);
+  if (!buffer) return;
+  c.into = buffer.slice();
+  c.reply_size = static_cast<std::uint32_t>(sim_.random(room + 1));
+}
+
 Status SimWorld::post_call(SimSession& s, std::uint64_t number, const ReplyCallback& done) {
   SimCall& c = calls_[number];
   CallOptions options;
   options.deadline = c.deadline - c.begun;
   if (sim_.chance(0.1)) options.post = Post::defer;
+  options.reply_into = c.into;
   if (c.size <= kShortCall && sim_.chance(0.5)) {
     std::array<std::byte, kShortCall> bytes;
     fill(std::span(bytes).first(c.size), number, false);
@@ -155,7 +172,9 @@ Status SimWorld::post_call(SimSession& s, std::uint64_t number, const ReplyCallb
 }
 
 bool SimWorld::excused(const SimCall& c) const {
-  return sessions_[c.session].troubled || worst_loss_ > 0.15;
+  const SimSession& s = sessions_[c.session];
+  return s.troubled || worst_loss_ > 0.15 ||
+         (c.bulk && (s.shaken || actors_[s.from].shaky || actors_[s.to].shaky));
 }
 
 void SimWorld::on_reply(std::uint64_t number, Reply& reply) {
@@ -170,6 +189,8 @@ void SimWorld::on_reply(std::uint64_t number, Reply& reply) {
   c.status = reply.status();
   ++outcome_.ended[static_cast<std::size_t>(c.status)];
   judge_reply(c, number, reply);
+  if (c.bulk && c.status != Status::ok) sessions_[c.session].shaken = true;
+  c.into = {};
   if (c.status == Status::ok && !reply.bytes().empty() && c.method != kSimTiny && sim_.chance(0.1))
     keep(s.from, reply.keep(), number, true);
 }
@@ -183,7 +204,8 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
   const SimSession& s = sessions_[c.session];
   const bool numbered = c.method != kSimTiny;
   const Nanoseconds now = sim_.now();
-  if (now > c.deadline + slack_) told("too late");
+  // Memory of a long call may be in use until its connection is given up.
+  if (now > c.deadline + slack_ + (c.bulk ? 2s : 0s)) told("too late");
   switch (c.status) {
     case Status::ok: {
       const bool answers = c.method == kSimTiny || c.method == kSimEcho || c.method == kSimLater ||
@@ -192,9 +214,12 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       if (numbered && c.runs != 1) return told("but its handler has not run once");
       if (reply.bytes().size() != c.reply_size) return told("with another length");
       if (!holds(reply.bytes(), number, numbered)) return told("with other bytes");
+      if (c.into && c.reply_size != 0 && reply.bytes().data() != c.into.data())
+        return told("elsewhere than it was to");
       return;
     }
     case Status::refused:
+      if (c.bulk && c.runs == 0 && excused(c)) return;  // no connection could be made
       if (c.method == kSimRefuse && reply.text() != fmt::format("no {}", number))
         return told("with another text");
       if (c.method == kSimSilent && reply.text() != "the handler has not answered")
@@ -221,6 +246,7 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       if (!excused(c)) return told("without a reason");
       return;
     default:
+      if (c.bulk && excused(c)) return;
       return told("which no call should");
   }
 }
@@ -234,11 +260,17 @@ void SimWorld::cancel_one(NodeId node) {
   SimCall& c = calls_[number];
   SimSession& s = sessions_[c.session];
   if (s.from != node || s.over) return;
+  if (c.cancelling) return;
   c.cancelling = true;
+  s.shaken = s.shaken || c.bulk;
   const Status status = s.handle.cancel(c.name);
-  c.cancelling = false;
-  if (status != Status::ok) fail("call {} cannot be cancelled: {}", number, to_string(status));
-  if (c.ended != 1) fail("call {} is cancelled, but has ended {} times", number, c.ended);
+  c.cancelling = c.bulk;
+  // One that is too late already ends when its memory is let go of.
+  const bool late = c.bulk && sim_.now() >= c.deadline;
+  if (status != Status::ok && !late)
+    fail("call {} cannot be cancelled: {}", number, to_string(status));
+  if (c.ended != 1 && !c.bulk)
+    fail("call {} is cancelled, but has ended {} times", number, c.ended);
 }
 
 // ---- the server -------------------------------------------------------------------------------
@@ -284,9 +316,9 @@ void SimWorld::answer(std::uint64_t number, NodeId node, Request& request) {
     case kSimRefuse:
       return check_answered(number, request.refuse(fmt::format("no {}", number)));
     case kSimTooLong: {
-      const Buffer buffer = sim_.engine(node).allocate(5000);
+      const Buffer buffer = sim_.engine(node).allocate(request.room() + 1);
       if (request.reply(buffer.slice()) != Status::message_too_long)
-        fail("a reply of 5000 bytes is taken");
+        fail("a reply of {} bytes is taken", buffer.size());
       return check_answered(number, request.refuse("too long"));
     }
     case kSimNested: {
@@ -343,7 +375,8 @@ Status SimWorld::give_reply(std::uint64_t number, NodeId node, const PendingCall
 void SimWorld::check_answered(std::uint64_t number, Status status) {
   const SimCall& c = calls_[number];
   if (status == Status::ok) return;
-  const bool over = c.ended != 0 || c.orphan || excused(c) || sessions_[c.session].closing;
+  const bool told = c.bulk && sim_.now() >= c.deadline;  // it lets go of the memory meanwhile
+  const bool over = told || c.ended != 0 || c.orphan || excused(c) || sessions_[c.session].closing;
   if (status != Status::not_connected || !over)
     fail("call {} cannot be answered: {}", number, to_string(status));
 }

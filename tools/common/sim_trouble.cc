@@ -102,6 +102,7 @@ void SimWorld::kill(NodeId node) {
   for (SimCall& c : calls_) {
     if (sessions_[c.session].from != node || !c.accepted || c.ended != 0 || c.orphan) continue;
     c.orphan = true;
+    c.into = {};
     ++outcome_.orphans;
     --unended_;
   }

@@ -21,6 +21,7 @@ Config config_of(Simulation& sim) {
   c.rpc.send_depth = 64;
   c.rpc.window = 4;
   c.rpc.backlog = static_cast<std::uint32_t>(1 + sim.random(16));
+  c.connections.maximum = 64;
   c.connections.keepalive = 20ms;
   c.connections.peer_timeout = 400ms;
   c.connections.connect_timeout = 500ms;
@@ -48,6 +49,7 @@ void SimWorld::build() {
     if (auto added = sim_.add(config); !added) return fail("{}", added.error().message());
   }
   outcome_.nodes = nodes;
+  bulk_ = sim_.chance(0.5) ? 0.2 : 0;
   choose_faults();
   plan_trouble();
   for (NodeId node = 0; node < nodes; ++node) {

@@ -42,6 +42,7 @@ struct SimPath {
 };
 
 struct SimSession : SimPath {
+  bool shaken = false;  ///< its connection for long calls may have been given up
   Session handle;
 };
 
@@ -62,7 +63,9 @@ struct SimCall {
   bool accepted = false;
   bool patient = false;         ///< nothing but trouble lets it miss its deadline
   bool forgotten = false;       ///< its handler will not answer
-  bool cancelling = false;      ///< right now
+  bool cancelling = false;      ///< right now; of a long call: since it was asked for
+  bool bulk = false;            ///< longer than a datagram, or with memory for the reply
+  BufferSlice into;             ///< that memory
   bool orphan = false;          ///< its caller has died
   std::uint64_t asked_for = 0;  ///< of one that a handler began: its own call
   std::uint32_t ended = 0;
@@ -148,6 +151,7 @@ class SimWorld {
   Status post_call(SimSession& s, std::uint64_t number, const ReplyCallback& done);
   void on_reply(std::uint64_t number, Reply& reply);
   void on_nested(std::uint64_t inner, const PendingCall& outer);
+  void make_bulk(SimCall& c, NodeId from);
   void judge_reply(const SimCall& c, std::uint64_t number, Reply& reply);
   [[nodiscard]] bool excused(const SimCall& c) const;
   void on_request(NodeId node, Request& request);
@@ -195,6 +199,7 @@ class SimWorld {
   Nanoseconds pace_{0};   ///< between two acts of a node, on average
   Nanoseconds slack_{0};  ///< by how much a time may be missed
   double worst_loss_ = 0;
+  double bulk_ = 0;          ///< probability of a long call
   bool winding_up_ = false;  ///< no new calls but probes
   bool probing_ = false;
   std::uint64_t tiny_begun_ = 0;

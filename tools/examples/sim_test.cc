@@ -130,7 +130,7 @@ class Run {
   void pass_on(Request& request) {
     const Add add = read(request);
     const PendingCall client = request.later();
-    const ReplyCallback done = [this, client](Reply& r) {
+    const ReplyCallback done = [client](Reply& r) {
       if (r.status() == Status::ok) {
         client.reply(std::span<const std::byte>());
       } else {
