@@ -61,12 +61,12 @@ ifeq ($(VARIANT),)
   BUILD ?= build
   CXXFLAGS ?= -O2 -g
   # The tests are one large unit: optimising it takes longer than it saves.
-  TEST_OPT ?= -O0
+  TEST_OPT ?= -O0 -g1
 else ifneq ($(filter asan tsan,$(VARIANT)),)
   BUILD := build/$(VARIANT)
   CXXFLAGS := -O1 -g -fno-omit-frame-pointer
   # Instrumented, the unit of the tests takes three times as long to optimise.
-  TEST_OPT ?= -O0
+  TEST_OPT ?= -O0 -g1
   ifeq ($(VARIANT),asan)
     # With the other compiler, so that both have judged all this.
     CXX := $(CLANGXX)

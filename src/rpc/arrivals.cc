@@ -141,6 +141,41 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   return take_other(r, wc, block);
 }
 
+/// With more than this, sessions are not in the caches.
+constexpr std::uint32_t kManySessions = 128;
+
+inline void prefetch(const void* record, std::size_t bytes) noexcept {
+  for (std::size_t at = 0; at < bytes; at += 64)
+    __builtin_prefetch(static_cast<const std::byte*>(record) + at);
+}
+
+/// Asks for the records that a batch is for: the sessions of all, and then their slots.
+[[gnu::noinline]] void fetch_ahead(const Rpc& r, const ibv_wc* wcs, const ibv_wc* end) noexcept {
+  const auto each = [&](auto&& visit) {
+    for (const ibv_wc* wc = wcs; wc != end; ++wc) {
+      if (!agent::is_receive(wc->wr_id) || wc->status != IBV_WC_SUCCESS) continue;
+      wire::RpcWords words{};
+      std::memcpy(&words, Port::datagram(r.port->block(agent::slot_of(wc->wr_id))), sizeof words);
+      const RpcHeader header = wire::unpack(words);
+      const std::uint32_t index = wire::RpcName::index(header.session);
+      if (header.kind == RpcKind::request && index < r.servers.capacity())
+        visit(r.servers.at(index), header.number);
+      if (header.kind == RpcKind::reply && index < r.clients.capacity())
+        visit(r.clients.at(index), header.number);
+    }
+  };
+  each([](const auto& session, std::uint32_t) { prefetch(&session, 256); });
+  const auto slot = [](const auto& slots, std::uint32_t window, std::uint32_t number) {
+    if (slots != nullptr) prefetch(&slots[number & (window - 1)], sizeof slots[0]);
+  };
+  each([&](const auto& session, std::uint32_t number) {
+    if constexpr (requires { session.services; })
+      slot(session.services, session.window, number);
+    else
+      slot(session.calls, session.window, number);
+  });
+}
+
 }  // namespace
 
 std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept {
@@ -150,6 +185,8 @@ std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept {
     if (agent::is_receive(wc->wr_id))
       __builtin_prefetch(Port::datagram(port.block(agent::slot_of(wc->wr_id))));
   }
+  if (r.clients.size() + r.servers.size() > kManySessions) [[unlikely]]
+    fetch_ahead(r, wcs, end);
   std::uint32_t events = 0;
   for (const ibv_wc* wc = wcs; wc != end; ++wc) {
     if (!agent::is_receive(wc->wr_id)) {

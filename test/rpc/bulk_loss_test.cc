@@ -156,7 +156,7 @@ TEST(RpcBulkLoss, ASessionThatClosesEndsItsCallsAndItsConnection) {
   Buffer b = t.room(kLong);
   for (int i = 0; i < 12; ++i)
     ASSERT_EQ(t.begin(kLater, filled(i % 2 == 0 ? 9 : 70000, 1), t.into(b)), Status::ok);
-  ASSERT_TRUE(t.until([&] { return t.later.size() == 3; }));
+  ASSERT_TRUE(t.until([&] { return t.later.size() >= 3; }));
   EXPECT_EQ(t.session.close(), Status::ok);
   EXPECT_EQ(t.begin(kFold, filled(5000, 1)), Status::not_connected);
   ASSERT_TRUE(t.until([&] { return t.closed.size() == 1; }));
@@ -172,7 +172,7 @@ TEST(RpcBulkLoss, EnginesEndInTheMidstOfCalls) {
     Buffer b = t.room(kLong);
     for (int i = 0; i < 10; ++i)
       ASSERT_EQ(t.begin(kLater, filled(i % 2 == 0 ? 9 : 70000, 1), t.into(b)), Status::ok);
-    ASSERT_TRUE(t.until([&] { return t.later.size() == 3; }));
+    ASSERT_TRUE(t.until([&] { return t.later.size() >= 3; }));
     (server ? t.server : t.client).engine = Engine();
     Node& left = server ? t.client : t.server;
     ASSERT_TRUE(until({&left}, [&] {

@@ -95,7 +95,7 @@ later_builds() {
   local other code=0
   "${make[@]}" VARIANT=asan tests &
   other=$!
-  "${make[@]}" VARIANT=tsan tests || code=$?
+  "${make[@]}" VARIANT=tsan tests && "${make[@]}" fuzzers || code=$?
   wait "$other" && "${make[@]}" clang-others && return "$code"
 }
 
@@ -132,7 +132,7 @@ stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
 stage tidy "${make[@]}" tidy
 test_stage tests "${make[@]}" check FILTER='*' SHARDS=2
-stage sim "${make[@]}" sim RUNS=100000 SIM_SECONDS=45
+stage sim "${make[@]}" sim RUNS=100000 SIM_SECONDS=25
 test_stage conformance "${make[@]}" conformance-run
 test_stage conformance-proof "${make[@]}" conformance-proof
 begin_builds
@@ -149,7 +149,7 @@ asan_start=$SECONDS
 asan=$!
 test_stage tsan "${make[@]}" tsan
 # Here only to see that nothing is found at once: `make fuzz` runs them longer.
-FUZZ_SECONDS=3 test_stage fuzz "${make[@]}" fuzz-coverage
+FUZZ_SECONDS=2 test_stage fuzz "${make[@]}" fuzz-coverage
 stage counts "${make[@]}" count
 code=0
 wait "$asan" || code=$?
