@@ -192,7 +192,8 @@ TEST(RpcCalls, RepliesCanBeWrittenWhereTheyAreSentFrom) {
     EXPECT_TRUE(r.reply_space(longest + 1).empty());
     const std::span<std::byte> space = r.reply_space(size);
     ASSERT_EQ(space.size(), size);
-    std::memcpy(space.data(), filled(size, 7).data(), size);
+    const Bytes bytes = filled(size, 7);
+    std::copy(bytes.begin(), bytes.end(), space.begin());
     places.insert(space.data());
     EXPECT_EQ(r.reply_written(size), Status::ok);
     EXPECT_TRUE(r.reply_space(1).empty()) << "it is over";
