@@ -416,8 +416,8 @@ std::span<std::byte> PendingCall::reply_space(std::size_t size) const noexcept {
 Status PendingCall::reply_written(std::size_t size) const noexcept {
   detail::Block* block = nullptr;
   if (rpc_ != nullptr && rpc_->shared.core->guard.owned()) {
-    block = rpc::space_of(*rpc_, session_, number_);
-    if (block == nullptr || size > block->capacity) return Status::invalid_argument;
+    block = rpc::space_of(*rpc_, session_, number_, size);
+    if (block == nullptr) return Status::invalid_argument;
   }
   return answer(rpc_, session_, number_, Status::ok, block != nullptr ? block->payload : nullptr,
                 size, block);

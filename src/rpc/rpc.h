@@ -144,6 +144,13 @@ struct alignas(64) Service {
 };
 static_assert(sizeof(Service) == 64);
 
+/// Memory that a reply is written into where it is sent from.
+struct Space {
+  Block* block = nullptr;    ///< stays, for the next call in the same place
+  std::uint32_t number = 0;  ///< of the call that has asked
+  std::uint32_t size = 0;    ///< for so many bytes
+};
+
 struct ServerSession {
   Destination to;
   Origin from;
@@ -154,7 +161,7 @@ struct ServerSession {
   std::uint32_t mtu = 0;
   std::unique_ptr<Service[]> services;
   std::uint64_t last_heard = 0;
-  std::unique_ptr<Block*[]> spaces;  ///< once asked for: a block for the reply of each service
+  std::unique_ptr<Space[]> spaces;  ///< once asked for: of each service
   // Cold.
   base::Timer timer;
   Route* route = nullptr;
@@ -278,8 +285,8 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept;
 /// Room for a reply, of the call's own slot; empty if there is none.
 std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t number,
                                  std::size_t size) noexcept;
-/// The block it lies in; null if none was asked for.
-Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number) noexcept;
+/// The block it lies in; null if this call has not asked for as many bytes.
+Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number, std::size_t size) noexcept;
 /// Null if rpc.sessions are there. May throw.
 ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route);
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {

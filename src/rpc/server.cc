@@ -55,7 +55,7 @@ void dismiss(Rpc& r, ServerSession& s) noexcept {
   r.shared.timers.cancel(s.timer);
   for (std::uint32_t i = 0; i < s.window; ++i) {
     clear(s.services[i].payload);
-    if (s.spaces != nullptr && s.spaces[i] != nullptr) detail::release(s.spaces[i]);
+    if (s.spaces != nullptr && s.spaces[i].block != nullptr) detail::release(s.spaces[i].block);
   }
   s.spaces.reset();
   s.services.reset();
@@ -72,18 +72,24 @@ std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t nu
   const Service& v = s->services[slot];
   const std::uint32_t longest = wire::rpc_payload(s->mtu);
   if (v.number != number || v.state != ServiceState::running || size > longest) return {};
-  if (s->spaces == nullptr) s->spaces.reset(new (std::nothrow) Block* [s->window] {});
+  if (s->spaces == nullptr) s->spaces.reset(new (std::nothrow) Space[s->window]);
   if (s->spaces == nullptr) return {};
-  Block*& block = s->spaces[slot];
+  Space& space = s->spaces[slot];
   // The last reply may be in the send queue still.
-  if (block != nullptr && block->refs != 1) detail::release(std::exchange(block, nullptr));
-  if (block == nullptr) block = r.shared.arena->allocate(memory::PoolId::send, longest);
-  return block != nullptr ? std::span(block->payload, size) : std::span<std::byte>();
+  if (space.block != nullptr && space.block->refs != 1)
+    detail::release(std::exchange(space.block, nullptr));
+  if (space.block == nullptr) space.block = r.shared.arena->allocate(memory::PoolId::send, longest);
+  if (space.block == nullptr) return {};
+  space.number = number;
+  space.size = static_cast<std::uint32_t>(size);
+  return {space.block->payload, size};
 }
 
-Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number) noexcept {
+Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number, std::size_t size) noexcept {
   const ServerSession* const s = find_server(r, session);
-  return s != nullptr && s->spaces != nullptr ? s->spaces[number & (s->window - 1)] : nullptr;
+  if (s == nullptr || s->spaces == nullptr) return nullptr;
+  const Space& space = s->spaces[number & (s->window - 1)];
+  return space.number == number && size <= space.size ? space.block : nullptr;
 }
 
 void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {

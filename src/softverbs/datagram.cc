@@ -152,6 +152,8 @@ inline bool is_short(const ibv_send_wr& wr, std::uint32_t most) noexcept {
 /// The common case: short ones, plain, all by the same address handle and with room, up to the end
 /// of the lane's array. Answers the first work request left.
 [[gnu::always_inline]] inline ibv_send_wr* post_run(Qp& qp, ibv_send_wr* wr) noexcept {
+  const std::uint32_t most = std::min<std::uint32_t>(qp.max_inline, kFirstLineBytes);
+  if (!is_short(*wr, most)) return wr;  // other opcodes have no address handle in its place
   const auto* const ah = static_cast<const Ah*>(wr->wr.ud.ah);
   if (ah == nullptr || ah->pd != qp.pd || !ah->plain) [[unlikely]]
     return wr;
@@ -166,11 +168,10 @@ inline bool is_short(const ibv_send_wr& wr, std::uint32_t most) noexcept {
   const std::uint64_t kind = packet_kind(Packet::datagram, ack_flag(peer));
   const std::uint64_t head = lane_mark(begin) << 56 | kind << 48 | std::uint64_t{qp.qp_num} << 24;
   const std::uint64_t ack = std::uint64_t{ack_bits(peer)} << 48;
-  const std::uint32_t most = std::min<std::uint32_t>(qp.max_inline, kFirstLineBytes);
   const unsigned signal_all = qp.signal_all;
   std::uint64_t position = begin;
   Line* line = &out.lines[begin & (kLaneLines - 1)];
-  for (; wr != nullptr && position < end && wr->wr.ud.ah == ah && is_short(*wr, most);
+  for (; wr != nullptr && position < end && is_short(*wr, most) && wr->wr.ud.ah == ah;
        wr = wr->next) {
     const ibv_sge& sge = *wr->sg_list;
     const std::uint32_t length = sge.length;

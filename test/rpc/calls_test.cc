@@ -210,6 +210,17 @@ TEST(RpcCalls, RepliesCanBeWrittenWhereTheyAreSentFrom) {
     size = n;
     EXPECT_EQ(t.call(method, filled(3, 1)).bytes, filled(n, 7)) << n;
   }
+  size = 100;
+  const spinwire::MethodHandler greedy = [&](Request& r) {
+    ASSERT_EQ(r.reply_space(size).size(), size);
+    EXPECT_EQ(r.reply_written(size + 1), Status::invalid_argument) << "more than was asked for";
+    EXPECT_EQ(r.reply_written(0), Status::ok);
+  };
+  ASSERT_TRUE(t.server.engine.serve(method, greedy));
+  EXPECT_EQ(t.call(method, filled(3, 1)).bytes, Bytes{});
+  // What another call has left in the same place is nobody's to be told.
+  ASSERT_TRUE(t.server.engine.serve(method, rash));
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(t.call(method, filled(3, 1)).status, Status::ok);
   // One call at a time, in one place: other memory only while the device has the last.
   EXPECT_LE(places.size(), 3u);
   t.finish();

@@ -292,6 +292,8 @@ TEST_F(SoftverbsDatagram, BadWorkRequestsAreRefused) {
     Datagram d = datagram(1, 0, 8);
     d.wr.opcode = opcode;
     EXPECT_EQ(d.post(qa_), EINVAL) << opcode;
+    d.wr.wr.rdma.remote_addr = 0x40;  // in the place of the address handle: not to be followed
+    EXPECT_EQ(d.post(qa_), EINVAL) << opcode;
   }
   Datagram nowhere = datagram(1, 0, 8);
   nowhere.wr.wr.ud.ah = nullptr;
