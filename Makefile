@@ -125,6 +125,13 @@ BENCH_SRC := $(wildcard bench/bench.cc bench/*_bench.cc)
 BENCH_COMMON_SRC := $(wildcard bench/common/*.cc)
 COUNT_SRC := $(wildcard bench/count/*.cc)
 PEER_SRC := $(wildcard bench/peers/*.cc)
+# So are the folders that programs share.
+SHARED_UNITS := tools/common tools/preload bench/common
+UNITS := $(LIB_UNITS) $(SHARED_UNITS)
+UNIT_SRC := $(filter-out $(LIB_APART),$(LIB_SRC)) $(TOOL_COMMON_SRC) $(PRELOAD_SRC) $(BENCH_COMMON_SRC)
+# $(call sources_of,FOLDER), as its programs include them
+sources_of = $(patsubst $(firstword $(subst /, ,$(1)))/%,%,$(foreach s,$(UNIT_SRC),\
+  $(if $(filter $(1),$(call unit_of,$(s))),$(s))))
 TEST_SRC := $(call find,test,*_test.cc)
 ifeq ($(VARIANT),tsan)
   # Only suites named Threads... run there.
@@ -286,14 +293,13 @@ $(OBJ)/%.o: %.cc $(GEN)/flags
 	$(call say,CXX,$<)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(BASE_FLAGS) $(OPT) $(call inc_of,$<) -MMD -MP -c $< -o $@
-# A folder of the library; that sources are included is what is meant.
-$(LIB_UNITS:%=$(GEN)/%.cc): $(GEN)/%.cc: FORCE
-	$(call write_if_changed,$(patsubst src/%,'#include "%"  // NOLINT',$(foreach s,\
-	  $(filter-out $(LIB_APART),$(LIB_SRC)),$(if $(filter $*,$(call unit_of,$(s))),$(s)))))
-$(LIB_UNITS:%=$(OBJ)/%.o): $(OBJ)/%.o: $(GEN)/%.cc $(GEN)/flags
+# A folder of sources; that they are included is what is meant.
+$(UNITS:%=$(GEN)/%.cc): $(GEN)/%.cc: FORCE
+	$(call write_if_changed,$(patsubst %,'#include "%"  // NOLINT',$(call sources_of,$*)))
+$(UNITS:%=$(OBJ)/%.o): $(OBJ)/%.o: $(GEN)/%.cc $(GEN)/flags
 	$(call say,CXX,$*)
 	@mkdir -p $(@D)
-	$(Q)$(CXX) $(BASE_FLAGS) $(INC_src) -MMD -MP -c $< -o $@
+	$(Q)$(CXX) $(BASE_FLAGS) $(call inc_of,$*/) -MMD -MP -c $< -o $@
 
 TEST_OBJ := $(OBJ)/test/all_tests.o
 build-tests-first: $(TEST_OBJ)
@@ -303,8 +309,8 @@ CONFORMANCE_OBJ := $(OBJ)/test/conformance/conformance.o
 $(CONFORMANCE_OBJ): $(GEN)/conformance.inc
 $(CONFORMANCE_OBJ): OPT = $(TEST_OPT)
 
--include $(patsubst %.o,%.d,$(TEST_OBJ) $(CONFORMANCE_OBJ) $(LIB_OBJ) $(call object,$(TOOL_SRC) $(EXAMPLE_SRC) \
-  $(TOOL_COMMON_SRC) $(BENCH_SRC) $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC) \
+-include $(patsubst %.o,%.d,$(TEST_OBJ) $(CONFORMANCE_OBJ) $(LIB_OBJ) $(SHARED_UNITS:%=$(OBJ)/%.o) \
+  $(call object,$(TOOL_SRC) $(EXAMPLE_SRC) $(BENCH_SRC) $(COUNT_SRC) $(PEER_SRC) $(PROBE_SRC) \
   $(SOFTROCE_SRC)))
 
 # ---- linking ----------------------------------------------------------------------------------
@@ -321,9 +327,9 @@ $(STATIC): $(LIB_OBJ) $(GEN)/lib.list
 # Sources that several tools or benchmarks share; a program gets what it uses of them.
 TOOL_COMMON := $(OBJ)/tools/libcommon.a
 BENCH_COMMON := $(OBJ)/bench/libcommon.a
-$(TOOL_COMMON): $(call object,$(TOOL_COMMON_SRC))
+$(TOOL_COMMON): $(OBJ)/tools/common.o
 	$(archive)
-$(BENCH_COMMON): $(call object,$(BENCH_COMMON_SRC))
+$(BENCH_COMMON): $(OBJ)/bench/common.o
 	$(archive)
 
 EXPORTS := tools/dev/spinwire.map
@@ -338,7 +344,7 @@ $(SHARED): $(LIB_OBJ) $(GEN)/lib.list $(GEN)/link $(EXPORTS)
 # Preloaded into programs that need not know us: it takes of the library what it uses, shows
 # libibverbs' own names and nothing else, and always has libibverbs behind it.
 PRELOAD_EXPORTS := tools/preload/exports.map
-$(PRELOAD): $(call object,$(PRELOAD_SRC)) $(STATIC) $(GEN)/link $(PRELOAD_EXPORTS)
+$(PRELOAD): $(OBJ)/tools/preload.o $(STATIC) $(GEN)/link $(PRELOAD_EXPORTS)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(CXX) -shared $(CXXFLAGS) $(SANITIZE) $(LDFLAGS) -Wl,-soname,$(@F) \
@@ -466,12 +472,12 @@ format:
 define lint
 $(call say,TIDY,$*)
 @mkdir -p $(@D)
-$(Q)$(CLANG_TIDY) --config-file=.clang-tidy --quiet $(1) -- $(CLANG_FLAGS) $(call inc_of,$*) \
+$(Q)$(CLANG_TIDY) --config-file=.clang-tidy --quiet $(1) -- $(CLANG_FLAGS) $(call inc_of,$*/) \
   2>$@.err || { cat $@.err >&2; exit 1; }
 @touch $@
 endef
-LINT_UNITS := $(LIB_UNITS:%=$(BUILD)/lint/%.ok)
-LINT_FILES := $(patsubst %.cc,$(BUILD)/lint/%.ok,$(LIB_APART) $(PRELOAD_SRC))
+LINT_UNITS := $(patsubst %,$(BUILD)/lint/%.ok,$(LIB_UNITS) tools/preload)
+LINT_FILES := $(patsubst %.cc,$(BUILD)/lint/%.ok,$(LIB_APART))
 lint: $(LINT_UNITS) $(LINT_FILES)
 $(LINT_UNITS): $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 	$(call lint,$(GEN)/$*.cc)
@@ -480,21 +486,20 @@ $(LINT_FILES): $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 
 # clang's opinion of every source, without code. Like the objects, up to date until a source or a
 # header changes.
-CLANG_SRC := $(LIB_APART) $(TOOL_SRC) $(EXAMPLE_SRC) $(TOOL_COMMON_SRC) $(BENCH_SRC) \
-  $(BENCH_COMMON_SRC) $(COUNT_SRC) $(PEER_SRC) $(PRELOAD_SRC) $(PROBE_SRC) $(SOFTROCE_SRC) \
-  test/all_tests.cc test/conformance/conformance.cc
+CLANG_SRC := $(LIB_APART) $(TOOL_SRC) $(EXAMPLE_SRC) $(BENCH_SRC) $(COUNT_SRC) $(PEER_SRC) \
+  $(PROBE_SRC) $(SOFTROCE_SRC) test/all_tests.cc test/conformance/conformance.cc
 CLANG_OK := $(patsubst %.cc,$(BUILD)/clang/%.ok,$(CLANG_SRC))
-CLANG_UNITS := $(LIB_UNITS:%=$(BUILD)/clang/%.ok)
+CLANG_UNITS := $(UNITS:%=$(BUILD)/clang/%.ok)
 
 ## clang: all sources through the other compiler's front end
 clang: $(CLANG_OK) $(CLANG_UNITS)
 # Those that it does not compile for asan.
 clang-others: $(filter-out $(patsubst %.cc,$(BUILD)/clang/%.ok,$(LIB_APART) \
-  test/all_tests.cc),$(CLANG_OK))
+  test/all_tests.cc),$(CLANG_OK)) $(SHARED_UNITS:%=$(BUILD)/clang/%.ok)
 define clang
 $(call say,CLANG,$*)
 @mkdir -p $(@D)
-$(Q)$(CLANGXX) $(CLANG_FLAGS) -Werror $(call inc_of,$*) -fsyntax-only \
+$(Q)$(CLANGXX) $(CLANG_FLAGS) -Werror $(call inc_of,$*/) -fsyntax-only \
   -MMD -MP -MT $@ -MF $(@:.ok=.d) $<
 @touch $@
 endef

@@ -6,8 +6,6 @@
 namespace spinwire::bench {
 namespace {
 
-constexpr Method kEcho = 1;
-
 void answer_call(Request& request) {
   EchoBody body{};
   if (request.bytes().size() != sizeof body) [[unlikely]]

@@ -7,7 +7,6 @@
 namespace spinwire::bench {
 namespace {
 
-constexpr Method kEcho = 1;
 constexpr std::size_t kBytes = 32;
 
 Config with_sessions(Config config, std::uint32_t sessions) {

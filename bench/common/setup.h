@@ -22,6 +22,9 @@ T must(Result<T> result) {
   return std::move(*result);
 }
 
+/// What servers of calls answer by echoing.
+inline constexpr Method kEcho = 1;
+
 /// The defaults, with the control step left to the caller, so that what is measured is the hot path
 /// alone.
 Config hot_path_config();

@@ -10,7 +10,7 @@ namespace spinwire::tools {
 namespace {
 
 /// For the server's next step in the dialogue.
-constexpr Nanoseconds kPatience = std::chrono::seconds(10);
+constexpr Nanoseconds kAnswerTime = std::chrono::seconds(10);
 
 std::uint64_t random_seed() {
   std::random_device device;
@@ -34,7 +34,7 @@ PerfClient::PerfClient(Engine engine, const PerfOptions& options, std::string ad
       window_(options.window),
       post_(options.window == 1 ? Post::now : Post::defer),
       options_(options),
-      patience_(clock_, kPatience) {
+      patience_(clock_, kAnswerTime) {
   ConnectionHandlers handlers;
   handlers.on_message = [this](Connection, Message& m) { on_message(m); };
   handlers.on_closed = [this](Connection, const Error& e) { on_closed(e); };
@@ -216,7 +216,7 @@ void PerfClient::check_progress() {
 
 void PerfClient::enter(State state) {
   state_ = state;
-  patience_ = Deadline(clock_, kPatience);
+  patience_ = Deadline(clock_, kAnswerTime);
 }
 
 /// The first message of the dialogue.
