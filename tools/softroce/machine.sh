@@ -199,6 +199,8 @@ status_of() {
     return
   fi
   note "the $role machine failed: $(machine_state "$role"). Its console ends:"
+  # A trace of its calls may be longer than what is shown.
+  grep -a 'Kernel panic' "$run/$role/console" | tr -d '\r' | sed 's/^/  | /' >&2 || true
   tail -n 45 "$run/$role/console" "$run/$role/qemu" | tr -d '\r' | sed 's/^/  | /' >&2
   echo 125
 }
