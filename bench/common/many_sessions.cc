@@ -26,6 +26,7 @@ ManySessions::ManySessions(Config config, std::uint32_t sessions, std::uint32_t 
   listener_ = must(server_.listen("127.0.0.1:0", {}));
   sessions_.reserve(sessions);
   open(sessions);
+  next_ = sessions_.front();
   for (; window != 0; --window) call_next();
 }
 
@@ -56,7 +57,9 @@ void ManySessions::open(std::uint32_t sessions) {
 void ManySessions::call_next() noexcept {
   static constexpr std::array<std::byte, kBytes> kRequest{};
   const auto done = [this](Reply& reply) { take(reply); };
-  const Status status = sessions_[pick()].call(kEcho, std::span(kRequest), done);
+  Session session = std::exchange(next_, sessions_[pick()]);
+  next_.prefetch();
+  const Status status = session.call(kEcho, std::span(kRequest), done);
   if (status != Status::ok) [[unlikely]]
     give_up(to_string(status));
 }

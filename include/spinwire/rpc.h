@@ -214,6 +214,10 @@ class SPINWIRE_API Session {
               const CallOptions& options = {}) noexcept;
   /// The call that was accepted last.
   [[nodiscard]] CallId last_call() const noexcept;
+  /// Asks for the session's records, which with thousands of sessions are in no cache, so that a
+  /// call that follows some hundred nanoseconds later does not wait for them. Of any session, also
+  /// one that is over. Hot.
+  void prefetch() const noexcept;
   /// Ends a call with `cancelled`, at once: done() runs inside. A reply that comes later is
   /// dropped. A long call whose memory the server may be using is another matter: done() runs when
   /// the server has let go of it; without an answer within connections.close_timeout the connection

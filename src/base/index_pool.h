@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/check.h"
+#include "base/large_memory.h"
 
 namespace spinwire::base {
 
@@ -23,7 +24,7 @@ class IndexPool {
 
   /// Set-up; may throw std::bad_alloc. Capacity is at most 2^32 - 3.
   explicit IndexPool(std::uint32_t capacity)
-      : objects_(std::make_unique<T[]>(capacity)),
+      : objects_(capacity),
         slots_(std::make_unique<Slot[]>(capacity)),
         capacity_(capacity),
         free_(capacity == 0 ? kEnd : 0) {
@@ -78,7 +79,7 @@ class IndexPool {
   }
   /// The slot of an object of this pool.
   [[nodiscard]] std::uint32_t index_of(const T& object) const noexcept {
-    return static_cast<std::uint32_t>(&object - objects_.get());
+    return static_cast<std::uint32_t>(&object - objects_.begin());
   }
 
   [[nodiscard]] std::uint32_t size() const noexcept { return size_; }  ///< slots in use
@@ -101,7 +102,7 @@ class IndexPool {
     return slot.generation == generation && slot.next_free == kUsed;
   }
 
-  std::unique_ptr<T[]> objects_;
+  LargeArray<T> objects_;
   std::unique_ptr<Slot[]> slots_;
   std::uint32_t capacity_ = 0;
   std::uint32_t size_ = 0;

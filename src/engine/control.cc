@@ -75,7 +75,7 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
     }
     return;  // else the agent's own deadline ends it
   }
-  if (timer.kind == rpc::kClientTimer || timer.kind == rpc::kServerTimer)
+  if (timer.kind >= rpc::kClientTimer && timer.kind <= rpc::kWatchTimer)
     return rpc::on_timer(*calls, timer);
   if (timer.kind == agent::kLoanTimer || timer.kind == agent::kHoldingTimer)
     return agent::on_lease_timer(shared, timer);

@@ -363,6 +363,11 @@ CallId Session::last_call() const noexcept {
   return {c != nullptr ? c->last_call : 0};
 }
 
+void Session::prefetch() const noexcept {
+  if (core_ == nullptr || !core_->guard.owned() || core_->calls == nullptr) return;
+  core_->calls->clients.prefetch(wire::RpcName::index(name_), 0);  // most have none under way
+}
+
 Status Session::cancel(CallId id) noexcept {
   rpc::ClientSession* const c = locate(core_, name_);
   if (c == nullptr) return diagnose(core_, Status::invalid_argument);

@@ -9,6 +9,17 @@ namespace {
 using wire::RpcHeader;
 using wire::RpcKind;
 
+/// Where a datagram lies.
+struct Arrival {
+  Block* block;
+  std::byte* route;  ///< in front of the datagram
+
+  [[nodiscard]] std::byte* datagram() const noexcept { return route + kRouteBytes; }
+  [[nodiscard]] std::byte* payload() const noexcept {
+    return route + kRouteBytes + wire::kRpcHeaderBytes;
+  }
+};
+
 /// After Jacobson: the mean of round trips, and how far they lie from it.
 inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
   if (c.smooth == 0) [[unlikely]] {
@@ -24,9 +35,9 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
 
 /// Answers whether the block was kept.
 [[gnu::always_inline]] inline bool take_reply(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
-                                              Block* block) noexcept {
+                                              const Arrival& at) noexcept {
   ClientSession* const c = find_client(r, header.session);
-  if (c == nullptr || !c->from.is_of(wc, Port::route(block))) [[unlikely]]
+  if (c == nullptr || !c->route->from.is_of(wc, at.route)) [[unlikely]]
     return ++r.stats.bad_datagrams, false;
   const std::uint64_t now = r.shared.now;
   c->last_heard = now;
@@ -35,7 +46,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   if (k.number != header.number || (c->active & bit(slot)) == 0) [[unlikely]]
     return ++r.stats.late, false;
   if (header.window != c->granted) [[unlikely]] {
-    c->granted = std::min<std::uint32_t>(header.window, c->window);
+    c->granted = std::min(header.window, c->window);
     allow(*c);
   }
   if (k.tries == 0) [[likely]] {
@@ -47,8 +58,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   const ReplyCallback done = k.done;
   vacate(r, *c, k, slot);
   ++r.stats.replies;
-  Reply reply(static_cast<Status>(header.status), block, block->payload + kPayloadOffset,
-              header.length);
+  Reply reply(static_cast<Status>(header.status), at.block, at.payload(), header.length);
   done(reply);
   if (c->waiting_count != 0 && c->name == header.session) [[unlikely]]
     pump(r, *c);
@@ -71,6 +81,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   if (r.promised + s.window > r.budget) return;
   r.promised += s.window;
   s.granted = s.window;
+  cover(r);
 }
 
 [[gnu::cold, gnu::noinline]] void refuse(Rpc& r, std::uint32_t session, std::uint32_t number,
@@ -82,9 +93,9 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
 
 /// Answers whether the block was kept.
 [[gnu::always_inline]] inline bool take_request(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
-                                                Block* block) noexcept {
+                                                const Arrival& at) noexcept {
   ServerSession* const s = find_server(r, header.session);
-  if (s == nullptr || !s->from.is_of(wc, Port::route(block))) [[unlikely]]
+  if (s == nullptr || !s->route->from.is_of(wc, at.route)) [[unlikely]]
     return ++r.stats.bad_datagrams, false;
   s->last_heard = r.shared.now;
   Service& v = s->services[header.number & (s->window - 1)];
@@ -101,8 +112,8 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
     return false;
   }
   ++r.stats.served;
-  Request request({&r, header.session, header.number}, header.method, block,
-                  block->payload + kPayloadOffset, header.length);
+  Request request({&r, header.session, header.number}, header.method, at.block, at.payload(),
+                  header.length);
   r.handlers[header.method](request);
   if (!request.answered()) [[unlikely]]
     refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
@@ -110,70 +121,52 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
 }
 
 /// Any other, and replies that tell of something.
-[[gnu::cold, gnu::noinline]] bool take_other(Rpc& r, const ibv_wc& wc, Block* block) noexcept {
+[[gnu::cold, gnu::noinline]] bool take_other(Rpc& r, const ibv_wc& wc, const Arrival& at) noexcept {
   RpcHeader header;
   if (wc.status != IBV_WC_SUCCESS || wc.byte_len < kRouteBytes ||
-      !wire::decode(Port::datagram(block), wc.byte_len - kRouteBytes, header)) [[unlikely]] {
+      !wire::decode(at.datagram(), wc.byte_len - kRouteBytes, header)) [[unlikely]] {
     return ++r.stats.bad_datagrams, false;
   }
   switch (header.kind) {
     case RpcKind::request:  // a good one was known before
       return ++r.stats.bad_datagrams, false;
     case RpcKind::reply:
-      return take_reply(r, header, wc, block);
+      return take_reply(r, header, wc, at);
     case RpcKind::ping:
     case RpcKind::close:
-      return take_question(r, header, wc, block), false;
+      return take_question(r, header, wc, at.route), false;
     default:
-      return take_answer(r, header, wc, block), false;
+      return take_answer(r, header, wc, at.route), false;
   }
 }
 
 /// Answers whether the block was kept.
-[[gnu::always_inline]] inline bool take_datagram(Rpc& r, const ibv_wc& wc, Block* block) noexcept {
+[[gnu::always_inline]] inline bool take_datagram(Rpc& r, const ibv_wc& wc,
+                                                 const Arrival& at) noexcept {
   wire::RpcWords words{};
-  std::memcpy(&words, Port::datagram(block), sizeof words);
+  std::memcpy(&words, at.datagram(), sizeof words);
   const std::uint64_t bytes = std::uint64_t{wc.byte_len} - kRouteBytes - wire::kRpcHeaderBytes;
   if (wc.status == IBV_WC_SUCCESS) [[likely]] {
-    if (wire::is_request(words, bytes)) return take_request(r, wire::unpack(words), wc, block);
-    if (wire::is_good_reply(words, bytes)) return take_reply(r, wire::unpack(words), wc, block);
+    if (wire::is_request(words, bytes)) return take_request(r, wire::unpack(words), wc, at);
+    if (wire::is_good_reply(words, bytes)) return take_reply(r, wire::unpack(words), wc, at);
   }
-  return take_other(r, wc, block);
+  return take_other(r, wc, at);
 }
 
 /// With more than this, sessions are not in the caches.
 constexpr std::uint32_t kManySessions = 128;
 
-inline void prefetch(const void* record, std::size_t bytes) noexcept {
-  for (std::size_t at = 0; at < bytes; at += 64)
-    __builtin_prefetch(static_cast<const std::byte*>(record) + at);
-}
-
-/// Asks for the records that a batch is for: the sessions of all, and then their slots.
+/// Asks for the records that a batch is for.
 [[gnu::noinline]] void fetch_ahead(const Rpc& r, const ibv_wc* wcs, const ibv_wc* end) noexcept {
-  const auto each = [&](auto&& visit) {
-    for (const ibv_wc* wc = wcs; wc != end; ++wc) {
-      if (!agent::is_receive(wc->wr_id) || wc->status != IBV_WC_SUCCESS) continue;
-      wire::RpcWords words{};
-      std::memcpy(&words, Port::datagram(r.port->block(agent::slot_of(wc->wr_id))), sizeof words);
-      const RpcHeader header = wire::unpack(words);
-      const std::uint32_t index = wire::RpcName::index(header.session);
-      if (header.kind == RpcKind::request && index < r.servers.capacity())
-        visit(r.servers.at(index), header.number);
-      if (header.kind == RpcKind::reply && index < r.clients.capacity())
-        visit(r.clients.at(index), header.number);
-    }
-  };
-  each([](const auto& session, std::uint32_t) { prefetch(&session, 256); });
-  const auto slot = [](const auto& slots, std::uint32_t window, std::uint32_t number) {
-    if (slots != nullptr) prefetch(&slots[number & (window - 1)], sizeof slots[0]);
-  };
-  each([&](const auto& session, std::uint32_t number) {
-    if constexpr (requires { session.services; })
-      slot(session.services, session.window, number);
-    else
-      slot(session.calls, session.window, number);
-  });
+  for (const ibv_wc* wc = wcs; wc != end; ++wc) {
+    if (!agent::is_receive(wc->wr_id) || wc->status != IBV_WC_SUCCESS) continue;
+    wire::RpcWords words{};
+    std::memcpy(&words, r.port->arrival(agent::slot_of(wc->wr_id)) + kRouteBytes, sizeof words);
+    const RpcHeader header = wire::unpack(words);
+    const std::uint32_t index = wire::RpcName::index(header.session);
+    if (header.kind == RpcKind::request) r.servers.prefetch(index, header.number);
+    if (header.kind == RpcKind::reply) r.clients.prefetch(index, header.number);
+  }
 }
 
 }  // namespace
@@ -183,7 +176,7 @@ std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept {
   const ibv_wc* const end = wcs + count;
   for (const ibv_wc* wc = wcs + 1; wc < end; ++wc) {
     if (agent::is_receive(wc->wr_id))
-      __builtin_prefetch(Port::datagram(port.block(agent::slot_of(wc->wr_id))));
+      __builtin_prefetch(port.arrival(agent::slot_of(wc->wr_id)) + kRouteBytes);
   }
   if (r.clients.size() + r.servers.size() > kManySessions) [[unlikely]]
     fetch_ahead(r, wcs, end);
@@ -194,7 +187,7 @@ std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept {
       continue;
     }
     const std::uint32_t slot = agent::slot_of(wc->wr_id);
-    port.give_back(slot, take_datagram(r, *wc, port.block(slot)));
+    port.give_back(slot, take_datagram(r, *wc, {port.block(slot), port.arrival(slot)}));
     ++events;
   }
   return events;

@@ -438,7 +438,7 @@ std::size_t longest_bulk(const Rpc& r, const ClientSession& c) noexcept {
   std::uint32_t bulk = s.config.connections.message_bytes;
   if (!allows(s.attributes.access, Access::remote_read)) bulk = s.config.connections.eager_bytes;
   if (a != nullptr && a->state == ConnectionState::ready) bulk = a->longest_message;
-  return std::max(bulk, c.longest);
+  return std::max<std::size_t>(bulk, c.longest);
 }
 
 Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice* reply_into,

@@ -18,13 +18,7 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
 
 [[gnu::always_inline]] inline wire::RpcHeader header_of(const ClientSession& c,
                                                         const Call& call) noexcept {
-  return {c.peer,
-          call.number,
-          call.method,
-          wire::RpcKind::request,
-          0,
-          static_cast<std::uint16_t>(call.size),
-          0};
+  return {c.peer, call.number, call.method, wire::RpcKind::request, 0, call.size, 0};
 }
 
 /// A server that has heard nothing for a while keeps no receives for us any more.
@@ -56,11 +50,12 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
   mind_idleness(r, c, now);
   c.active |= bit(slot);
   ++c.under_way;
-  ++r.promised;
+  if (++r.promised > r.covered) [[unlikely]]
+    cover(r);
   call.tries = 0;
   call.sent_at = now;
-  (void)transmit(r, c.to, header_of(c, call), call.payload);
-  look_by(r, c, std::min(now + c.patience, call.deadline));
+  (void)transmit(r, c.route->to, header_of(c, call), call.payload);
+  look_for_answer(r, c, call, now);
 }
 
 inline std::uint32_t free_slot(const ClientSession& c) noexcept {
@@ -80,7 +75,7 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
   if (!fill(r, k.payload, asked.data, asked.size, asked.block)) [[unlikely]]
     return Status::no_buffer;
   k.method = asked.method;
-  k.size = static_cast<std::uint32_t>(asked.size);
+  k.size = static_cast<std::uint16_t>(asked.size);
   k.id = ++c.last_call;
   k.deadline = asked.deadline;
   k.done = done;
@@ -91,11 +86,17 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
 
 /// The slot is free again; what comes for this call from now on is late.
 inline void vacate(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot) noexcept {
+  r.watch.end(call.watched);
   c.active &= ~bit(slot);
   --c.under_way;
   --r.promised;
   clear(call.payload);
   call.number += c.window;
+}
+
+inline void end_call(const ReplyCallback& done, Status status) noexcept {
+  Reply reply(status, nullptr, nullptr, 0);
+  done(reply);
 }
 
 /// For how long a request that is not answered yet has been here.
@@ -117,7 +118,7 @@ inline void vacate(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot) noe
                                static_cast<std::uint8_t>(v.status),
                                v.size,
                                static_cast<std::uint16_t>(s.granted)};
-  (void)transmit(r, s.to, header, v.payload);
+  (void)transmit(r, s.route->to, header, v.payload);
 }
 
 [[gnu::always_inline]] inline Status finish(Rpc& r, ServerSession& s, Service& v, Status status,

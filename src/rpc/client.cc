@@ -16,10 +16,8 @@ namespace {
 using wire::RpcHeader;
 using wire::RpcKind;
 
-constexpr unsigned kMostBackoff = 6;
-
 void tell(Rpc& r, const ClientSession& c, RpcKind kind) noexcept {
-  (void)send(r, c.to, {c.peer, 0, 0, kind, 0, 0, 0}, {});
+  (void)send(r, c.route->to, {c.peer, 0, 0, kind, 0, 0, 0}, {});
 }
 
 void stall(Rpc& r, ClientSession& c) noexcept {
@@ -33,11 +31,6 @@ void stall(Rpc& r, ClientSession& c) noexcept {
     r.clients.at(r.stalled_last).next_stalled = index;
   }
   r.stalled_last = index;
-}
-
-void end_call(const ReplyCallback& done, Status status) noexcept {
-  Reply reply(status, nullptr, nullptr, 0);
-  done(reply);
 }
 
 /// A session whose calls never wait has no room for them: of many, most are idle.
@@ -61,20 +54,16 @@ void drop_waiting(ClientSession& c) noexcept {
 }  // namespace
 
 ClientSession* make_session(Rpc& r, std::uint32_t window) {
-  const std::uint32_t index = r.clients.acquire();
+  const std::uint32_t index = r.clients.acquire(window);
   if (index == kNone) return nullptr;
   ClientSession& c = r.clients.at(index);
-  try {
-    c.calls = std::make_unique<Call[]>(window);
-  } catch (...) {
-    r.clients.release(index);
-    throw;
-  }
+  c.calls = r.clients.places(c);
   for (std::uint32_t i = 0; i < window; ++i) c.calls[i].number = window + i;
   c.name = wire::RpcName::make(index, r.clients.generation(index) % 4095 + 1);
-  c.window = window;
+  c.window = static_cast<std::uint16_t>(window);
   c.active = window == kWindowMax ? 0 : ~std::uint64_t{0} << window;  // those that there are not
-  c.under_way = c.waiting_first = c.waiting_count = c.last_call = 0;
+  c.under_way = 0;
+  c.waiting_first = c.waiting_count = c.last_call = 0;
   c.granted = c.allowed = 1;
   c.flow = {};
   if (r.target != ~std::uint64_t{0}) c.flow.window = c.flow.whole = window * kOneCall;
@@ -83,7 +72,7 @@ ClientSession* make_session(Rpc& r, std::uint32_t window) {
   c.smooth = c.variance = c.waited = 0;
   c.patience = r.least_patience;
   c.peer = 0;
-  c.route = nullptr;
+  c.route = &r.nowhere;
   c.handshake = kNone;
   c.timer.index = index;
   c.timer.kind = kClientTimer;
@@ -92,10 +81,9 @@ ClientSession* make_session(Rpc& r, std::uint32_t window) {
 
 void ready(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route) noexcept {
   c.route = route;
-  c.to = route->to;
-  c.from = route->from;
   c.peer = peer.name;
-  c.longest = wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.port->mtu()));
+  c.longest = static_cast<std::uint16_t>(
+      wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.port->mtu())));
   c.state = SessionState::ready;
   c.last_heard = c.looked_at = r.shared.clock.now();
   r.shared.timers.reschedule(c.timer, c.last_heard + r.keepalive);
@@ -129,7 +117,7 @@ void pump(Rpc& r, ClientSession& c) noexcept {
       const std::uint32_t slot = free_slot(c);
       Call& k = c.calls[slot];
       k.method = w.method;
-      k.size = w.size;
+      k.size = static_cast<std::uint16_t>(w.size);
       k.id = w.id;
       k.deadline = w.deadline;
       k.done = w.done;
@@ -144,9 +132,10 @@ void pump(Rpc& r, ClientSession& c) noexcept {
   if (c.waiting_count != 0 && c.under_way < c.allowed) stall(r, c);
 }
 
-void take_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {
+void take_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
+                 const std::byte* route) noexcept {
   ClientSession* const c = find_client(r, header.session);
-  if (c == nullptr || !c->from.is_of(wc, Port::route(block))) {
+  if (c == nullptr || !c->route->from.is_of(wc, route)) {
     ++r.stats.bad_datagrams;
     return;
   }
@@ -234,7 +223,7 @@ void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
   end_calls(r, c, why.status == Status::ok ? Status::flushed : why.status);
   if (c.on_closed) c.on_closed(Session(r.shared.core, c.name), why);
   r.shared.timers.cancel(c.timer);
-  if (c.route != nullptr) drop_route(r, std::exchange(c.route, nullptr));
+  if (c.route != &r.nowhere) drop_route(r, std::exchange(c.route, &r.nowhere));
   if (c.listed) {  // in a line that is short, if there is one
     std::uint32_t* at = &r.stalled_first;
     std::uint32_t before = kNone;
@@ -244,7 +233,6 @@ void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
     c.listed = false;
   }
   c.name = 0;
-  c.calls.reset();
   drop_waiting(c);
   c.on_ready = nullptr;
   c.on_closed = nullptr;
@@ -253,16 +241,8 @@ void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
 
 namespace {
 
-void resend(Rpc& r, ClientSession& c, Call& k, std::uint64_t now) noexcept {
-  if (!send(r, c.to, header_of(c, k), k.payload)) return;
-  ++r.stats.retransmits;
-  on_loss(r, c, now);
-  if (k.tries < kMostBackoff) ++k.tries;
-  k.sent_at = now;
-}
-
-/// Ends what is too late and sends again what was lost; answers the tick of the next look. The
-/// session may be gone afterwards.
+/// Sees to calls that are due before the watch looks at them, and to those that wait; answers the
+/// tick of the next look. The session may be gone afterwards.
 std::uint64_t look_at_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint32_t name = c.name;
   std::uint64_t next = now + r.keepalive;
@@ -275,21 +255,9 @@ std::uint64_t look_at_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcep
     }
   }
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-    Call& k = c.calls[slot];
-    if ((c.active & bit(slot)) == 0) continue;
-    if (now >= k.deadline) {
-      const ReplyCallback done = k.done;
-      vacate(r, c, k, slot);
-      end_call(done, Status::timed_out);
-      if (c.name != name || c.state != SessionState::ready) return next;
-      continue;
-    }
-    std::uint64_t due = k.sent_at + (c.patience << k.tries);
-    if (now >= due) {
-      resend(r, c, k, now);
-      due = now + (c.patience << k.tries);
-    }
-    next = std::min({next, due, k.deadline});
+    if ((c.active & bit(slot)) == 0 || !c.calls[slot].exact) continue;
+    next = std::min(next, look_at_call(r, c, slot, now));
+    if (c.name != name || c.state != SessionState::ready) return next;
   }
   for (std::uint32_t i = 0; i < c.waiting_count; ++i) {
     Waiting& w = c.waiting[(c.waiting_first + i) % r.shared.config.rpc.backlog];

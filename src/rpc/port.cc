@@ -36,6 +36,7 @@ Origin origin_of(const wire::SessionEnd& peer) noexcept {
 Port::Port(agent::Shared& s, const PortOptions& options) noexcept
     : depth_(options.send_depth),
       mask_(options.send_depth - 1),
+      entry_mask_(mask_),
       list_length_(s.list_length),
       shared_(s) {}
 
@@ -62,19 +63,22 @@ Result<std::unique_ptr<Port>> Port::open(agent::Shared& s, const PortOptions& op
 }
 
 Result<void> Port::make_sends() {
-  entries_ = std::make_unique<Entry[]>(depth_);
-  lines_block_ = shared_.arena->allocate(memory::PoolId::control, depth_ * kLineBytes);
+  if (inline_ != 0) entry_mask_ = std::min(mask_, std::bit_ceil(list_length_) - 1);
+  const std::uint32_t count = entry_mask_ + 1;
+  entries_ = std::make_unique<Entry[]>(count);
+  held_blocks_ = std::make_unique<Held[]>(depth_);
+  lines_block_ = shared_.arena->allocate(memory::PoolId::control,
+                                         count * kLineBytes + depth_ * sizeof(wire::RpcWords));
   if (lines_block_ == nullptr) return tl::unexpected(base::out_of_memory());
   lines_ = lines_block_->payload;
-  for (std::uint32_t i = 0; i < depth_; ++i) {
+  headers_ = reinterpret_cast<wire::RpcWords*>(lines_ + count * kLineBytes);
+  for (std::uint32_t i = 0; i < count; ++i) {
     Entry& e = entries_[i];
     e = {};
     e.wr.opcode = IBV_WR_SEND;
-    e.wr.wr_id = std::uint64_t{i} << 1;
-    e.wr.next = &entries_[(i + 1) & mask_].wr;
+    e.wr.next = &entries_[(i + 1) & entry_mask_].wr;
     e.wr.num_sge = 1;
     e.wr.send_flags = inline_;
-    if ((i + 1) % (depth_ / 4) == 0) e.wr.send_flags |= IBV_SEND_SIGNALED;
     e.wr.sg_list = e.sges;
     e.sges[0] = {reinterpret_cast<std::uint64_t>(line_of(i)), 0, lines_block_->lkey};
   }
@@ -91,11 +95,13 @@ Result<void> Port::make_receives(std::uint32_t depth) {
           fmt::format("the receive pool has blocks for {} of {} receives", slot, depth),
           "raise memory.receive_bytes, or lower rpc.receive_depth");
     }
-    receives_.add(slot);
-    if (receives_.count() == list_length_) post_receives();
   }
-  post_receives();
   return {};
+}
+
+void Port::open_receives(std::uint32_t count) noexcept {
+  for (count = std::min(count, receives_.size()); open_ < count; ++open_) give_back(open_, false);
+  post_receives();
 }
 
 Port::~Port() {
@@ -104,7 +110,7 @@ Port::~Port() {
     shared_.device->destroy_qp(qp_);
   }
   for (std::uint32_t i = done_; i != sent_; ++i) {
-    if (Entry& e = entries_[i & mask_]; e.held != nullptr) let_go(e);
+    if (Held& held = held_blocks_[i & mask_]; held.block != nullptr) let_go(held);
   }
   for (std::uint32_t slot = 0; slot < receives_.size(); ++slot) {
     if (Block* block = receives_.memory(slot); block != nullptr) detail::release(block);
@@ -113,37 +119,49 @@ Port::~Port() {
 }
 
 void Port::post() noexcept {
-  ibv_send_wr* const first = &entries_[posted_ & mask_].wr;
-  ibv_send_wr& last = entries_[(sent_ - 1) & mask_].wr;
+  ibv_send_wr* const first = &entries_[posted_ & entry_mask_].wr;
+  ibv_send_wr& last = entries_[(sent_ - 1) & entry_mask_].wr;
   ibv_send_wr* const next = std::exchange(last.next, nullptr);
-  const unsigned flags = last.send_flags;
-  // Nobody shall wait for his memory until others have sent.
-  if (std::exchange(holds_, false)) last.send_flags |= IBV_SEND_SIGNALED;
+  // Now and then, so that a full queue empties again; and nobody shall wait for his memory until
+  // others have sent.
+  if (holds_ || sent_ - signaled_ >= depth_ / 4) [[unlikely]] {
+    last.send_flags |= IBV_SEND_SIGNALED;
+    signaled_ = sent_;
+  }
   ibv_send_wr* bad = nullptr;
   const bool taken = !failed_ && ibv_post_send(qp_, first, &bad) == 0;
+  last.next = next;
+  last.send_flags &= ~unsigned{IBV_SEND_SIGNALED};
+  if (std::exchange(holds_, false)) restore_entries();
   if (!taken) [[unlikely]]
     take_back(failed_ ? first : bad);
-  last.next = next;
-  last.send_flags = (last.send_flags & ~unsigned{IBV_SEND_SIGNALED}) | (flags & IBV_SEND_SIGNALED);
   posted_ = sent_;
+}
+
+/// After a list of which some were no short datagrams.
+void Port::restore_entries() noexcept {
+  for (std::uint32_t i = posted_; i != sent_; ++i) {
+    Entry& e = entries_[i & entry_mask_];
+    e.sges[0] = {reinterpret_cast<std::uint64_t>(line_of(i)), 0, lines_block_->lkey};
+    e.wr.num_sge = 1;
+    e.wr.send_flags |= inline_;
+  }
 }
 
 /// What the device did not take is as good as lost on the way; its sender will notice.
 void Port::take_back(const ibv_send_wr* bad) noexcept {
-  for (; bad != nullptr; bad = bad->next) {
-    Entry& e = entries_[--sent_ & mask_];
-    if (e.held != nullptr) let_go(e);
+  const ibv_send_wr* last = nullptr;
+  do {
+    last = &entries_[--sent_ & entry_mask_].wr;
+    if (Held& held = held_blocks_[sent_ & mask_]; held.block != nullptr) let_go(held);
     ++failures;
-  }
+  } while (last != bad && sent_ != posted_);
+  signaled_ = sent_ - depth_;  // the next list's last is, whichever of these were
 }
 
-void Port::let_go(Entry& e) noexcept {
-  if (e.beside) e.held->header_in_use = 0;
-  detail::release(std::exchange(e.held, nullptr));
-  const auto index = static_cast<std::uint32_t>(&e - entries_.get());
-  e.sges[0] = {reinterpret_cast<std::uint64_t>(line_of(index)), 0, lines_block_->lkey};
-  e.wr.num_sge = 1;
-  e.wr.send_flags |= inline_;
+void Port::let_go(Held& held) noexcept {
+  if (held.beside) held.block->header_in_use = 0;
+  detail::release(std::exchange(held.block, nullptr));
   --held_;
 }
 
@@ -152,11 +170,10 @@ void Port::on_sent(const ibv_wc& wc) noexcept {
     ++failures;
     failed_ = true;
   }
-  const auto index = static_cast<std::uint32_t>(wc.wr_id >> 1);
   // Those up to this one, of the at most `depth_` that are under way.
-  const std::uint32_t end = done_ + ((index - done_) & mask_) + 1;
+  const std::uint32_t end = static_cast<std::uint32_t>(wc.wr_id >> 1) + 1;
   for (; done_ != end && held_ != 0; ++done_) {
-    if (Entry& e = entries_[done_ & mask_]; e.held != nullptr) let_go(e);
+    if (Held& held = held_blocks_[done_ & mask_]; held.block != nullptr) let_go(held);
   }
   done_ = end;
 }

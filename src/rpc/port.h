@@ -1,6 +1,7 @@
 // The datagram queue pair of an engine's sessions: a ring of prebuilt sends, each with a line of
 // its own for header and short payload, so that no datagram depends on what its session does next;
-// and a ring of receives. Hot.
+// and a ring of receives. Both are as short as may be: what is used again soon is in the caches.
+// Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -101,21 +102,23 @@ class Port {
     static_assert(sizeof block->header == wire::kRpcHeaderBytes);
     Entry& e = next(to);
     const wire::RpcWords words = wire::pack(header);
-    e.beside = block->header_in_use == 0 && payload == block->header + sizeof block->header;
-    if (e.beside) {
+    const bool beside =
+        block->header_in_use == 0 && payload == block->header + sizeof block->header;
+    if (beside) {
       block->header_in_use = 1;
       std::memcpy(block->header, &words, sizeof words);
       e.sges[0] = {reinterpret_cast<std::uint64_t>(block->header),
                    static_cast<std::uint32_t>(sizeof words) + header.length, block->lkey};
     } else {
-      std::memcpy(line_of(sent_), &words, sizeof words);
-      e.sges[0].length = static_cast<std::uint32_t>(sizeof words);
+      wire::RpcWords* const apart = &headers_[sent_ & mask_];
+      *apart = words;
+      e.sges[0] = {reinterpret_cast<std::uint64_t>(apart), sizeof words, lines_block_->lkey};
       e.sges[1] = {reinterpret_cast<std::uint64_t>(payload), header.length, block->lkey};
       e.wr.num_sge = 2;
     }
     e.wr.send_flags &= ~unsigned{IBV_SEND_INLINE};
     detail::retain(block);
-    e.held = block;
+    held_blocks_[sent_ & mask_] = {block, beside};
     ++held_;
     holds_ = true;
     append();
@@ -129,11 +132,14 @@ class Port {
 
   // Receives.
   [[nodiscard]] Block* block(std::uint32_t slot) noexcept { return receives_.memory(slot); }
-  /// What a received datagram's header begins at.
-  static std::byte* route(Block* block) noexcept { return block->payload + kReceiveOffset; }
-  static std::byte* datagram(Block* block) noexcept {
-    return block->payload + kPayloadOffset - wire::kRpcHeaderBytes;
+  /// What the device writes to: where the datagram came from, and behind that the datagram.
+  [[nodiscard]] std::byte* arrival(std::uint32_t slot) const noexcept {
+    return receives_.address(slot);
   }
+  /// Posts more receives until there are `count`, or all that there are.
+  void open_receives(std::uint32_t count) noexcept;
+  [[nodiscard]] std::uint32_t open() const noexcept { return open_; }
+  [[nodiscard]] bool all_open() const noexcept { return open_ == receives_.size(); }
   /// The slot's receive is to be posted again, with another block if this one was kept.
   void give_back(std::uint32_t slot, bool kept) noexcept {
     if (kept) [[unlikely]]
@@ -157,19 +163,22 @@ class Port {
   void visit_blocks(Visit&& visit) {
     visit(lines_block_);
     for (std::uint32_t i = 0; i < receives_.size(); ++i) visit(receives_.memory(i));
-    for (std::uint32_t i = done_; i != sent_; ++i) visit(entries_[i & mask_].held);
+    for (std::uint32_t i = done_; i != sent_; ++i) visit(held_blocks_[i & mask_].block);
   }
 
   std::uint64_t failures = 0;  ///< sends that the device refused or failed
 
  private:
-  /// As a short datagram has it when it is free, linked to the one behind it, and signaled at
-  /// fixed places, so that a full ring empties again.
+  /// As a short datagram has it when it is free, linked to the one behind it. A work request is
+  /// free again as soon as it was posted; its line, too, if that is sent in line.
   struct Entry {
     ibv_send_wr wr;
     ibv_sge sges[2];
-    Block* held;
-    bool beside;  ///< the header is in the block
+  };
+  /// What a datagram under way refers to.
+  struct Held {
+    Block* block = nullptr;
+    bool beside = false;  ///< the header is in the block
   };
   Port(agent::Shared& s, const PortOptions& options) noexcept;
   Result<void> make_sends();
@@ -179,34 +188,41 @@ class Port {
   void replace(std::uint32_t slot) noexcept;
   bool fill(std::uint32_t slot) noexcept;
   Entry& next(const Destination& to) noexcept {
-    Entry& e = entries_[sent_ & mask_];
+    Entry& e = entries_[sent_ & entry_mask_];
+    e.wr.wr_id = std::uint64_t{sent_} << 1;
     e.wr.wr.ud.ah = to.ah;
     e.wr.wr.ud.remote_qpn = to.qp_num;
     e.wr.wr.ud.remote_qkey = to.qkey;
     return e;
   }
   std::byte* line_of(std::uint32_t sequence) noexcept {
-    return lines_ + std::size_t{sequence & mask_} * kLineBytes;
+    return lines_ + std::size_t{sequence & entry_mask_} * kLineBytes;
   }
   void append() noexcept {
     if (++sent_ - posted_ == list_length_) post();
   }
-  void let_go(Entry& e) noexcept;
+  void let_go(Held& held) noexcept;
+  void restore_entries() noexcept;
 
   ibv_qp* qp_ = nullptr;
   std::unique_ptr<Entry[]> entries_;
   std::byte* lines_ = nullptr;
-  std::uint32_t sent_ = 0;    ///< taken so far, modulo 2^32
-  std::uint32_t posted_ = 0;  ///< of those the device has
-  std::uint32_t done_ = 0;    ///< and is known to be done with
-  std::uint32_t held_ = 0;    ///< entries that hold a block
+  wire::RpcWords* headers_ = nullptr;  ///< of datagrams in two parts: each stays until it is sent
+  std::uint32_t sent_ = 0;             ///< taken so far, modulo 2^32
+  std::uint32_t posted_ = 0;           ///< of those the device has
+  std::uint32_t done_ = 0;             ///< and is known to be done with
+  std::uint32_t held_ = 0;             ///< of those under way, with a block
   std::uint32_t depth_;
-  std::uint32_t mask_;
+  std::uint32_t mask_;        ///< of held_blocks_
+  std::uint32_t entry_mask_;  ///< of entries_ and lines_
   std::uint32_t list_length_;
-  bool holds_ = false;   ///< something in the list holds a block
-  unsigned inline_ = 0;  ///< the flag, if lines can be sent so
+  std::uint32_t signaled_ = 0;  ///< up to here all are done when the last signaled one is
+  bool holds_ = false;          ///< something in the list holds a block
+  unsigned inline_ = 0;         ///< the flag, if lines can be sent so
   verbs::ReceiveSlots<Block> receives_;
+  std::unique_ptr<Held[]> held_blocks_;  ///< as many as the send queue is deep
   // Cold.
+  std::uint32_t open_ = 0;  ///< slots in use: the first so many
   agent::Shared& shared_;
   Block* lines_block_ = nullptr;
   std::vector<std::uint32_t> missing_;  ///< slots without a block; has room for all

@@ -12,9 +12,19 @@ namespace spinwire::rpc {
 using wire::RpcHeader;
 using wire::RpcKind;
 
+/// Receives for questions, and for what comes late or twice.
+static constexpr std::uint32_t kUninvited = 24;
+
 Rpc::Rpc(agent::Shared& s)
-    : shared(s), clients(s.config.rpc.sessions), servers(s.config.rpc.sessions) {
+    : shared(s),
+      clients(s.config.rpc.sessions),
+      servers(s.config.rpc.sessions),
+      // The rest is for sessions that no receives are kept for, one call of each at a time.
+      budget(s.config.rpc.receive_depth - s.config.rpc.receive_depth / 4),
+      watch(budget) {
   const Config& c = s.config;
+  watch_timer.kind = kWatchTimer;
+  nowhere.from.qp_num = ~0u;  // a datagram names 24 bits
   least_patience = s.clock.ticks(c.rpc.least_timeout);
   idle = s.clock.ticks(c.connections.credit_idle);
   keepalive = s.clock.ticks(c.connections.keepalive);
@@ -22,11 +32,10 @@ Rpc::Rpc(agent::Shared& s)
   close_timeout = s.clock.ticks(c.connections.close_timeout);
   call_timeout = s.clock.ticks(c.rpc.call_timeout);
   if (c.rpc.target_delay.count() != 0) target = s.clock.ticks(c.rpc.target_delay);
-  // The rest is for sessions that no receives are kept for, one call of each at a time.
-  budget = c.rpc.receive_depth - c.rpc.receive_depth / 4;
 }
 
 Rpc::~Rpc() {
+  shared.timers.cancel(watch_timer);
   port.reset();
   for (const auto& route : routes) shared.device->destroy_ah(route->to.ah);
 }
@@ -36,22 +45,24 @@ Result<std::unique_ptr<Rpc>> open(agent::Shared& s) {
   auto port = Port::open(s, {s.config.rpc.send_depth, s.config.rpc.receive_depth});
   if (!port) return tl::unexpected(port.error());
   r->port = std::move(*port);
+  cover(*r);
   return r;
 }
 
 void end(Rpc& r) noexcept {
   for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
+    if (!r.clients.in_use(i)) continue;
     ClientSession& c = r.clients.at(i);
-    if (!r.clients.in_use(i) || c.name == 0) continue;
+    if (c.name == 0) continue;
     if (c.state == SessionState::ready)
-      (void)send(r, c.to, {c.peer, 0, 0, RpcKind::close, 0, 0, 0}, {});
+      (void)send(r, c.route->to, {c.peer, 0, 0, RpcKind::close, 0, 0, 0}, {});
     r.port->flush();
     lose(r, c, Status::ok, nullptr);
   }
   for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
-    ServerSession& s = r.servers.at(i);
     if (!r.servers.in_use(i)) continue;
-    (void)send(r, s.to, {s.peer, 0, 0, RpcKind::closed, 0, 0, 0}, {});
+    ServerSession& s = r.servers.at(i);
+    (void)send(r, s.route->to, {s.peer, 0, 0, RpcKind::closed, 0, 0, 0}, {});
     r.port->flush();
     dismiss(r, s);
   }
@@ -78,9 +89,18 @@ bool send(Rpc& r, const Destination& to, const wire::RpcHeader& header,
   return transmit(r, to, header, payload);
 }
 
+void cover(Rpc& r) noexcept {
+  // Of what may come without a promise: one call of each session that has none, and questions.
+  const std::uint32_t others = r.servers.size() + kUninvited;
+  if (r.promised + others > r.port->open())
+    r.port->open_receives(std::max(r.promised + others, 2 * r.port->open()));
+  r.covered = r.port->all_open() ? UINT32_MAX : r.port->open() - others;
+}
+
 void upkeep(Rpc& r) noexcept { r.port->upkeep(); }
 
 void on_timer(Rpc& r, base::Timer& timer) noexcept {
+  if (timer.kind == kWatchTimer) return on_watch_timer(r);
   if (timer.kind == kClientTimer) return on_client_timer(r, r.clients.at(timer.index));
   on_server_timer(r, r.servers.at(timer.index));
 }
@@ -162,6 +182,9 @@ Result<void> audit(Rpc& r) {
     for (std::uint32_t slot = 0; slot < c.window; ++slot) {
       const bool busy = (c.active >> slot & 1) != 0;
       active += busy ? 1 : 0;
+      const Watch::Entry& watched = r.watch.at(c.calls[slot].watched);
+      if (busy && (watched.session != c.name || watched.number != c.calls[slot].number))
+        return wrong(fmt::format("session {}: nobody watches call {}", i, c.calls[slot].number));
       if (c.calls[slot].number % c.window != slot)
         return wrong(fmt::format("session {}: slot {} has call {}", i, slot, c.calls[slot].number));
       if (!busy && c.calls[slot].payload.block != nullptr && c.calls[slot].size > kShortCall)

@@ -1,6 +1,7 @@
 // Sessions and the calls on them: what client and server of one engine share. Hot fields first.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,9 +10,10 @@
 
 #include "agent/shared.h"
 #include "base/copy.h"
-#include "base/index_pool.h"
 #include "base/timer_wheel.h"
 #include "rpc/port.h"
+#include "rpc/session_table.h"
+#include "rpc/watch.h"
 #include "spinwire/rpc.h"
 #include "wire/handshake.h"
 #include "wire/rpc.h"
@@ -27,6 +29,7 @@ inline constexpr std::uint32_t kBulkName = 0x80000000;
 /// The timers of sessions, told apart by Timer::kind; those of agents and handshakes are lower.
 inline constexpr std::uint16_t kClientTimer = 32;
 inline constexpr std::uint16_t kServerTimer = 33;
+inline constexpr std::uint16_t kWatchTimer = 34;  ///< the engine's, see watch.cc
 
 /// A short payload, or where a longer one lies, with a reference to its block.
 struct Payload {
@@ -43,12 +46,14 @@ struct Payload {
 struct alignas(64) Call {
   std::uint32_t number = 0;  ///< of this one, or the next; its low bits are the slot
   Method method = 0;
-  std::uint8_t tries = 0;  ///< times sent again
+  std::uint16_t size = 0;
   std::uint64_t sent_at = 0;
   std::uint64_t deadline = 0;  ///< tick
   ReplyCallback done;
-  std::uint32_t size = 0;
-  std::uint32_t id = 0;  ///< as the application calls it
+  std::uint32_t id = 0;       ///< as the application calls it
+  std::uint16_t watched = 0;  ///< its place in Rpc::watch, while it is under way
+  std::uint8_t tries = 0;     ///< times sent again
+  bool exact = false;         ///< the session's timer looks at it, too: it is due before the watch
   Payload payload;
 };
 static_assert(sizeof(Call) == 128);
@@ -92,45 +97,47 @@ struct BulkDeleter {
   void operator()(BulkServer* bulk) const noexcept;
 };
 
+/// The first cacheline is what a call needs, the second what its reply needs besides.
 struct alignas(64) ClientSession {
-  Destination to;
-  Origin from;
-  std::uint32_t peer = 0;    ///< what the server calls it
-  std::uint32_t name = 0;    ///< what we do; 0: a free record
-  std::uint64_t active = 0;  ///< slots with a call
-  std::uint32_t window = 0;
-  std::uint32_t under_way = 0;  ///< calls active
-  std::uint32_t allowed = 1;    ///< of `window`, now: see allow()
-  std::uint32_t longest = 0;
+  static constexpr std::size_t kHotBytes = 128;
+  Route* route = nullptr;        ///< to the server; Rpc::nowhere while that is not known
+  std::uint32_t peer = 0;        ///< what the server calls it
+  std::uint32_t name = 0;        ///< what we do; 0: a free record
+  std::uint64_t active = 0;      ///< slots with a call
+  std::uint64_t last_heard = 0;  ///< tick
+  Call* calls = nullptr;         ///< right behind this record
+  std::uint32_t waiting_count = 0;
+  std::uint32_t last_call = 0;
+  std::uint16_t longest = 0;
+  std::uint16_t window = 0;
+  std::uint16_t under_way = 0;  ///< calls active
+  std::uint16_t allowed = 1;    ///< of `window`, now: see allow()
+  std::uint16_t granted = 1;    ///< of `window`, as the server has room for
   SessionState state = SessionState::closed;
   bool listed = false;  ///< in Rpc::stalled
-  std::unique_ptr<Call[]> calls;
-  std::uint32_t granted = 1;  ///< of `window`, as the server has room for
-  Flow flow;
+
+  alignas(64) Flow flow;
   // Ticks; see measure().
   std::uint64_t smooth = 0;
   std::uint64_t variance = 0;
   std::uint64_t patience = 0;  ///< until a request is sent again, the first time
-  std::uint64_t last_heard = 0;
-  // Those that wait: a ring of `backlog` entries, in a block that is there while it is needed.
+  // Cold. Those that wait: a ring of `backlog` entries, in a block that is there while it is
+  // needed.
   Waiting* waiting = nullptr;
   Block* waiting_block = nullptr;
   std::uint32_t waiting_first = 0;
-  std::uint32_t waiting_count = 0;
-  // Cold.
   std::uint32_t next_stalled = kNone;
-  std::uint32_t last_call = 0;
   base::Timer timer;
   std::uint64_t deadline = 0;   ///< tick; of opening or closing
   std::uint64_t looked_at = 0;  ///< tick of the timer's last look
   std::uint64_t waited = 0;     ///< ticks of silence seen while something was to be answered
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
-  Route* route = nullptr;
   std::uint32_t handshake = kNone;  ///< exchange in use
   std::string address;
   std::unique_ptr<BulkClient, BulkDeleter> bulk;  ///< once it was needed
 };
+static_assert(offsetof(ClientSession, flow) == 64);
 
 enum class ServiceState : std::uint8_t { none, running, answered };
 
@@ -151,20 +158,19 @@ struct Space {
   std::uint32_t size = 0;    ///< for so many bytes
 };
 
-struct ServerSession {
-  Destination to;
-  Origin from;
+struct alignas(64) ServerSession {
+  static constexpr std::size_t kHotBytes = 64;
+  Route* route = nullptr;  ///< to the client
   std::uint32_t peer = 0;  ///< what the client calls it
   std::uint32_t name = 0;  ///< what we do; 0: a free record
   std::uint32_t window = 0;
   std::uint32_t granted = 1;  ///< calls at once that there are receives for
   std::uint32_t mtu = 0;
-  std::unique_ptr<Service[]> services;
+  Service* services = nullptr;  ///< right behind this record
   std::uint64_t last_heard = 0;
   std::unique_ptr<Space[]> spaces;  ///< once asked for: of each service
   // Cold.
   base::Timer timer;
-  Route* route = nullptr;
   std::uint64_t looked_at = 0;
   std::uint64_t waited = 0;
   std::unique_ptr<BulkServer, BulkDeleter> bulk;  ///< while the client has a connection for that
@@ -179,23 +185,27 @@ struct Rpc {
   agent::Shared& shared;
   std::unique_ptr<Port> port;
   std::vector<MethodHandler> handlers;
-  base::IndexPool<ClientSession> clients;
-  base::IndexPool<ServerSession> servers;
+  SessionTable<ClientSession, Call> clients;
+  SessionTable<ServerSession, Service> servers;
   /// Tick since when what a poll has found may have waited: the poll's own, unless we were away.
   std::uint64_t since = 0;
   std::uint64_t target = ~std::uint64_t{0};  ///< ticks: a longer round trip is congestion
+  std::uint64_t least_patience = 0;          ///< ticks
   std::uint32_t promised = 0;                ///< receives that replies and requests may need
-  std::uint32_t budget = 0;                  ///< of those that are posted
+  std::uint32_t covered = 0;                 ///< for so many promises receives are posted
+  std::uint32_t budget = 0;                  ///< of those that there are
   std::uint32_t stalled_first = kNone;       ///< sessions whose calls wait for room that all share
   std::uint32_t stalled_last = kNone;
   BulkEnd* due_first = nullptr;  ///< of long calls, what waits for credit or other room
   BulkEnd* due_last = nullptr;
   RpcStats stats;
+  Watch watch;
+  base::Timer watch_timer;
   // Cold.
   std::uint32_t wanting = 0;  ///< sessions that want a connection for long calls
   std::vector<std::unique_ptr<Route>> routes;
+  Route nowhere;  ///< of sessions whose peer is not known
   // Ticks.
-  std::uint64_t least_patience = 0;
   std::uint64_t idle = 0;  ///< after which a server takes back what receives it granted
   std::uint64_t keepalive = 0;
   std::uint64_t peer_timeout = 0;
@@ -215,6 +225,9 @@ void finish_poll(Rpc& r) noexcept;
 inline bool has_work(const Rpc& r) noexcept {
   return r.port->unposted() || r.stalled_first != kNone || r.due_first != nullptr;
 }
+/// Has receives posted for all that are promised, and some more. Cold: each time at least as many
+/// as there are.
+void cover(Rpc& r) noexcept;
 /// A part of the control step.
 void upkeep(Rpc& r) noexcept;
 void on_timer(Rpc& r, base::Timer& timer) noexcept;
@@ -239,11 +252,8 @@ void ready(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route)
 void lose(Rpc& r, ClientSession& c, const Error& why) noexcept;
 void lose(Rpc& r, ClientSession& c, Status status, const char* found) noexcept;
 inline ClientSession* find_client(Rpc& r, std::uint32_t name) noexcept {
-  const std::uint32_t index = wire::RpcName::index(name);
-  if (index >= r.clients.capacity()) [[unlikely]]
-    return nullptr;
-  ClientSession& c = r.clients.at(index);
-  return c.name == name && name != 0 ? &c : nullptr;
+  ClientSession* const c = r.clients.find(wire::RpcName::index(name));
+  return c != nullptr && c->name == name ? c : nullptr;
 }
 /// By when the session has to be looked at again, if not earlier.
 inline void look_by(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
@@ -253,7 +263,8 @@ inline void look_by(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
 /// Brings `allowed` in line with what server and network grant.
 inline void allow(ClientSession& c) noexcept {
   const std::uint32_t flow = c.flow.whole == 0 ? c.granted : std::max(1u, c.flow.window / kOneCall);
-  c.allowed = c.flow.next != 0 ? 0 : std::min(c.granted, flow);
+  const std::uint32_t most = c.flow.next != 0 ? 0 : flow;
+  c.allowed = static_cast<std::uint16_t>(std::min<std::uint32_t>(c.granted, most));
 }
 // In congestion.cc.
 /// A reply took `trip` ticks, some of which the server had the request. Cold unless congested.
@@ -261,6 +272,27 @@ inline void allow(ClientSession& c) noexcept {
                           std::uint16_t held) noexcept;
 /// A request or its reply got lost, or takes as long as if.
 void on_loss(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
+
+// In watch.cc.
+/// The watch is full.
+[[gnu::cold]] void make_room_to_watch(Rpc& r) noexcept;
+/// Looks for the answer to a call that goes out now.
+[[gnu::always_inline]] inline void look_for_answer(Rpc& r, ClientSession& c, Call& call,
+                                                   std::uint64_t now) noexcept {
+  if (r.watch.full()) [[unlikely]]
+    make_room_to_watch(r);
+  call.watched = r.watch.add(now, c.name, call.number);
+  if (!r.watch_timer.scheduled()) [[unlikely]]
+    r.shared.timers.schedule(r.watch_timer, now + r.least_patience);
+  call.exact = call.deadline < now + r.least_patience;
+  if (call.exact) [[unlikely]]
+    look_by(r, c, call.deadline);
+}
+/// Ends a call that is too late, or sends it again if it seems lost. Answers the tick of the next
+/// look, or the end of time if the watch has it in time. The session may be gone afterwards.
+std::uint64_t look_at_call(Rpc& r, ClientSession& c, std::uint32_t slot,
+                           std::uint64_t now) noexcept;
+void on_watch_timer(Rpc& r) noexcept;
 
 // In client.cc.
 /// A call as the application asks for it.
@@ -276,7 +308,8 @@ struct Asked {
 Status put_off(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept;
 Status cancel(Rpc& r, ClientSession& c, std::uint32_t number) noexcept;
 Status close(Rpc& r, ClientSession& c) noexcept;
-void take_answer(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
+void take_answer(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
+                 const std::byte* route) noexcept;
 /// Sends what waits and may go.
 void pump(Rpc& r, ClientSession& c) noexcept;
 void on_client_timer(Rpc& r, ClientSession& c) noexcept;
@@ -290,14 +323,12 @@ Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number, std::size_t
 /// Null if rpc.sessions are there. May throw.
 ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route);
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {
-  const std::uint32_t index = wire::RpcName::index(name);
-  if (index >= r.servers.capacity()) [[unlikely]]
-    return nullptr;
-  ServerSession& s = r.servers.at(index);
-  return s.name == name && name != 0 ? &s : nullptr;
+  ServerSession* const s = r.servers.find(wire::RpcName::index(name));
+  return s != nullptr && s->name == name ? s : nullptr;
 }
 void dismiss(Rpc& r, ServerSession& s) noexcept;
-void take_question(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc, Block* block) noexcept;
+void take_question(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
+                   const std::byte* route) noexcept;
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;
 
 /// Copies what has no block to be referred to into one of the send pool; null if that is dry.

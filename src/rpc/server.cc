@@ -23,15 +23,10 @@ void take_back(Rpc& r, ServerSession& s) noexcept {
 }  // namespace
 
 ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
-  const std::uint32_t index = r.servers.acquire();
+  const std::uint32_t index = r.servers.acquire(peer.window);
   if (index == kNone) return nullptr;
   ServerSession& s = r.servers.at(index);
-  try {
-    s.services = std::make_unique<Service[]>(peer.window);
-  } catch (...) {
-    r.servers.release(index);
-    throw;
-  }
+  s.services = r.servers.places(s);
   for (std::uint32_t i = 0; i < peer.window; ++i) s.services[i].number = i;
   s.name = wire::RpcName::make(index, r.servers.generation(index) % 2047 + 1);
   s.peer = peer.name;
@@ -39,13 +34,12 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
   s.granted = 1;
   s.mtu = std::min<std::uint32_t>(peer.mtu, r.port->mtu());
   s.route = route;
-  s.to = route->to;
-  s.from = route->from;
   s.last_heard = s.looked_at = r.shared.clock.now();
   s.waited = 0;
   s.timer.index = index;
   s.timer.kind = kServerTimer;
   r.shared.timers.schedule(s.timer, s.last_heard + r.keepalive);
+  cover(r);
   return &s;
 }
 
@@ -58,9 +52,8 @@ void dismiss(Rpc& r, ServerSession& s) noexcept {
     if (s.spaces != nullptr && s.spaces[i].block != nullptr) detail::release(s.spaces[i].block);
   }
   s.spaces.reset();
-  s.services.reset();
   s.name = 0;
-  drop_route(r, std::exchange(s.route, nullptr));
+  drop_route(r, std::exchange(s.route, &r.nowhere));
   r.servers.release(s.timer.index);
 }
 
@@ -92,16 +85,17 @@ Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number, std::size_t
   return space.number == number && size <= space.size ? space.block : nullptr;
 }
 
-void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc, Block* block) noexcept {
+void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
+                   const std::byte* route) noexcept {
   ServerSession* const s = find_server(r, header.session);
-  if (s == nullptr || !s->from.is_of(wc, Port::route(block))) {
+  if (s == nullptr || !s->route->from.is_of(wc, route)) {
     ++r.stats.bad_datagrams;
     return;
   }
   s->last_heard = r.shared.now;
   const bool over = header.kind == RpcKind::close;
   const RpcHeader reply{s->peer, 0, 0, over ? RpcKind::closed : RpcKind::pong, 0, 0, 0};
-  (void)send(r, s->to, reply, {});
+  (void)send(r, s->route->to, reply, {});
   if (!over) return;
   r.port->flush();  // the route goes with its last session
   dismiss(r, *s);

@@ -19,8 +19,9 @@ void fall_silent(Rpc& r, BulkClient& b) noexcept {
 void fall_silent(Rpc& r) noexcept {
   for (auto& handler : r.handlers) handler = nullptr;
   for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
+    if (!r.clients.in_use(i)) continue;
     ClientSession& c = r.clients.at(i);
-    if (!r.clients.in_use(i) || c.name == 0) continue;
+    if (c.name == 0) continue;
     c.on_ready = nullptr;
     c.on_closed = nullptr;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) c.calls[slot].done = [](Reply&) {};

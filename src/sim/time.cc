@@ -148,11 +148,11 @@ Result<void> Simulation::State::audit() const {
     const rpc::Port& port = *core.calls->port;
     const std::uint32_t have =
         sim::datagram_receives(core) + port.receives_waiting() + port.missing();
-    if (have != core.shared.config.rpc.receive_depth)
-      return fails({Status::system, "audit the receives of remote calls",
-                    fmt::format("{} are posted, taken, waiting or missing, of {}", have,
-                                core.shared.config.rpc.receive_depth),
-                    "a defect of the library"});
+    if (have != port.open())
+      return fails(
+          {Status::system, "audit the receives of remote calls",
+           fmt::format("{} are posted, taken, waiting or missing, of {}", have, port.open()),
+           "a defect of the library"});
   }
   return {};
 }

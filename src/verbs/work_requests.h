@@ -3,6 +3,7 @@
 
 #include <infiniband/verbs.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -88,6 +89,9 @@ class ReceiveSlots {
   /// Where the slot's next messages go.
   void aim(std::uint32_t slot, void* address, std::uint32_t length, std::uint32_t lkey) noexcept {
     slots_[slot].sge = {reinterpret_cast<std::uint64_t>(address), length, lkey};
+  }
+  [[nodiscard]] std::byte* address(std::uint32_t slot) const noexcept {
+    return reinterpret_cast<std::byte*>(slots_[slot].sge.addr);  // verbs carry it as an integer
   }
   [[nodiscard]] Memory*& memory(std::uint32_t slot) noexcept { return slots_[slot].memory; }
   /// Which queue the slot is kept for, where there are several.

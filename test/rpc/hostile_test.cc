@@ -52,7 +52,7 @@ class RpcHostile : public testing::Test {
     other_.core->calls->port->flush();
   }
   [[nodiscard]] spinwire::rpc::Destination to_server() {
-    return spinwire::rpc::find_client(*other_.core->calls, theirs_.name())->to;
+    return spinwire::rpc::find_client(*other_.core->calls, theirs_.name())->route->to;
   }
   /// The server's record of the client's session.
   [[nodiscard]] ServerSession& victim() {
@@ -116,6 +116,20 @@ TEST_F(RpcHostile, WhatMakesNoSenseIsCounted) {
     send(to, {name, number, kLater, RpcKind::request, 0, 0, 0});
   ASSERT_TRUE(
       run([&] { return spinwire::rpc::stats(*server_.core->calls).duplicates == before + 4; }));
+  expect_unharmed();
+}
+
+TEST_F(RpcHostile, NobodyIsTheServerOfASessionThatIsBeingOpened) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  const Session opening = client_.core->open_session(listener_.address(), {}).value();
+  static const std::byte nothing[kShortCall]{};
+  spinwire::rpc::Port& port = *server_.core->calls->port;
+  for (const RpcKind kind : {RpcKind::reply, RpcKind::pong, RpcKind::closed})
+    port.send(victim().route->to, {opening.name(), 0, 0, kind, 0, 0, 1}, nothing);
+  port.flush();
+  while (bad(client_) != 3) (void)client_.core->poll();
+  EXPECT_EQ(opening.state(), spinwire::SessionState::opening);
+  ASSERT_TRUE(run([&] { return opening.ready(); }));
   expect_unharmed();
 }
 

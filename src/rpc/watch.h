@@ -1,0 +1,86 @@
+// Calls under way, in the order in which they were last looked at: what finds those that get no
+// answer. A timer of each session would be quicker to write and, with thousands of sessions, cost a
+// miss of the caches for each of its neighbours at each call.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <memory>
+
+namespace spinwire::rpc {
+
+/// A ring, as short as it may be for the calls that there are: the caches hold it. Calls end in any
+/// order, and their entries go when they have come to the front, or when there is no room.
+class Watch {
+ public:
+  struct Entry {
+    std::uint64_t since;    ///< tick of the last look
+    std::uint32_t session;  ///< 0: the call has ended
+    std::uint32_t number;
+  };
+  /// At most so many calls at once. May throw std::bad_alloc. Set-up.
+  explicit Watch(std::uint32_t most)
+      : entries_(std::make_unique_for_overwrite<Entry[]>(
+            std::max(2 * std::bit_ceil(most), kFirstRoom))) {}
+
+  [[nodiscard]] bool full() const noexcept { return tail_ - head_ > mask_; }
+  /// Not while full(). Answers the place, for end().
+  std::uint16_t add(std::uint64_t now, std::uint32_t session, std::uint32_t number) noexcept {
+    entries_[tail_ & mask_] = {now, session, number};
+    return static_cast<std::uint16_t>(tail_++);
+  }
+  void end(std::uint16_t place) noexcept { entries_[place & mask_].session = 0; }
+  [[nodiscard]] const Entry& at(std::uint16_t place) const noexcept {
+    return entries_[place & mask_];
+  }
+  /// The call that was looked at longest ago; null if there is none.
+  [[nodiscard]] const Entry* first() noexcept {
+    while (head_ != tail_ && entries_[head_ & mask_].session == 0) ++head_;
+    return head_ != tail_ ? &entries_[head_ & mask_] : nullptr;
+  }
+  void pop() noexcept { ++head_; }
+  /// When it is full: drops what has ended and, if that is too little, lengthens the ring. Tells
+  /// moved(entry, place) of each that lies elsewhere now. Cold.
+  template <typename Moved>
+  void make_room(Moved&& moved) noexcept {
+    if (first() == nullptr || tail_ - head_ <= room() / 4 * 3) return;
+    const std::uint32_t live = gather(head_, moved);
+    if (live > room() / 2) {
+      const std::uint32_t end = room();
+      const std::uint32_t from = head_;
+      for (std::uint32_t i = 0; i < live; ++i) {
+        entries_[end + i] = entries_[(from + i) & mask_];
+        moved(entries_[end + i], static_cast<std::uint16_t>(end + i));
+      }
+      mask_ = 2 * mask_ + 1;
+      head_ = end;
+      tail_ = end + live;
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t kFirstRoom = 64;
+
+  [[nodiscard]] std::uint32_t room() const noexcept { return mask_ + 1; }
+  /// Those that have not ended, one behind the other; answers how many.
+  template <typename Moved>
+  std::uint32_t gather(std::uint32_t to, Moved&& moved) noexcept {
+    for (std::uint32_t i = head_; i != tail_; ++i) {
+      const Entry entry = entries_[i & mask_];
+      if (entry.session == 0) continue;
+      entries_[to & mask_] = entry;
+      if (to != i) moved(entry, static_cast<std::uint16_t>(to));
+      ++to;
+    }
+    tail_ = to;
+    return tail_ - head_;
+  }
+
+  std::unique_ptr<Entry[]> entries_;
+  std::uint32_t mask_ = kFirstRoom - 1;
+  std::uint32_t head_ = 0;
+  std::uint32_t tail_ = 0;
+};
+
+}  // namespace spinwire::rpc
