@@ -3,11 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <cstring>
 
 #include "agent/submit.h"
 #include "base/error.h"
+#include "rpc/bulk_call.h"
 
 namespace spinwire::rpc {
 
@@ -79,7 +79,7 @@ std::string fault_of(const Rpc& r, const BulkClient& b) {
   std::uint32_t exposed = 0;
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     const BulkCall& k = b.calls[slot];
-    const bool active = (b.active >> slot & 1) != 0;
+    const bool active = is_active(b, slot);
     if (k.number % b.window != slot) return fmt::format("slot {} has call {}", slot, k.number);
     if (active != static_cast<bool>(k.asked.done))
       return fmt::format("slot {} is free and has a callback, or lacks one", slot);

@@ -129,10 +129,14 @@ bool leave_bulk(Rpc& r, ClientSession& c, const Error& why) noexcept;
 std::uint64_t look_at_bulk(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
 /// A session that wants a connection; null if there is none.
 ClientSession* next_wanting(Rpc& r) noexcept;
-/// Its connection is being made.
-void use_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept;
 /// It could not even be begun.
 void fail_wanting(Rpc& r, ClientSession& c, const Error& why) noexcept;
+
+// In bulk_replies.cc.
+/// The session's connection is being made.
+void use_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept;
+
+// In bulk_call.cc.
 /// False: something has to wait.
 bool pump_bulk(Rpc& r, BulkClient& b) noexcept;
 
