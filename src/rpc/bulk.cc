@@ -47,6 +47,12 @@ void pump_due(Rpc& r) noexcept {
   agent::flush_all(r.shared);
 }
 
+void post_due(Rpc& r) noexcept {
+  for (BulkEnd* e = r.due_first; e != nullptr; e = e->next_due) {
+    if (!e->serves) post_bulk(r, static_cast<BulkClient&>(*e));
+  }
+}
+
 Status send_bulk(Rpc& r, agent::Agent& a, const wire::BulkHeader& header,
                  std::span<const std::byte> payload) noexcept {
   const std::size_t size = wire::kBulkHeaderBytes + payload.size();

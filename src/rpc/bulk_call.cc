@@ -212,4 +212,20 @@ bool pump_bulk(Rpc& r, BulkClient& b) noexcept {
   return true;
 }
 
+void post_bulk(Rpc& r, BulkClient& b) noexcept {
+  agent::Agent* const a = agent_of(r, b);
+  if (a == nullptr || a->state != ConnectionState::ready) return;
+  Status status = Status::ok;
+  for (std::uint32_t slot = 0; slot < b.window && status == Status::ok; ++slot) {
+    if (is_active(b, slot)) status = push_call(r, b, *a, b.calls[slot]);
+  }
+  while (status == Status::ok) {
+    BulkCall* const k = take_waiting(r, b);
+    if (k == nullptr) break;
+    status = push_call(r, b, *a, *k);
+  }
+  if (status != Status::ok) make_due(r, b);
+  (void)agent::flush(r.shared, *a);
+}
+
 }  // namespace spinwire::rpc

@@ -57,7 +57,7 @@ std::size_t longest_bulk(const Rpc& r, const ClientSession& c) noexcept {
 }
 
 Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice* reply_into,
-                 const ReplyCallback& done) noexcept {
+                 const ReplyCallback& done, bool now) noexcept {
   if (c.state != SessionState::ready) return Status::not_connected;
   if (asked.size > longest_bulk(r, c)) return Status::message_too_long;
   if (reply_into != nullptr) {
@@ -85,8 +85,7 @@ Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice
   if (b.agent == kNone) {
     want_connection(r, b);
   } else {
-    // Not from here: what ends a call runs its callback.
-    make_due(r, b);
+    now ? post_bulk(r, b) : make_due(r, b);
   }
   return Status::ok;
 }
