@@ -256,7 +256,6 @@ namespace {
 void resend(Rpc& r, ClientSession& c, Call& k, std::uint64_t now) noexcept {
   if (!send(r, c.to, header_of(c, k), k.payload)) return;
   ++r.stats.retransmits;
-  on_loss(r, c, now);
   if (k.tries < kMostBackoff) ++k.tries;
   k.sent_at = now;
 }

@@ -183,39 +183,98 @@ TEST(RpcCongestion, LossesLeadBelowOneCallAtATimeAndNothingIsLost) {
   EXPECT_EQ(lossy.failed(), 0u);
 }
 
+/// A client that calls as much as it may, and a server that answers after a time.
+class SlowServer {
+ public:
+  SlowServer(Nanoseconds patience, std::uint64_t takes)
+      : server_(flow_config(50us, patience), &now_),
+        client_(flow_config(50us, patience), &now_),
+        takes_(takes) {
+    listener_ = std::move(*server_.core->listen("127.0.0.1:0", {}));
+    EXPECT_TRUE(server_.core->serve(
+        kLater, [this](Request& r) { later_.emplace_back(now_ + takes_, r.later()); }));
+    session_ = client_.core->open_session(listener_.address(), {}).value();
+    for (int i = 0; i < 100'000 && !session_.ready(); ++i) step(kStep);
+    EXPECT_TRUE(session_.ready());
+  }
+  /// Until so many calls have ended, `most` of them under way at once.
+  void call(std::uint32_t calls, std::uint32_t most, std::uint64_t by) {
+    const std::uint32_t end = ended_ + calls;
+    for (int i = 0; i < 1'000'000 && ended_ != end; ++i) {
+      while (open_ < most && open_ + ended_ < end) {
+        const auto done = [this](Reply& r) {
+          --open_;
+          ++ended_;
+          failed_ += r.status() == Status::ok ? 0 : 1;
+        };
+        ASSERT_EQ(session_.call(kLater, std::span<const std::byte>{}, done), Status::ok);
+        ++open_;
+      }
+      step(by);
+    }
+    EXPECT_EQ(ended_, end);
+    EXPECT_EQ(failed_, 0u);
+  }
+  /// Calls that the server has had at once.
+  [[nodiscard]] std::size_t most_served() const { return most_served_; }
+  [[nodiscard]] RpcStats stats() const { return spinwire::rpc::stats(*client_.core->calls); }
+  void meet(const sv::FaultPlan& plan) const { client_.set(plan); }
+  void finish() const {
+    client_.expect_clean();
+    server_.expect_clean();
+  }
+
+ private:
+  void step(std::uint64_t by) {
+    now_ += by;
+    (void)client_.core->poll();
+    (void)server_.core->poll();
+    most_served_ = std::max(most_served_, later_.size());
+    while (!later_.empty() && later_.front().first <= now_) {
+      (void)later_.front().second.reply(std::span<const std::byte>{});
+      later_.pop_front();
+    }
+  }
+
+  std::uint64_t now_ = 1'000'000;
+  Bare server_, client_;
+  std::uint64_t takes_;
+  Listener listener_;
+  Session session_;
+  std::deque<std::pair<std::uint64_t, PendingCall>> later_;
+  std::size_t most_served_ = 0;
+  std::uint32_t open_ = 0, ended_ = 0, failed_ = 0;
+};
+
 TEST(RpcCongestion, AServerThatTakesItsTimeIsNoCongestion) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  std::uint64_t now = 1'000'000;
-  Config c = flow_config(50us);
-  Bare server(c, &now), client(c, &now);
-  auto listener = server.core->listen("127.0.0.1:0", {});
-  ASSERT_TRUE(listener);
-  std::deque<PendingCall> later;
-  ASSERT_TRUE(server.core->serve(kLater, [&later](Request& r) { later.push_back(r.later()); }));
-  Session session = client.core->open_session(listener->address(), {}).value();
-  const auto pass = [&](int steps) {
-    for (int i = 0; i < steps; ++i) {
-      now += kStep;
-      (void)client.core->poll();
-      (void)server.core->poll();
-    }
-  };
-  for (int i = 0; i < 100'000 && !session.ready(); ++i) pass(1);
-  ASSERT_TRUE(session.ready());
-  int ended = 0;
-  for (int i = 0; i < 100; ++i) {
-    const auto done = [&ended](Reply& r) { ended += r.status() == Status::ok ? 1 : 0; };
-    ASSERT_EQ(session.call(kLater, std::span<const std::byte>{}, done), Status::ok);
-    pass(500);  // a millisecond, twenty times the target
-    ASSERT_EQ(later.size(), 1u);
-    ASSERT_EQ(later.front().reply(std::span<const std::byte>{}), Status::ok);
-    later.pop_front();
-    pass(4);
-    ASSERT_EQ(ended, i + 1);
+  SlowServer t(20ms, 1'000'000);  // twenty times the target
+  t.call(100, 1, kStep);
+  EXPECT_EQ(t.stats().slowed, 0u);
+  t.finish();
+}
+
+TEST(RpcCongestion, NorIsOneThatTakesLongerThanPatienceLasts) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  for (const std::uint64_t takes : {10'000'000u, 60'000'000u, 1'000'000'000u}) {
+    SCOPED_TRACE(takes);
+    SlowServer t(2ms, takes);
+    t.call(64, 8, takes / 500);
+    EXPECT_GT(t.stats().retransmits, 0u);
+    EXPECT_EQ(t.stats().slowed, 0u);
+    EXPECT_EQ(t.most_served(), 8u);
+    t.finish();
   }
-  EXPECT_EQ(spinwire::rpc::stats(*client.core->calls).slowed, 0u);
-  client.expect_clean();
-  server.expect_clean();
+}
+
+TEST(RpcCongestion, AWayLongerThanPatienceLastsIsLearned) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  SlowServer t(2ms, 0);
+  t.meet({.datagram_delay_min = 5ms, .datagram_delay_max = 5ms});
+  t.call(20, 1, 20'000);
+  EXPECT_GT(t.stats().retransmits, 0u);
+  EXPECT_LT(t.stats().retransmits, 4u);
+  t.finish();
 }
 
 }  // namespace
