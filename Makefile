@@ -243,6 +243,7 @@ bench: $(BENCH) $(PEERS)
 	@$(BENCH) --benchmark_min_time=0.2 $(BENCH_ARGS)
 	@echo; $(BIN)/peer-compare --limit 10 $(PEER_ARGS)
 	@echo; $(BIN)/peer-large-messages
+	@echo; $(BIN)/peer-large-calls
 
 ## compare-softroce: against perftest, on Linux' Soft-RoCE in a machine (RUNS=, COMPARE=)
 compare-softroce: $(BIN)/spinwire-perf

@@ -1,24 +1,12 @@
-// Compares remote calls with long requests, or replies, with memcpy of as many bytes: both engines
-// live on one thread, and the ways take turns, so that each meets the same machine.
-#include <fmt/core.h>
-
-#include <CLI/CLI.hpp>
-#include <array>
+// Compares remote calls with long requests, or replies, with memcpy of as many bytes.
 #include <cstring>
-#include <vector>
 
 #include "common/setup.h"
+#include "peers/beside_memcpy.h"
 #include "peers/placement.h"
-#include "peers/report.h"
 
 namespace spinwire::bench {
 namespace {
-
-struct Options {
-  std::size_t mebibytes = 8;
-  std::size_t rounds = 30;
-  std::size_t calls = 16;  ///< that a way is timed over
-};
 
 enum Methods : Method { kTake = 1, kGive = 2 };
 
@@ -115,39 +103,17 @@ class Ends {
   Session session_;
 };
 
-struct Way {
-  const char* name;
-  Method method;
-  std::size_t window;
-};
-
-int compare(const Options& o) {
-  const std::size_t bytes = o.mebibytes << 20;
-  constexpr std::array<Way, 4> kWays{{{"long requests, one at a time", kTake, 1},
-                                      {"long requests, four at a time", kTake, 4},
-                                      {"long replies, one at a time", kGive, 1},
-                                      {"long replies, four at a time", kGive, 4}}};
-  Ends ends(bytes);
-  std::array<std::vector<double>, kWays.size()> took;
-  std::vector<double> copies;
-  for (std::size_t round = 0; round < o.rounds + 2; ++round) {
-    // The first ones touch memory that the others find mapped.
-    const bool first = round < 2;
-    const double copy = ends.copy(o.calls);
-    if (!first) copies.push_back(copy);
-    for (std::size_t i = 0; i < kWays.size(); ++i) {
-      const double ns = ends.call(kWays[i].method, o.calls, kWays[i].window);
-      if (!first) took[i].push_back(ns);
-    }
-  }
-  const double copy = median(copies);
-  fmt::print("{} MiB at a time, one thread, medians of {}\n", o.mebibytes, o.rounds);
-  fmt::print("{:<36} {:>6.2f} GB/s\n", "memcpy", static_cast<double>(bytes) / copy);
-  for (std::size_t i = 0; i < kWays.size(); ++i) {
-    const double ns = median(took[i]);
-    fmt::print("{:<36} {:>6.2f} GB/s  {:>5.2f} of memcpy\n", kWays[i].name,
-               static_cast<double>(bytes) / ns, copy / ns);
-  }
+int compare(const Sizes& sizes, std::size_t calls) {
+  Ends ends(sizes.bytes());
+  const auto way = [&](const char* name, Method method, std::size_t window) {
+    return Way{name, [&ends, calls, method, window] { return ends.call(method, calls, window); }};
+  };
+  const std::vector<Way> ways{{"memcpy", [&] { return ends.copy(calls); }},
+                              way("long requests, one at a time", kTake, 1),
+                              way("long requests, four at a time", kTake, 4),
+                              way("long replies, one at a time", kGive, 1),
+                              way("long replies, four at a time", kGive, 4)};
+  compare_with_memcpy(sizes, ways, [](bool) {});
   return 0;
 }
 
@@ -155,17 +121,13 @@ int compare(const Options& o) {
 }  // namespace spinwire::bench
 
 int main(int argc, char** argv) {
-  spinwire::bench::Options options;
+  spinwire::bench::Sizes sizes{8};
+  std::size_t calls = 16;
   CLI::App app("Remote calls with long requests and replies beside memcpy");
-  app.add_option("--size", options.mebibytes, "of a request or reply, MiB")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
-  app.add_option("--calls", options.calls, "to be timed at once")
+  add_sizes(app, sizes, "a request or reply", 256);
+  app.add_option("--calls", calls, "that each way is timed over at once")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  app.add_option("--rounds", options.rounds, "to take the median of")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  return spinwire::bench::compare(options);
+  return spinwire::bench::compare(sizes, calls);
 }

@@ -1,23 +1,12 @@
-// Compares long messages with memcpy between the same two buffers: both engines live on one thread,
-// and the ways take turns, so that each meets the same machine.
-#include <fmt/core.h>
-
-#include <CLI/CLI.hpp>
-#include <array>
+// Compares long messages with memcpy between the same two buffers.
 #include <cstring>
-#include <vector>
 
 #include "common/setup.h"
+#include "peers/beside_memcpy.h"
 #include "peers/placement.h"
-#include "peers/report.h"
 
 namespace spinwire::bench {
 namespace {
-
-struct Options {
-  std::size_t mebibytes = 64;
-  std::size_t rounds = 30;
-};
 
 Config config_for(std::size_t bytes) {
   Config c;
@@ -109,29 +98,13 @@ class Ends {
   bool whole_ = false;
 };
 
-int compare(const Options& o) {
-  const std::size_t bytes = o.mebibytes << 20;
-  Ends ends(bytes);
-  std::array<std::vector<double>, 3> took;
-  for (std::size_t round = 0; round < o.rounds + 2; ++round) {
-    // The first ones touch memory that the others find mapped.
-    const bool first = round < 2;
-    ends.look(first);
-    for (std::size_t turn = 0; turn < took.size(); ++turn) {
-      const std::size_t way = round % 2 == 0 ? turn : took.size() - 1 - turn;
-      const double ns = way == 0 ? ends.copy() : ends.send(way == 1);
-      if (!first) took[way].push_back(ns);
-    }
-  }
-  constexpr std::array<const char*, 3> kNames = {"memcpy", "message into a named destination",
-                                                 "message into a block of the pool"};
-  const double copy = median(took[0]);
-  fmt::print("{} MiB at a time, one thread, medians of {}\n", o.mebibytes, o.rounds);
-  for (std::size_t i = 0; i < took.size(); ++i) {
-    const double ns = median(took[i]);
-    fmt::print("{:<36} {:>6.2f} GB/s  {:>5.2f} of memcpy\n", kNames[i],
-               static_cast<double>(bytes) / ns, copy / ns);
-  }
+int compare(const Sizes& sizes) {
+  Ends ends(sizes.bytes());
+  const std::vector<Way> ways{
+      {"memcpy", [&] { return ends.copy(); }},
+      {"message into a named destination", [&] { return ends.send(true); }},
+      {"message into a block of the pool", [&] { return ends.send(false); }}};
+  compare_with_memcpy(sizes, ways, [&](bool first) { ends.look(first); });
   return 0;
 }
 
@@ -139,14 +112,9 @@ int compare(const Options& o) {
 }  // namespace spinwire::bench
 
 int main(int argc, char** argv) {
-  spinwire::bench::Options options;
+  spinwire::bench::Sizes sizes{64};
   CLI::App app("Long messages beside memcpy");
-  app.add_option("--size", options.mebibytes, "of a message, MiB")
-      ->check(CLI::Range(1, 512))
-      ->capture_default_str();
-  app.add_option("--rounds", options.rounds, "to take the median of")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
+  add_sizes(app, sizes, "a message", 512);
   CLI11_PARSE(app, argc, argv);
-  return spinwire::bench::compare(options);
+  return spinwire::bench::compare(sizes);
 }

@@ -1,5 +1,6 @@
 // The whole hot path of a poll.
 #include "engine/core.h"
+#include "rpc/bulk.h"
 
 namespace spinwire::detail {
 
@@ -72,7 +73,11 @@ Status EngineCore::flush() noexcept {
   if (shared.lined_up != 0 && shared.raw != nullptr) [[unlikely]]
     agent::post_raw_listed(shared);
   agent::flush_all(shared);
-  if (calls != nullptr) calls->port->flush();
+  if (calls != nullptr) {
+    if (calls->due_first != nullptr) [[unlikely]]
+      rpc::post_due(*calls);
+    calls->port->flush();
+  }
   return Status::ok;
 }
 

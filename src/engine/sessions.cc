@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "engine/config_keys.h"
 #include "engine/core.h"
+#include "engine/operate.h"
 #include "rpc/bulk.h"
 #include "rpc/calling.h"
 
@@ -286,19 +287,17 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
 
 /// What was sent outside of a poll goes out at once unless it is to wait.
 inline void post(EngineCore& core, Post when) noexcept {
-  if (when == Post::now || (when == Post::automatic && !core.guard.polling())) {
-    core.calls->port->flush();
-  } else {
-    core.wake_soon();
-  }
+  engine::deferred(core, when) ? core.wake_soon() : core.calls->port->flush();
 }
 
-/// One that goes over the session's connection, with the next poll at the latest.
+/// One that goes over the session's connection.
 [[gnu::cold, gnu::noinline]] Status begin_long_call(EngineCore& core, rpc::ClientSession& c,
                                                     const rpc::Asked& asked,
-                                                    const BufferSlice* reply_into,
+                                                    const CallOptions& options,
                                                     const ReplyCallback& done) noexcept {
-  const Status status = rpc::call_bulk(*core.calls, c, asked, reply_into, done);
+  const Status status =
+      rpc::call_bulk(*core.calls, c, asked, options.reply_into ? &options.reply_into : nullptr,
+                     done, !engine::deferred(core, options.post));
   if (status != Status::ok) return status;
   core.calls->wanting != 0 ? core.step_soon() : core.wake_soon();
   return status;
@@ -319,12 +318,12 @@ inline void post(EngineCore& core, Post when) noexcept {
       options.deadline.count() == 0 ? core->calls->call_timeout : s.clock.ticks(options.deadline);
   const rpc::Asked asked{method, data, size, block, now, now + patience};
   if (options.reply_into) [[unlikely]]
-    return begin_long_call(*core, *c, asked, &options.reply_into, done);
+    return begin_long_call(*core, *c, asked, options, done);
   const Status status = rpc::call(*core->calls, *c, asked, done);
   if (status == Status::ok) [[likely]]
     post(*core, options.post);
   else if (status == Status::message_too_long)
-    return begin_long_call(*core, *c, asked, nullptr, done);
+    return begin_long_call(*core, *c, asked, options, done);
   return status;
 }
 

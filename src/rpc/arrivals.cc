@@ -33,6 +33,20 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   c.patience = std::max(c.smooth + 4 * c.variance, r.least_patience);
 }
 
+/// A request was sent again for nothing if the server had it by then: it takes longer than we had
+/// patience. Else it, or its reply, got lost, or is slow on its way: the next have the patience
+/// that this one needed, until one tells of a round trip.
+[[gnu::cold, gnu::noinline]] void learn_from_repeated(Rpc& r, ClientSession& c, const Call& k,
+                                                      std::uint16_t held) noexcept {
+  const std::uint64_t since = r.shared.now - std::min(k.sent_at, r.shared.now);
+  const std::uint64_t there = ticks_held(r, held);
+  if (held != kHeldUnknown && (held == kHeldMost || there >= since))
+    return measure(r, c, std::max(since, there));
+  const std::uint64_t patience = std::max(c.smooth + 4 * c.variance, r.least_patience);
+  c.patience = std::max(c.patience, patience << k.tries);
+  on_loss(r, c);
+}
+
 /// Answers whether the block was kept.
 [[gnu::always_inline]] inline bool take_reply(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                                               const Arrival& at) noexcept {
@@ -54,6 +68,8 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
     measure(r, *c, trip);
     if (trip > r.target || c->flow.window != c->flow.whole) [[unlikely]]
       adjust(r, *c, trip, header.method);
+  } else {
+    learn_from_repeated(r, *c, k, header.method);
   }
   const ReplyCallback done = k.done;
   vacate(r, *c, k, slot);
@@ -73,7 +89,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
     return;
   }
   ++r.stats.resent;
-  send_answer(r, s, v, UINT16_MAX);
+  send_answer(r, s, v, kHeldUnknown);
 }
 
 /// Receives for as many requests as the session may send at once, if there are any left.

@@ -3,11 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <cstring>
 
 #include "agent/submit.h"
 #include "base/error.h"
+#include "rpc/bulk_call.h"
 
 namespace spinwire::rpc {
 
@@ -47,6 +47,12 @@ void pump_due(Rpc& r) noexcept {
   agent::flush_all(r.shared);
 }
 
+void post_due(Rpc& r) noexcept {
+  for (BulkEnd* e = r.due_first; e != nullptr; e = e->next_due) {
+    if (!e->serves) post_bulk(r, static_cast<BulkClient&>(*e));
+  }
+}
+
 Status send_bulk(Rpc& r, agent::Agent& a, const wire::BulkHeader& header,
                  std::span<const std::byte> payload) noexcept {
   const std::size_t size = wire::kBulkHeaderBytes + payload.size();
@@ -79,7 +85,7 @@ std::string fault_of(const Rpc& r, const BulkClient& b) {
   std::uint32_t exposed = 0;
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     const BulkCall& k = b.calls[slot];
-    const bool active = (b.active >> slot & 1) != 0;
+    const bool active = is_active(b, slot);
     if (k.number % b.window != slot) return fmt::format("slot {} has call {}", slot, k.number);
     if (active != static_cast<bool>(k.asked.done))
       return fmt::format("slot {} is free and has a callback, or lacks one", slot);

@@ -99,6 +99,8 @@ agent::Attributes bulk_attributes(const agent::Shared& s) noexcept;
 void make_due(Rpc& r, BulkEnd& e) noexcept;
 void forget_due(Rpc& r, BulkEnd& e) noexcept;
 void pump_due(Rpc& r) noexcept;
+/// What the application deferred goes out, as far as there is room. Runs no callback.
+void post_due(Rpc& r) noexcept;
 /// Sends a header and what lies behind it with the next flush. Errors: those of Connection::send(),
 /// no_buffer.
 Status send_bulk(Rpc& r, agent::Agent& a, const wire::BulkHeader& header,
@@ -116,9 +118,10 @@ void bulk_protocol_error(Rpc& r, agent::Agent& a, const char* found) noexcept;
 Result<void> audit_bulk(Rpc& r);
 
 // In bulk_client.cc.
-/// A long call. Errors: those of Session::call().
+/// A long call, which goes out at once if `now` and there is room. Runs no callback. Errors: those
+/// of Session::call().
 Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice* reply_into,
-                 const ReplyCallback& done) noexcept;
+                 const ReplyCallback& done, bool now) noexcept;
 std::size_t longest_bulk(const Rpc& r, const ClientSession& c) noexcept;
 Status cancel_bulk(Rpc& r, ClientSession& c, std::uint32_t id) noexcept;
 /// The session closes, and its connection with it.
@@ -129,12 +132,18 @@ bool leave_bulk(Rpc& r, ClientSession& c, const Error& why) noexcept;
 std::uint64_t look_at_bulk(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
 /// A session that wants a connection; null if there is none.
 ClientSession* next_wanting(Rpc& r) noexcept;
-/// Its connection is being made.
-void use_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept;
 /// It could not even be begun.
 void fail_wanting(Rpc& r, ClientSession& c, const Error& why) noexcept;
+
+// In bulk_replies.cc.
+/// The session's connection is being made.
+void use_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept;
+
+// In bulk_call.cc.
 /// False: something has to wait.
 bool pump_bulk(Rpc& r, BulkClient& b) noexcept;
+/// The same without a callback, and with a doorbell: what fails is left to the poll's pump.
+void post_bulk(Rpc& r, BulkClient& b) noexcept;
 
 // In bulk_server.cc.
 /// The session that a connection is for; null if it fits none.

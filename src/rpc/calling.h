@@ -106,7 +106,7 @@ inline void end_call(const ReplyCallback& done, Status status) noexcept {
   const agent::Shared& s = r.shared;
   const std::uint64_t now = s.clock.now();
   const auto time = s.clock.duration(now - std::min(now, v.payload.since));
-  return static_cast<std::uint16_t>(std::min<std::int64_t>(time.count() >> kHeldShift, UINT16_MAX));
+  return static_cast<std::uint16_t>(std::min<std::int64_t>(time.count() >> kHeldShift, kHeldMost));
 }
 
 [[gnu::always_inline]] inline void send_answer(Rpc& r, const ServerSession& s, const Service& v,

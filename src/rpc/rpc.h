@@ -66,8 +66,11 @@ struct Flow {
   std::uint64_t shrunk_at = 0;  ///< tick
   std::uint64_t next = 0;       ///< tick before which no call goes out; 0: none such
 };
-/// How long a server had a request is told in so many nanoseconds, shifted.
+/// How long a server had a request is told in so many nanoseconds, shifted; kHeldMost: or longer.
 inline constexpr unsigned kHeldShift = 10;
+inline constexpr std::uint16_t kHeldMost = UINT16_MAX - 1;
+/// Of an answer that is sent again.
+inline constexpr std::uint16_t kHeldUnknown = UINT16_MAX;
 
 /// One that waits for its turn.
 struct Waiting {
@@ -270,8 +273,12 @@ inline void allow(ClientSession& c) noexcept {
 /// A reply took `trip` ticks, some of which the server had the request. Cold unless congested.
 [[gnu::cold]] void adjust(Rpc& r, ClientSession& c, std::uint64_t trip,
                           std::uint16_t held) noexcept;
-/// A request or its reply got lost, or takes as long as if.
-void on_loss(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
+/// A request or its reply got lost.
+[[gnu::cold]] void on_loss(Rpc& r, ClientSession& c) noexcept;
+/// How long the server had the request, ticks; at least, if that is kHeldMost.
+[[nodiscard]] inline std::uint64_t ticks_held(const Rpc& r, std::uint16_t held) noexcept {
+  return r.shared.clock.ticks(Nanoseconds(std::int64_t{held} << kHeldShift));
+}
 
 // In watch.cc.
 /// The watch is full.

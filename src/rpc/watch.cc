@@ -13,7 +13,6 @@ constexpr std::uint64_t kNever = ~std::uint64_t{0};
 void resend(Rpc& r, ClientSession& c, Call& k, std::uint64_t now) noexcept {
   if (!send(r, c.route->to, header_of(c, k), k.payload)) return;
   ++r.stats.retransmits;
-  on_loss(r, c, now);
   if (k.tries < kMostBackoff) ++k.tries;
   k.sent_at = now;
 }

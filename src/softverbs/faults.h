@@ -21,9 +21,11 @@
 namespace spinwire::softverbs {
 
 /// One that several contexts of a process send over, in one thread: their plans name it, and what
-/// they send has its rate together. So many senders meet at one receiver's port.
+/// they send has its rate together. So many senders meet at one receiver's port. Whoever looks
+/// first, of those with something to send, has the next turn.
 struct SharedLink;
-/// Errors: invalid_argument naming the field; no_memory.
+/// `bytes_per_second` above 0; `burst_bytes` as in a plan. Errors: invalid_argument naming the
+/// field; no_memory.
 Result<std::shared_ptr<SharedLink>> make_link(std::uint64_t bytes_per_second,
                                               std::uint64_t burst_bytes = 0);
 

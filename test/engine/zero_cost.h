@@ -1,6 +1,7 @@
 // By what tests prove that something neither allocates from the heap nor calls the system.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -12,9 +13,12 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <iterator>
+#include <string>
 
 #include "base/sanitizers.h"
+#include "engine/harness.h"
 
 // A sanitizer brings an allocator of its own, which is not to be replaced.
 #if !SPINWIRE_ASAN && !SPINWIRE_TSAN
@@ -98,6 +102,50 @@ inline bool forbid_system_calls() {
   const sock_fprog filter{static_cast<unsigned short>(std::size(program)), program};
   return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+// What is proved of a Load: it has run(turns), and worked() tells whether those did all that they
+// were to do.
+
+template <typename Load>
+void expect_no_heap() {
+  Load load;
+  load.run(engine_test::amount(5000));
+  heap_calls = 0;
+  armed = true;
+  load.run(engine_test::amount(100000));
+  armed = false;
+  EXPECT_EQ(heap_calls, 0u);
+  EXPECT_TRUE(load.worked());
+  // The counter does count.
+  armed = true;
+  delete new volatile int(5);
+  std::free(std::malloc(10));
+  armed = false;
+  EXPECT_GE(heap_calls, 2u);
+}
+
+template <typename Load>
+void expect_no_system_calls() {
+  if (!engine_test::on_softverbs())
+    GTEST_SKIP() << engine_test::kSoftverbsOnly
+                 << "other devices post through the kernel or as they like";
+#if !SPINWIRE_TEST_COUNTS_HEAP
+  GTEST_SKIP() << "this sanitizer calls the system by itself";
+#endif
+  engine_test::Child child([](int, int out) {
+    auto* load = new Load;  // its destructor may not run any more
+    load->run(5000);
+    if (!forbid_system_calls()) return 77;
+    load->run(100000);
+    engine_test::write_line(out, load->worked() ? "worked" : "did not work");
+    _exit(0);
+  });
+  const std::string line = child.line();
+  const int code = child.wait();
+  if (code == 77) GTEST_SKIP() << "no system-call filter may be set here";
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(line, "worked");
 }
 
 }  // namespace zero_cost_test

@@ -181,44 +181,10 @@ class Load {
 };
 
 #if SPINWIRE_TEST_COUNTS_HEAP
-TEST(EngineZeroCost, NoHeap) {
-  Load load;
-  load.run(amount(5000));
-  heap_calls = 0;
-  armed = true;
-  load.run(amount(100000));
-  armed = false;
-  EXPECT_EQ(heap_calls, 0u);
-  EXPECT_TRUE(load.worked());
-  // The counter does count.
-  armed = true;
-  delete new volatile int(5);
-  std::free(std::malloc(10));
-  armed = false;
-  EXPECT_GE(heap_calls, 2u);
-}
+TEST(EngineZeroCost, NoHeap) { expect_no_heap<Load>(); }
 #endif
 
-TEST(EngineZeroCost, NoSystemCalls) {
-  if (!on_softverbs())
-    GTEST_SKIP() << kSoftverbsOnly << "other devices post through the kernel or as they like";
-#if !SPINWIRE_TEST_COUNTS_HEAP
-  GTEST_SKIP() << "this sanitizer calls the system by itself";
-#endif
-  Child child([](int, int out) {
-    auto* load = new Load;  // its destructor may not run any more
-    load->run(5000);
-    if (!forbid_system_calls()) return 77;
-    load->run(100000);
-    write_line(out, load->worked() ? "worked" : "did not work");
-    _exit(0);
-  });
-  const std::string line = child.line();
-  const int code = child.wait();
-  if (code == 77) GTEST_SKIP() << "no system-call filter may be set here";
-  EXPECT_EQ(code, 0);
-  EXPECT_EQ(line, "worked");
-}
+TEST(EngineZeroCost, NoSystemCalls) { expect_no_system_calls<Load>(); }
 
 TEST(EngineZeroCost, TheTrapForSystemCallsFires) {
   Child child([](int, int) {

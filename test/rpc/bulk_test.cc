@@ -46,6 +46,48 @@ TEST(RpcBulk, LongBothWays) {
   t.finish_bulk();
 }
 
+TEST(RpcBulk, OneGoesOutAtOnceUnlessItIsToWait) {
+  BulkCalls t;
+  Buffer room = t.room(100);
+  const std::size_t body = t.session.longest() + 1;
+  const auto settle = [&t] {
+    ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+    for (int i = 0; i < 64; ++i) (void)(t.client.poll() + t.server.poll());
+  };
+  // Connects, and is given credit for more.
+  for (std::uint32_t i = 0; i < 8; ++i) ASSERT_EQ(t.begin(kFold, filled(body, i)), Status::ok);
+  settle();
+  std::uint64_t served = 8;
+  const auto arrive = [&](std::uint64_t count) {  // with no poll of the client's
+    served += count;
+    return engine_test::until({&t.server},
+                              [&] { return t.server.engine.rpc_stats().served == served; });
+  };
+  ASSERT_EQ(t.begin(kEcho, filled(9, 12), t.into(room)), Status::ok);
+  EXPECT_TRUE(arrive(1));
+  settle();
+
+  CallOptions wait;
+  wait.post = Post::defer;
+  ASSERT_EQ(t.begin(kFold, filled(body, 13), wait), Status::ok);
+  ASSERT_EQ(t.begin(kFold, filled(body, 14), wait), Status::ok);
+  for (int i = 0; i < 64; ++i) (void)t.server.poll();
+  EXPECT_EQ(t.server.engine.rpc_stats().served, served);
+  EXPECT_EQ(t.client.engine.flush(), Status::ok);
+  EXPECT_TRUE(arrive(2));
+  settle();
+
+  ASSERT_EQ(t.begin(kFold, filled(body, 15), wait), Status::ok);
+  wait.post = Post::now;  // with what was deferred before it
+  ASSERT_EQ(t.begin(kFold, filled(body, 16), wait), Status::ok);
+  EXPECT_TRUE(arrive(2));
+  EXPECT_EQ(t.ended.back().times, 0);  // callbacks run in polls alone
+  settle();
+  for (const Ended& e : t.ended) EXPECT_EQ(e.status, Status::ok);
+  room = {};
+  t.finish_bulk();
+}
+
 TEST(RpcBulk, MemoryOfTheApplicationsOwnIsReadAndWritten) {
   BulkCalls t;
   std::vector<std::byte> own(300000);

@@ -15,10 +15,10 @@ constexpr std::uint64_t kLinkRate = 100'000'000;  // bytes per second: 1024 take
 constexpr std::size_t kRequest = 1024 - spinwire::wire::kRpcHeaderBytes;
 constexpr std::uint64_t kStep = 2000;  // ns
 
-Config flow_config(Nanoseconds target) {
+Config flow_config(Nanoseconds target, Nanoseconds patience = 20ms) {
   Config c = rpc_config();
   c.rpc.target_delay = target;
-  c.rpc.least_timeout = 20ms;
+  c.rpc.least_timeout = patience;
   c.connections.connect_timeout = 10s;
   return c;
 }
@@ -29,8 +29,8 @@ class Incast {
  public:
   static constexpr std::size_t kClients = 8;
 
-  explicit Incast(Nanoseconds target, std::uint32_t held = 64)
-      : server_(flow_config(target), &now_) {
+  explicit Incast(Nanoseconds target, double drop = 0, Nanoseconds patience = 20ms)
+      : server_(flow_config(target, patience), &now_) {
     auto listener = server_.core->listen("127.0.0.1:0", {});
     EXPECT_TRUE(listener);
     listener_ = std::move(*listener);
@@ -39,7 +39,7 @@ class Incast {
     EXPECT_TRUE(link);
     for (std::size_t i = 0; i < kClients; ++i) {
       clients_.emplace_back();
-      clients_[i].engine = std::make_unique<Bare>(flow_config(target), &now_);
+      clients_[i].engine = std::make_unique<Bare>(flow_config(target, patience), &now_);
       clients_[i].session = clients_[i].engine->core->open_session(listener_.address(), {}).value();
     }
     EXPECT_TRUE(pass(1'000'000'000, [&] {
@@ -47,10 +47,7 @@ class Incast {
                          [](const Client& c) { return c.session.ready(); });
     }));
     for (Client& c : clients_) {
-      sv::FaultPlan plan;
-      plan.held_datagrams = held;
-      plan.link = *link;
-      c.engine->set(plan);
+      c.engine->set({.drop = drop, .link = *link});
       auto* const block =
           c.engine->core->shared.arena->allocate(spinwire::memory::PoolId::send, kRequest);
       c.request = Buffer(block, kRequest);
@@ -64,6 +61,7 @@ class Incast {
       for (Client& c : clients_) {
         while (call(c)) {
         }
+        least_ = std::min(least_, session_of(c).flow.window);
       }
       return now_ >= end;
     });
@@ -81,10 +79,12 @@ class Incast {
   /// Round trips as the sessions see them at present, ns; what waits for its turn is in none.
   [[nodiscard]] std::uint64_t mean_trip() const {
     std::uint64_t sum = 0;
-    for (const Client& c : clients_)
-      sum += spinwire::rpc::find_client(*c.engine->core->calls, c.session.name())->smooth;
+    for (const Client& c : clients_) sum += session_of(c).smooth;
     return sum / kClients;
   }
+  /// Any session's, at any time; in parts of a call.
+  [[nodiscard]] std::uint32_t least_window() const { return least_; }
+  [[nodiscard]] std::uint64_t failed() const { return failed_; }
   [[nodiscard]] double spread() const {
     const auto [least, most] = std::minmax_element(
         clients_.begin(), clients_.end(),
@@ -114,10 +114,13 @@ class Incast {
     std::uint64_t answered = 0;
     std::uint32_t open = 0;
   };
+  static spinwire::rpc::ClientSession& session_of(const Client& c) {
+    return *spinwire::rpc::find_client(*c.engine->core->calls, c.session.name());
+  }
   bool call(Client& c) {
-    const auto done = [&c](Reply& r) {
+    const auto done = [this, &c](Reply& r) {
       --c.open;
-      c.answered += r.status() == Status::ok ? 1 : 0;
+      ++(r.status() == Status::ok ? c.answered : failed_);
     };
     if (c.open >= 8 || c.session.call(kEcho, c.request.slice(), done) != Status::ok) return false;
     ++c.open;
@@ -138,6 +141,8 @@ class Incast {
   }
 
   std::uint64_t now_ = 1'000'000;
+  std::uint64_t failed_ = 0;
+  std::uint32_t least_ = ~std::uint32_t{0};
   spinwire::base::Random random_{1};
   Bare server_;
   Listener listener_;
@@ -155,7 +160,9 @@ TEST(RpcCongestion, AnIncastKeepsTheLinkBusyAndItsShareFairAndItsQueueShort) {
   EXPECT_GT(minded.sum_of(&RpcStats::slowed), 0u);
   EXPECT_EQ(minded.sum_of(&RpcStats::retransmits), 0u);
   EXPECT_LT(minded.mean_trip(), 200'000u);
+  EXPECT_GE(minded.least_window(), spinwire::rpc::kOneCall);
   minded.finish();
+  EXPECT_EQ(minded.failed(), 0u);
 
   Incast careless(0ns);
   careless.call_for(kDuration / 5);
@@ -163,49 +170,111 @@ TEST(RpcCongestion, AnIncastKeepsTheLinkBusyAndItsShareFairAndItsQueueShort) {
   // 64 requests of 10 us each stand in line.
   EXPECT_GT(careless.mean_trip(), 600'000u);
   careless.finish();
+  EXPECT_EQ(careless.failed(), 0u);
 }
 
 TEST(RpcCongestion, LossesLeadBelowOneCallAtATimeAndNothingIsLost) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "faults are injected";
-  Incast tight(100us, 1);  // a port that holds one datagram for each
-  tight.call_for(20'000'000);
-  EXPECT_GT(tight.sum_of(&RpcStats::slowed), 0u);
-  tight.finish();
+  Incast lossy(100us, 0.5, 1ms);
+  lossy.call_for(30'000'000);
+  EXPECT_LT(lossy.least_window(), spinwire::rpc::kOneCall);
+  lossy.finish();
+  EXPECT_GT(lossy.answered(), 0u);
+  EXPECT_EQ(lossy.failed(), 0u);
 }
+
+/// A client that calls as much as it may, and a server that answers after a time.
+class SlowServer {
+ public:
+  SlowServer(Nanoseconds patience, std::uint64_t takes)
+      : server_(flow_config(50us, patience), &now_),
+        client_(flow_config(50us, patience), &now_),
+        takes_(takes) {
+    listener_ = std::move(*server_.core->listen("127.0.0.1:0", {}));
+    EXPECT_TRUE(server_.core->serve(
+        kLater, [this](Request& r) { later_.emplace_back(now_ + takes_, r.later()); }));
+    session_ = client_.core->open_session(listener_.address(), {}).value();
+    for (int i = 0; i < 100'000 && !session_.ready(); ++i) step(kStep);
+    EXPECT_TRUE(session_.ready());
+  }
+  /// Until so many calls have ended, `most` of them under way at once.
+  void call(std::uint32_t calls, std::uint32_t most, std::uint64_t by) {
+    const std::uint32_t end = ended_ + calls;
+    for (int i = 0; i < 1'000'000 && ended_ != end; ++i) {
+      while (open_ < most && open_ + ended_ < end) {
+        const auto done = [this](Reply& r) {
+          --open_;
+          ++ended_;
+          failed_ += r.status() == Status::ok ? 0 : 1;
+        };
+        ASSERT_EQ(session_.call(kLater, std::span<const std::byte>{}, done), Status::ok);
+        ++open_;
+      }
+      step(by);
+    }
+    EXPECT_EQ(ended_, end);
+    EXPECT_EQ(failed_, 0u);
+  }
+  /// Calls that the server has had at once.
+  [[nodiscard]] std::size_t most_served() const { return most_served_; }
+  [[nodiscard]] RpcStats stats() const { return spinwire::rpc::stats(*client_.core->calls); }
+  void meet(const sv::FaultPlan& plan) const { client_.set(plan); }
+  void finish() const {
+    client_.expect_clean();
+    server_.expect_clean();
+  }
+
+ private:
+  void step(std::uint64_t by) {
+    now_ += by;
+    (void)client_.core->poll();
+    (void)server_.core->poll();
+    most_served_ = std::max(most_served_, later_.size());
+    while (!later_.empty() && later_.front().first <= now_) {
+      (void)later_.front().second.reply(std::span<const std::byte>{});
+      later_.pop_front();
+    }
+  }
+
+  std::uint64_t now_ = 1'000'000;
+  Bare server_, client_;
+  std::uint64_t takes_;
+  Listener listener_;
+  Session session_;
+  std::deque<std::pair<std::uint64_t, PendingCall>> later_;
+  std::size_t most_served_ = 0;
+  std::uint32_t open_ = 0, ended_ = 0, failed_ = 0;
+};
 
 TEST(RpcCongestion, AServerThatTakesItsTimeIsNoCongestion) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  std::uint64_t now = 1'000'000;
-  Config c = flow_config(50us);
-  Bare server(c, &now), client(c, &now);
-  auto listener = server.core->listen("127.0.0.1:0", {});
-  ASSERT_TRUE(listener);
-  std::deque<PendingCall> later;
-  ASSERT_TRUE(server.core->serve(kLater, [&later](Request& r) { later.push_back(r.later()); }));
-  Session session = client.core->open_session(listener->address(), {}).value();
-  const auto pass = [&](int steps) {
-    for (int i = 0; i < steps; ++i) {
-      now += kStep;
-      (void)client.core->poll();
-      (void)server.core->poll();
-    }
-  };
-  for (int i = 0; i < 100'000 && !session.ready(); ++i) pass(1);
-  ASSERT_TRUE(session.ready());
-  int ended = 0;
-  for (int i = 0; i < 100; ++i) {
-    const auto done = [&ended](Reply& r) { ended += r.status() == Status::ok ? 1 : 0; };
-    ASSERT_EQ(session.call(kLater, std::span<const std::byte>{}, done), Status::ok);
-    pass(500);  // a millisecond, twenty times the target
-    ASSERT_EQ(later.size(), 1u);
-    ASSERT_EQ(later.front().reply(std::span<const std::byte>{}), Status::ok);
-    later.pop_front();
-    pass(4);
-    ASSERT_EQ(ended, i + 1);
+  SlowServer t(20ms, 1'000'000);  // twenty times the target
+  t.call(100, 1, kStep);
+  EXPECT_EQ(t.stats().slowed, 0u);
+  t.finish();
+}
+
+TEST(RpcCongestion, NorIsOneThatTakesLongerThanPatienceLasts) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  for (const std::uint64_t takes : {10'000'000u, 60'000'000u, 1'000'000'000u}) {
+    SCOPED_TRACE(takes);
+    SlowServer t(2ms, takes);
+    t.call(64, 8, takes / 500);
+    EXPECT_GT(t.stats().retransmits, 0u);
+    EXPECT_EQ(t.stats().slowed, 0u);
+    EXPECT_EQ(t.most_served(), 8u);
+    t.finish();
   }
-  EXPECT_EQ(spinwire::rpc::stats(*client.core->calls).slowed, 0u);
-  client.expect_clean();
-  server.expect_clean();
+}
+
+TEST(RpcCongestion, AWayLongerThanPatienceLastsIsLearned) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  SlowServer t(2ms, 0);
+  t.meet({.datagram_delay_min = 5ms, .datagram_delay_max = 5ms});
+  t.call(20, 1, 20'000);
+  EXPECT_GT(t.stats().retransmits, 0u);
+  EXPECT_LT(t.stats().retransmits, 4u);
+  t.finish();
 }
 
 }  // namespace

@@ -12,9 +12,6 @@ namespace rpc_zero_cost_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
-using zero_cost_test::armed;
-using zero_cost_test::forbid_system_calls;
-using zero_cost_test::heap_calls;
 
 constexpr spinwire::Method kBack = 1, kKept = 2, kDeferred = 3, kNested = 4, kRefused = 5;
 
@@ -140,57 +137,10 @@ class CallLoad {
 };
 
 #if SPINWIRE_TEST_COUNTS_HEAP
-TEST(RpcZeroCost, NoHeap) {
-  CallLoad load;
-  load.run(amount(5000));
-  heap_calls = 0;
-  armed = true;
-  load.run(amount(100000));
-  armed = false;
-  EXPECT_EQ(heap_calls, 0u);
-  EXPECT_TRUE(load.worked());
-  // The counter does count.
-  armed = true;
-  std::free(std::malloc(10));
-  armed = false;
-  EXPECT_GE(heap_calls, 2u);
-}
+TEST(RpcZeroCost, NoHeap) { zero_cost_test::expect_no_heap<CallLoad>(); }
 #endif
 
-TEST(RpcZeroCost, NoSystemCalls) {
-  if (!on_softverbs())
-    GTEST_SKIP() << kSoftverbsOnly << "other devices post through the kernel or as they like";
-#if !SPINWIRE_TEST_COUNTS_HEAP
-  GTEST_SKIP() << "this sanitizer calls the system by itself";
-#endif
-  Child child([](int, int out) {
-    auto* load = new CallLoad;  // its destructor may not run any more
-    load->run(5000);
-    if (!forbid_system_calls()) return 77;
-    load->run(100000);
-    write_line(out, load->worked() ? "worked" : "did not work");
-    _exit(0);
-  });
-  const std::string line = child.line();
-  const int code = child.wait();
-  if (code == 77) GTEST_SKIP() << "no system-call filter may be set here";
-  EXPECT_EQ(code, 0);
-  EXPECT_EQ(line, "worked");
-}
-
-TEST(RpcZeroCost, TheTrapForSystemCallsFires) {
-  Child child([](int, int) {
-    CallLoad load;
-    load.run(1000);
-    if (!forbid_system_calls()) return 77;
-    load.run(1000);
-    (void)syscall(SYS_getppid);
-    _exit(0);
-  });
-  const int code = child.wait();
-  if (code == 77) GTEST_SKIP() << "no system-call filter may be set here";
-  EXPECT_EQ(code, -SIGSYS);
-}
+TEST(RpcZeroCost, NoSystemCalls) { zero_cost_test::expect_no_system_calls<CallLoad>(); }
 
 }  // namespace
 }  // namespace rpc_zero_cost_test

@@ -199,6 +199,71 @@ TEST(SoftverbsFaultyConnections, BytesPerSecondAreSharedExactly) {
   EXPECT_EQ(seen, 60u);
 }
 
+/// Two senders with a context each, over one link.
+struct SharedPair {
+  std::shared_ptr<sv::SharedLink> link;
+  FaultyLink t;
+  Link other;
+  explicit SharedPair(std::uint64_t rate, std::uint64_t burst = 0)
+      : link(sv::make_link(rate, burst).value()),
+        t({.bytes_per_second = 1, .link = link}),  // its own rate counts for nothing
+        other(timed(&t.now, &t.plan), timed(&t.now), kFaultConnection) {
+    t.receive(0, 60);
+    for (std::uint64_t i = 0; i < 60; ++i) EXPECT_EQ(other.b.post_recv(i, i * 4096, 4096), 0);
+  }
+  void send(std::uint64_t first, std::uint64_t count) {
+    for (std::uint64_t i = first; i < first + count; ++i) {
+      ASSERT_EQ(t.send(i, 1000), 0);
+      ASSERT_EQ(Send(i, other.a.sge(0, 1000)).post(other.qa), 0);
+    }
+  }
+  void pass(std::uint64_t ns) {
+    t.pass(ns);
+    other.steps(2);
+  }
+  [[nodiscard]] std::size_t arrived() const { return t.link.at_b.size() + other.at_b.size(); }
+};
+
+TEST(SoftverbsFaultyConnections, ContextsOnOneLinkShareItsRateExactly) {
+  SharedPair p(1'500'000'000);
+  p.link.reset();  // the plans have it
+  const std::uint64_t start = p.t.now;
+  p.send(0, 30);
+  while (p.t.now < start + 40'000) {
+    p.pass(1);
+    ASSERT_EQ(p.arrived(), (p.t.now - start) * 3 / 2 / 1000);
+  }
+  EXPECT_EQ(p.t.link.at_b.size(), 30u);
+  EXPECT_EQ(p.other.at_b.size(), 30u);
+  // One alone has all of it.
+  const std::uint64_t again = p.t.now;
+  for (std::uint64_t i = 30; i < 60; ++i) ASSERT_EQ(p.t.send(i, 1000), 0);
+  while (p.t.now < again + 20'000) p.pass(1);
+  EXPECT_EQ(p.t.link.at_b.size(), 60u);
+}
+
+TEST(SoftverbsFaultyConnections, ContextsOnOneLinkHaveOneBurst) {
+  SharedPair p(1'000'000'000, 5000);
+  p.send(0, 10);
+  p.pass(0);
+  EXPECT_EQ(p.arrived(), 5u);
+  p.pass(999);
+  EXPECT_EQ(p.arrived(), 5u);
+  p.pass(1);
+  EXPECT_EQ(p.arrived(), 6u);
+}
+
+TEST(SoftverbsFaultyConnections, WhoLeavesALinkHasARateOfItsOwn) {
+  SharedPair p(1);
+  p.send(0, 1);
+  p.pass(1'000'000);
+  EXPECT_EQ(p.arrived(), 0u);
+  ASSERT_TRUE(sv::set_faults(p.other.a.context, {.bytes_per_second = 1'000'000'000}));
+  p.pass(1'000);
+  EXPECT_EQ(p.t.link.at_b.size(), 0u);
+  EXPECT_EQ(p.other.at_b.size(), 1u);
+}
+
 TEST(SoftverbsFaultyConnections, BytesPerSecondHoldWhenPollsAreRare) {
   constexpr std::uint64_t kRate = 1'000'000'000;
   FaultyLink t({.bytes_per_second = kRate});

@@ -71,6 +71,21 @@ TEST(SoftverbsFaultPlan, RefusesWhatMakesNoSense) {
   }
 }
 
+TEST(SoftverbsFaultPlan, ALinkHasARate) {
+  constexpr std::uint64_t kTooMuch = ~std::uint64_t{0};
+  const auto refused = [](const char* name, std::uint64_t rate, std::uint64_t burst) {
+    const auto link = sv::make_link(rate, burst);
+    ASSERT_FALSE(link) << name;
+    EXPECT_EQ(link.error().status, spinwire::Status::invalid_argument);
+    EXPECT_NE(link.error().asked.find(name), std::string::npos) << link.error().message();
+  };
+  refused("bytes_per_second = 0", 0, 0);
+  refused("bytes_per_second", kTooMuch, 0);
+  refused("burst_bytes", 1, kTooMuch);
+  EXPECT_TRUE(sv::make_link(1));
+  EXPECT_TRUE(sv::make_link(1, std::uint64_t{1} << 40));
+}
+
 TEST(SoftverbsFaultPlan, ARefusedOneLeavesTheOldOne) {
   FaultyDatagrams d({.drop = 1});
   EXPECT_FALSE(sv::set_faults(d.a.context, {.drop = 2}).has_value());

@@ -187,6 +187,25 @@ inline std::map<std::string, std::string> parse_object(const std::string& text) 
   return members;
 }
 
+/// What spinwire-perf reports of every test: latencies that only grow, and a rate in Mops that fits
+/// count and seconds, which is answered.
+inline double expect_report(std::map<std::string, std::string>& result, const std::string& test,
+                            const std::string& op, std::uint32_t count) {
+  EXPECT_EQ(result["test"], test);
+  EXPECT_EQ(result["op"], op);
+  EXPECT_EQ(result["count"], std::to_string(count));
+  double least = 0;
+  for (const char* key : {"min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"}) {
+    const double value = std::atof(result[key].c_str());
+    EXPECT_GE(value, least) << key;
+    EXPECT_GT(value, 0) << key;
+    least = value;
+  }
+  const double rate = count / std::atof(result["seconds"].c_str()) / 1e6;
+  EXPECT_NEAR(std::atof(result["rate_mops"].c_str()), rate, rate / 1000);
+  return rate;
+}
+
 class Tools : public testing::Test {
  protected:
   void SetUp() override {

@@ -19,19 +19,7 @@ void expect_calls(const Words& more, const Words& where = {"--one-thread"}) {
   const Outcome o = run("spinwire-perf", words);
   ASSERT_EQ(o.code, 0) << o.err;
   auto result = parse_object(o.out);
-  EXPECT_EQ(result["test"], "rpc") << o.out;
-  EXPECT_EQ(result["op"], "call");
-  EXPECT_EQ(result["count"], "500");
-  double least = 0;
-  for (const char* key : {"min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"}) {
-    ASSERT_TRUE(result.contains(key)) << key;
-    const double value = std::stod(result[key]);
-    EXPECT_GE(value, least) << key;
-    EXPECT_GT(value, 0) << key;
-    least = value;
-  }
-  const double rate = 500 / std::stod(result["seconds"]) / 1e6;
-  EXPECT_NEAR(std::stod(result["rate_mops"]), rate, rate / 1000);
+  const double rate = expect_report(result, "rpc", "call", 500);
   const double bytes = std::stod(result["size_bytes"]) + std::stod(result["reply_size_bytes"]);
   EXPECT_NEAR(std::stod(result["gbit_per_s"]), rate * bytes * 8 / 1000, rate * bytes / 1000);
   const bool both = std::find(words.begin(), words.end(), "--symmetric") != words.end();

@@ -96,24 +96,12 @@ void expect_results(const std::string& test, const std::string& op, const Words&
   const Outcome o = run("spinwire-perf", words);
   ASSERT_EQ(o.code, 0) << o.err;
   auto result = parse_object(o.out);
-  EXPECT_EQ(result["test"], test) << o.out;
-  EXPECT_EQ(result["op"], op);
-  EXPECT_EQ(result["count"], "300");
+  (void)expect_report(result, test, op, 300);
   EXPECT_EQ(result["device"], "softverbs");
-  double least = 0;
-  for (const char* key : {"min_ns", "p50_ns", "p90_ns", "p99_ns", "p999_ns", "max_ns"}) {
-    ASSERT_TRUE(result.contains(key)) << key;
-    const double value = std::stod(result[key]);
-    EXPECT_GE(value, least) << key;
-    EXPECT_GT(value, 0) << key;
-    least = value;
-  }
-  for (const char* key : {"size_bytes", "window", "seconds", "rate_mops", "gbit_per_s"}) {
+  for (const char* key : {"size_bytes", "window", "gbit_per_s"}) {
     ASSERT_TRUE(result.contains(key)) << key;
     EXPECT_GT(std::stod(result[key]), 0) << key;
   }
-  const double rate = 300 / std::stod(result["seconds"]) / 1e6;
-  EXPECT_NEAR(std::stod(result["rate_mops"]), rate, rate / 1000);
 }
 
 TEST_F(Tools, EveryTestAndOperationReports) {

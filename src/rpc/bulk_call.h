@@ -1,0 +1,80 @@
+// What the parts of the client's end of long calls have in common: bulk_client.cc is what the
+// application asks for, bulk_call.cc is a call's way, bulk_replies.cc what its connection brings.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <utility>
+
+#include "rpc/bulk.h"
+#include "rpc/calling.h"
+
+namespace spinwire::rpc {
+
+inline bool is_active(const BulkClient& b, std::uint32_t slot) noexcept {
+  return (b.active & bit(slot)) != 0;
+}
+/// At least the window if there is none.
+inline std::uint32_t free_slot(const BulkClient& b) noexcept {
+  return static_cast<std::uint32_t>(std::countr_one(b.active));
+}
+/// The call of a number that the server, or a completion, names; null if it is over.
+inline BulkCall* find_call(BulkClient& b, std::uint32_t number) noexcept {
+  const std::uint32_t slot = number & (b.window - 1);
+  BulkCall& k = b.calls[slot];
+  return k.number == number && is_active(b, slot) ? &k : nullptr;
+}
+inline BulkClient* bulk_of(Rpc& r, std::uint32_t session) noexcept {
+  ClientSession* const c = find_client(r, session);
+  return c != nullptr ? c->bulk.get() : nullptr;
+}
+
+/// Those that wait; one without a callback is over.
+inline BulkAsked& waiting_at(const Rpc& r, BulkClient& b, std::uint32_t i) noexcept {
+  return b.waiting[(b.waiting_first + i) % r.shared.config.rpc.backlog];
+}
+inline BulkAsked pop_waiting(const Rpc& r, BulkClient& b) noexcept {
+  BulkAsked first = std::exchange(waiting_at(r, b, 0), {});
+  b.waiting_first = (b.waiting_first + 1) % r.shared.config.rpc.backlog;
+  --b.waiting_count;
+  return first;
+}
+
+inline void want_connection(Rpc& r, BulkClient& b) noexcept {
+  if (b.wants || b.agent != kNone) return;
+  b.wants = true;
+  ++r.wanting;
+}
+inline void drop_want(Rpc& r, BulkClient& b) noexcept {
+  if (std::exchange(b.wants, false)) --r.wanting;
+}
+
+/// What the application may have done in a callback: whether all is as before.
+inline bool goes_on(Rpc& r, const BulkClient* b, std::uint32_t session) noexcept {
+  const ClientSession* const c = find_client(r, session);
+  return c != nullptr && c->bulk.get() == b && c->state == SessionState::ready;
+}
+/// Goes on after an event: callbacks may have ended the session.
+inline void pump_again(Rpc& r, const BulkClient* b, std::uint32_t session) noexcept {
+  if (goes_on(r, b, session)) (void)pump_bulk(r, *find_client(r, session)->bulk);
+}
+
+/// How it ends; with try_end() it does.
+inline void settle(BulkCall& k, Status status) noexcept {
+  k.over = true;
+  k.status = status;
+}
+
+// In bulk_call.cc.
+/// Ends it if it is settled and nothing has to be waited for, else begins the first that has to be.
+void try_end(Rpc& r, BulkClient& b, BulkCall& k) noexcept;
+/// Nobody wants an answer any more. What the server may be using is waited for.
+void give_up_call(Rpc& r, ClientSession& c, BulkCall& k, Status status) noexcept;
+/// The slot is free before its call's callback runs.
+BulkAsked vacate_slot(BulkClient& b, BulkCall& k) noexcept;
+
+// In bulk_client.cc.
+/// Ends those that wait, but for what callbacks begin meanwhile.
+void end_waiting(Rpc& r, BulkClient& b, Status status) noexcept;
+
+}  // namespace spinwire::rpc
