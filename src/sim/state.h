@@ -22,7 +22,7 @@ namespace spinwire::sim {
 
 inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
 inline constexpr std::uint32_t kMostNodes = 1024;
-inline constexpr std::uint64_t kFirstStride = 1'000;  ///< of a jump
+inline constexpr std::uint64_t kFirstStride = 100'000;  ///< of a jump
 
 struct Node {
   Config config;

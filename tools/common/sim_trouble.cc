@@ -20,7 +20,7 @@ NetworkFaults SimWorld::draw_faults(double worst, bool of_each) {
   f.reorder = some(2 * worst);
   f.reorder_distance = static_cast<std::uint32_t>(1 + sim_.random(8));
   if (sometimes(0.7)) f.datagram_delay_max = 1us + below(100us);
-  f.not_ready = some(std::max(worst / 3, 0.05));
+  f.not_ready = some(std::max(worst / 3, 0.1));
   f.not_ready_in_a_row = static_cast<std::uint32_t>(1 + sim_.random(3));
   if (sometimes(0.5)) f.message_delay_max = 1us + below(100us);
   if (sometimes(0.7)) f.control_delay_max = 1us + below(2ms);
@@ -66,13 +66,22 @@ void SimWorld::plan_kill(Nanoseconds within) {
   });
 }
 
+/// Between two that have a session, if there are such.
 void SimWorld::plan_cut(Nanoseconds within) {
-  const Nanoseconds from = sim_.now() + below(within);
-  const Nanoseconds until = from + (sim_.chance(0.3) ? below(600ms) : below(pace_ * 10));
-  const NodeId a = any_node();
-  const NodeId b = (a + 1 + static_cast<NodeId>(sim_.random(sim_.size() - 1))) % sim_.size();
-  sim_.at(from, [this, a, b] { cut(a, b); });
-  sim_.at(until, [this, a, b] { heal(a, b); });
+  const Nanoseconds time = pace_ + (sim_.chance(0.3) ? below(600ms) : below(pace_ * 10));
+  sim_.at(sim_.now() + below(within), [this, time] {
+    NodeId a = any_node();
+    NodeId b = (a + 1 + static_cast<NodeId>(sim_.random(sim_.size() - 1))) % sim_.size();
+    for (int tries = 0; tries < 8 && !sessions_.empty(); ++tries) {
+      const SimSession& s = sessions_[sim_.random(sessions_.size())];
+      if (s.over || !s.ready) continue;
+      a = s.from;
+      b = s.to;
+      break;
+    }
+    cut(a, b);
+    sim_.at(sim_.now() + time, [this, a, b] { heal(a, b); });
+  });
 }
 
 void SimWorld::plan_pause(Nanoseconds within) {

@@ -260,8 +260,11 @@ void SimWorld::judge() {
 /// Enough calls were begun; but what the run has not met with yet it may still meet with.
 bool SimWorld::goes_on() {
   take_stock();
-  const bool complete = std::all_of(outcome_.happened.begin(), outcome_.happened.end(),
-                                    [](std::uint64_t times) { return times != 0; });
+  bool complete = true;
+  for (std::size_t i = 0; i < kSimEvents; ++i) {
+    const auto event = static_cast<SimEvent>(i);
+    complete = complete && (happened(event) || event == SimEvent::restarts);  // it comes to that
+  }
   if (complete || goal_ >= std::uint64_t{2} * workload_.calls) return false;
   goal_ += 1 + workload_.calls / 10;
   hurry();
