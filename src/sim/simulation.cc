@@ -115,6 +115,7 @@ Result<void> Simulation::State::begin_life(Node& node) {
   const base::MemoryStore::Scope scope(old_memory());
   if (auto opened = core->open(); !opened) return opened;
   softverbs::keep_to_thread(core->shared.device->context());
+  stir();
   node.engine = Engine(std::move(core));
   ++node.life;
   const NodeId number = node.host->number();
@@ -127,6 +128,7 @@ Result<void> Simulation::State::begin_life(Node& node) {
 
 void Simulation::State::end_life(Node& node) noexcept {
   detail::EngineCore& core = *node.engine.core();
+  stir();
   note(core.polls ^ base::Random::mix(core.shared.stats.completions));
   core.fall_silent();
   // What it has held back, or would say in its destruction, goes nowhere.

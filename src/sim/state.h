@@ -22,7 +22,7 @@ namespace spinwire::sim {
 
 inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
 inline constexpr std::uint32_t kMostNodes = 1024;
-inline constexpr std::uint64_t kFirstStride = 100'000;  ///< of a jump
+inline constexpr std::uint64_t kFirstStride = 100'000;  ///< of a jump: a control step's interval
 
 struct Node {
   Config config;
@@ -104,6 +104,9 @@ struct Simulation::State {
   void run_errands();
   /// Nothing happened for a while: time goes on to what is next.
   void jump();
+  /// Something may come of what was done: time goes on in small steps again.
+  void stir() noexcept;
+  static bool has_errands(const sim::Node& node) noexcept;
   [[nodiscard]] std::uint64_t next_of(const sim::Node& node) const;
   [[nodiscard]] std::uint64_t next_timer(const sim::Node& node) const;
   void spend(std::uint64_t least, std::uint64_t most) noexcept;
