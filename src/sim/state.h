@@ -22,7 +22,6 @@ namespace spinwire::sim {
 
 inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
 inline constexpr std::uint32_t kMostNodes = 1024;
-inline constexpr std::uint64_t kFirstStride = 100'000;  ///< of a jump: a control step's interval
 
 struct Node {
   Config config;
@@ -127,7 +126,8 @@ struct Simulation::State {
   std::uint64_t errand = 0;
   std::uint64_t now;                         ///< tick of all clocks
   std::uint32_t quiet = 0;                   ///< steps in a row in which nothing happened
-  std::uint64_t stride = sim::kFirstStride;  ///< of the next jump, if nothing is due before
+  std::uint64_t first_stride = 10'000'000;   ///< the shortest interval of nodes' control steps
+  std::uint64_t stride = first_stride;       ///< of the next jump, if nothing is due before
   bool stepping = false;
   std::optional<NodeId> polling;
   std::uint64_t trace;

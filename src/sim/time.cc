@@ -99,12 +99,12 @@ bool Simulation::State::has_errands(const Node& node) noexcept {
 
 void Simulation::State::stir() noexcept {
   quiet = 0;
-  stride = sim::kFirstStride;
+  stride = first_stride;
 }
 
 void Simulation::State::jump() {
   if (std::any_of(nodes.begin(), nodes.end(), [](const auto& n) { return has_errands(*n); }))
-    stride = sim::kFirstStride;
+    stride = first_stride;
   std::uint64_t due = network.next();
   if (!errands.empty()) due = std::min(due, errands.top().when);
   for (const auto& node : nodes) due = std::min(due, next_of(*node));
@@ -113,7 +113,7 @@ void Simulation::State::jump() {
   for (const auto& node : nodes) next = std::min(next, next_timer(*node));
   // What none of them tells of, such as the device's own upkeep, is seen at the end of shorter
   // jumps; from anew when something was due, as it may have consequences.
-  stride = next == due ? sim::kFirstStride : std::min(2 * stride, kLongestStride);
+  stride = next == due ? first_stride : std::min(2 * stride, kLongestStride);
   if (next <= now) return;
   ++stats.jumps;
   now = next;

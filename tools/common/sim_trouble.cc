@@ -68,7 +68,7 @@ void SimWorld::plan_kill(Nanoseconds within) {
 
 /// Between two that have a session, if there are such.
 void SimWorld::plan_cut(Nanoseconds within) {
-  const Nanoseconds time = pace_ + (sim_.chance(0.3) ? below(600ms) : below(pace_ * 10));
+  const Nanoseconds time = pace_ + (sim_.chance(0.2) ? below(600ms) : below(pace_ * 10));
   sim_.at(sim_.now() + below(within), [this, time] {
     NodeId a = any_node();
     NodeId b = (a + 1 + static_cast<NodeId>(sim_.random(sim_.size() - 1))) % sim_.size();
@@ -159,7 +159,7 @@ void SimWorld::kill(NodeId node) {
   if (auto killed = sim_.kill(node); !killed) return fail("{}", killed.error().message());
   // From inside its own callback it is about to go; what was kept outlives it in either case.
   sim_.at(sim_.now() + below(1ms), [this, node] { drop_kept(actors_[node], 0); });
-  sim_.at(sim_.now() + 1ms + below(sim_.chance(0.5) ? 3ms : 300ms), [this, node] { revive(node); });
+  sim_.at(sim_.now() + 1ms + below(sim_.chance(0.7) ? 3ms : 300ms), [this, node] { revive(node); });
 }
 
 void SimWorld::revive(NodeId node) {

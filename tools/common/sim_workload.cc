@@ -28,6 +28,7 @@ Config config_of(Simulation& sim) {
   c.connections.handshake_timeout = 300ms;
   c.connections.close_timeout = 200ms;
   c.connections.credit_idle = 10ms;
+  c.engine.control_interval = sim.chance(0.25) ? 100us : 1ms;
   c.queue_pair.ack_timeout = 10;  // 4 ms
   c.queue_pair.min_rnr_timer = 8;
   return c;
@@ -277,7 +278,7 @@ SimOutcome SimWorld::run() {
   const auto enough = [this] { return failed() || outcome_.calls >= goal_; };
   // Now and then in the midst of it all, the books are looked at.
   while (!failed() && (!enough() || goes_on())) {
-    const std::uint64_t steps = 200 + sim_.random(2000);
+    const std::uint64_t steps = 500 + sim_.random(3000);
     for (std::uint64_t i = 0; i < steps && !enough(); ++i) (void)sim_.step();
     if (sim_.now() > kLongest) fail("{} calls are begun, and no more", outcome_.calls);
     if (!failed()) audit();
