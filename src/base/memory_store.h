@@ -21,7 +21,8 @@ class MemoryStore {
   explicit MemoryStore(std::size_t most) { kept_.reserve(most); }
   static constexpr std::size_t kMostBytes = std::size_t{8} << 20;
 
-  /// While one lives, sparse memory that its thread makes comes from the store, and goes back to it.
+  /// While one lives, sparse memory that its thread makes comes from the store, and goes back to
+  /// it.
   class Scope {
    public:
     explicit Scope(std::shared_ptr<MemoryStore> store) noexcept;

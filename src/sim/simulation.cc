@@ -95,7 +95,8 @@ Result<NodeId> Simulation::State::add(const Config& config) {
   node->config.memory.lock = LockPolicy::off;
   node->host = &network.add_host();
   nodes.push_back(std::move(node));
-  const Nanoseconds interval = std::max<Nanoseconds>(config.engine.control_interval, std::chrono::microseconds(1));
+  const Nanoseconds interval =
+      std::max<Nanoseconds>(config.engine.control_interval, std::chrono::microseconds(1));
   first_stride = std::min(first_stride, static_cast<std::uint64_t>(interval.count()));
   const auto number = static_cast<NodeId>(nodes.size() - 1);
   if (auto begun = begin_life(*nodes.back()); !begun) {

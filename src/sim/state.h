@@ -124,10 +124,10 @@ struct Simulation::State {
   std::vector<NodeId> turns;
   std::priority_queue<sim::Errand> errands;
   std::uint64_t errand = 0;
-  std::uint64_t now;                         ///< tick of all clocks
-  std::uint32_t quiet = 0;                   ///< steps in a row in which nothing happened
-  std::uint64_t first_stride = 10'000'000;   ///< the shortest interval of nodes' control steps
-  std::uint64_t stride = first_stride;       ///< of the next jump, if nothing is due before
+  std::uint64_t now;                        ///< tick of all clocks
+  std::uint32_t quiet = 0;                  ///< steps in a row in which nothing happened
+  std::uint64_t first_stride = 10'000'000;  ///< the shortest interval of nodes' control steps
+  std::uint64_t stride = first_stride;      ///< of the next jump, if nothing is due before
   bool stepping = false;
   std::optional<NodeId> polling;
   std::uint64_t trace;

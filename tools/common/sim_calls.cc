@@ -40,8 +40,9 @@ bool SimWorld::holds(std::span<const std::byte> bytes, std::uint64_t number, boo
   }
   for (std::size_t at = 0; at < bytes.size(); at += 256, skipped = 0) {
     const std::size_t length = std::min<std::size_t>(256, bytes.size() - at);
-    if (length > skipped && std::memcmp(&bytes[at + skipped], &piece_of(number, at, of_reply)[skipped],
-                                        length - skipped) != 0)
+    if (length > skipped &&
+        std::memcmp(&bytes[at + skipped], &piece_of(number, at, of_reply)[skipped],
+                    length - skipped) != 0)
       return false;
   }
   return true;

@@ -128,7 +128,8 @@ bool run_seed(const SimCampaign& campaign, std::uint64_t seed, SimSum& sum) {
   return failures.empty();
 }
 
-/// What a run frees the next one takes: not to be given back to the system in between, page by page.
+/// What a run frees the next one takes: not to be given back to the system in between, page by
+/// page.
 void keep_heap() noexcept {
   constexpr int kMost = 1 << 28;
   (void)::mallopt(M_TRIM_THRESHOLD, kMost);
@@ -136,7 +137,8 @@ void keep_heap() noexcept {
 }
 
 /// Every so-manieth seed, from the job's own number on.
-void work(const SimCampaign& campaign, Board& board, std::uint32_t number, Watch::time_point begun) {
+void work(const SimCampaign& campaign, Board& board, std::uint32_t number,
+          Watch::time_point begun) {
   SimJob& job = board.jobs[number];
   keep_heap();
   const auto over = [&] {
@@ -230,8 +232,7 @@ int run_campaign(const SimCampaign& campaign) {
   for (std::uint32_t i = 0; i < campaign.jobs; ++i) sum.add(board->jobs[i].sum);
   for (std::size_t i = 0; i < sum.ended.size(); ++i) {
     if (sum.ended[i] != 0)
-      fmt::print("  {:>10} calls ended with {}\n", sum.ended[i],
-                 to_string(static_cast<Status>(i)));
+      fmt::print("  {:>10} calls ended with {}\n", sum.ended[i], to_string(static_cast<Status>(i)));
   }
   int code = complete(sum) ? kDone : kFailed;
   if (sum.runs != 0)
@@ -239,7 +240,8 @@ int run_campaign(const SimCampaign& campaign) {
                sum.least_nodes, sum.least_calls, sum.trace);
   std::fflush(stdout);
   if (const std::uint64_t seed = board->first_failed.load(); seed != kNoSeed) {
-    fmt::print(stderr, "seed {} is the first that failed; again: spinwire-sim --seed {} --calls {}{}\n",
+    fmt::print(stderr,
+               "seed {} is the first that failed; again: spinwire-sim --seed {} --calls {}{}\n",
                seed, seed, campaign.workload.calls, campaign.twice ? " --twice" : "");
     code = kFailed;
   }
