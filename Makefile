@@ -222,9 +222,9 @@ conformance-proof: $(CONFORMANCE) preload
 
 # How long at most; a run that has begun is ended.
 SIM_SECONDS ?= 0
-## sim: simulated nodes over a bad network, and an account of every call (SEED=, RUNS=)
+## sim: simulated nodes over a bad network, and an account of every call (SEED=, RUNS=, JOBS=)
 sim: $(BIN)/spinwire-sim
-	@$< --seed $(or $(SEED),1) --runs $(or $(RUNS),200) --seconds $(SIM_SECONDS)
+	@$< --seed $(or $(SEED),1) --runs $(or $(RUNS),200) --seconds $(SIM_SECONDS) --jobs $(or $(JOBS),1)
 
 ## asan: the quick tests under the address and undefined-behaviour sanitizers
 asan:

@@ -141,6 +141,7 @@ Clock Clock::manual(const std::uint64_t* ticks) noexcept {
 
 std::uint64_t Clock::ticks(Nanoseconds duration) const noexcept {
   if (duration.count() <= 0) return 0;
+  if (ticks_per_ns_ == 1.0) return static_cast<std::uint64_t>(duration.count());
   const Rate rate(ticks_per_ns_);
   const Wide ticks =
       (static_cast<Wide>(static_cast<std::uint64_t>(duration.count())) * rate.mantissa) >>
@@ -150,6 +151,8 @@ std::uint64_t Clock::ticks(Nanoseconds duration) const noexcept {
 }
 
 Nanoseconds Clock::duration(std::uint64_t ticks) const noexcept {
+  if (ticks_per_ns_ == 1.0 && ticks <= static_cast<std::uint64_t>(Nanoseconds::max().count()))
+    return Nanoseconds(static_cast<std::int64_t>(ticks));
   const Rate rate(ticks_per_ns_);
   const Wide nanoseconds = (static_cast<Wide>(ticks) << rate.shift) / rate.mantissa;
   constexpr auto kMost = Nanoseconds::max();

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/memory_store.h"
 #include "base/units.h"
 
 // Newer than some of the C libraries we build with.
@@ -189,10 +190,16 @@ Result<SharedMemory> SharedMemory::create(std::size_t size, const SharedMemoryOp
   return no_throw("take shared memory", [&]() -> Result<SharedMemory> {
     const Result<Request> request = check_request(size, options.page_size);
     if (!request) return tl::unexpected(request.error());
+    const std::shared_ptr<MemoryStore> store =
+        options.populate || request->huge ? nullptr : MemoryStore::of_thread();
+    if (store != nullptr) {
+      if (SharedMemory kept = store->take(request->size)) return kept;
+    }
     Result<UniqueFd> fd = open_memfd(*request, options.name);
     if (!fd) return tl::unexpected(fd.error());
 
     SharedMemory memory;
+    memory.store_ = store;
     memory.fd_ = std::move(*fd);
     memory.size_ = request->size;
     memory.page_size_ = request->page_size;
@@ -219,7 +226,8 @@ SharedMemory::SharedMemory(SharedMemory&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
       page_size_(std::exchange(other.page_size_, 0)),
-      registered_(std::exchange(other.registered_, false)) {}
+      registered_(std::exchange(other.registered_, false)),
+      store_(std::move(other.store_)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   if (this != &other) {
@@ -229,6 +237,7 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
     size_ = std::exchange(other.size_, 0);
     page_size_ = std::exchange(other.page_size_, 0);
     registered_ = std::exchange(other.registered_, false);
+    store_ = std::move(other.store_);
   }
   return *this;
 }
@@ -236,6 +245,8 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
 SharedMemory::~SharedMemory() { reset(); }
 
 void SharedMemory::reset() noexcept {
+  if (const auto store = store_.lock(); store != nullptr && data_ != nullptr && store->keep(*this))
+    return;
   if (registered_) {
     // Before the address is free to be used again.
     Registry& all = registry();

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -10,6 +11,8 @@
 #include "spinwire/status.h"
 
 namespace spinwire::base {
+
+class MemoryStore;
 
 struct SharedMemoryOptions {
   std::string name = "spinwire";  ///< shown in /proc/PID/maps; at most 200 bytes
@@ -47,6 +50,7 @@ class SharedMemory {
   std::size_t size_ = 0;
   std::size_t page_size_ = 0;
   bool registered_ = false;
+  std::weak_ptr<MemoryStore> store_;  ///< that it goes back to; see memory_store.h
 };
 
 /// Where registered bytes lie: in which living SharedMemory of this process.

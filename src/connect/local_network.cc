@@ -162,8 +162,17 @@ void LocalNetwork::look() {
 
 void LocalNetwork::run(std::uint64_t now) {
   look();
-  for (const auto& link : links_) advance(*link, now);
+  for (const auto& link : links_) {
+    advance(*link, now);
+    if (link->over) {  // its ends are about to be closed
+      for (const std::uint32_t host : link->hosts) stir(host);
+    }
+  }
   std::erase_if(links_, [](const auto& link) { return link->over; });
+}
+
+void LocalNetwork::stir(std::uint32_t host) noexcept {
+  if (host < hosts_.size()) ++hosts_[host]->stirred_;
 }
 
 void LocalNetwork::advance(Link& link, std::uint64_t now) {
@@ -188,6 +197,7 @@ void LocalNetwork::announce(Link& link, std::uint64_t now) {
   }
   link.announced = true;
   listener->add(std::move(link.called));
+  stir(link.hosts[1]);
 }
 
 void LocalNetwork::take(Link& link, unsigned from, std::uint64_t now) {
@@ -213,6 +223,7 @@ void LocalNetwork::bring(Link& link, unsigned from, std::uint64_t now) {
          roads_.open(link.hosts[from], link.hosts[1 - from])) {
     const Piece piece = std::move(way.pieces.front());
     way.pieces.pop_front();
+    stir(link.hosts[1 - from]);
     if (piece.bytes.empty()) {
       ::shutdown(to, SHUT_WR);
       way.told = true;

@@ -51,11 +51,16 @@ class LocalHost {
 
   [[nodiscard]] Address address(std::uint16_t port) const;
   [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
+  /// Counts what the network did to this host's descriptors: see EpollSet::follow().
+  [[nodiscard]] const std::uint64_t* stirred() const noexcept { return &stirred_; }
 
  private:
+  friend class LocalNetwork;
+
   LocalNetwork& network_;
   std::uint32_t number_;
   std::uint16_t next_port_ = 49152;
+  std::uint64_t stirred_ = 0;
 };
 
 /// What becomes of bytes between two hosts: its owner says.
@@ -126,6 +131,7 @@ class LocalNetwork {
   void announce(Link& link, std::uint64_t now);
   void take(Link& link, unsigned from, std::uint64_t now);
   void bring(Link& link, unsigned from, std::uint64_t now);
+  void stir(std::uint32_t host) noexcept;
   [[nodiscard]] std::uint64_t next_of(const Link& link) const;
 
   Roads& roads_;

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "connect/local_network.h"
 #include "engine/connection_settings.h"
 #include "engine/core.h"
 #include "engine/devices.h"
@@ -92,6 +93,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   auto set = connect::EpollSet::open();
   if (!set) return tl::unexpected(set.error());
   epoll = std::move(*set);
+  if (host != nullptr) epoll.follow(host->stirred());
   if (auto watched = watch_device(); !watched) return watched;
   return agent::post_first_receives(shared);
 }

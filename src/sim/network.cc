@@ -128,6 +128,7 @@ Result<void> Simulation::State::apply_faults(NodeId from, NodeId to) {
 }
 
 void Simulation::State::apply_link(NodeId a, NodeId b) noexcept {
+  stir();
   if (!nodes[a]->engine || !nodes[b]->engine) return;
   const auto state = roads.open(a, b) ? softverbs::LinkState::up : softverbs::LinkState::down;
   for (const auto& [here, there] : {sim::Way{a, b}, sim::Way{b, a}}) {
@@ -140,6 +141,7 @@ Result<void> Simulation::set_faults(const NetworkFaults& faults) {
   return base::no_throw("set faults of the network", [&]() -> Result<void> {
     if (auto good = sim::check(faults); !good) return good;
     state_->roads.everywhere = faults;
+    state_->stir();
     for (NodeId i = 0; i < size(); ++i) {
       if (!state_->nodes[i]->engine) continue;
       if (auto set = state_->apply_faults(i); !set) return set;
@@ -165,6 +167,7 @@ Result<void> Simulation::set_faults(NodeId from, NodeId to, const NetworkFaults&
     if (auto good = check_pair(*this, from, to, kAsked); !good) return good;
     if (auto good = sim::check(faults); !good) return good;
     state_->roads.ways[{from, to}] = faults;
+    state_->stir();
     return state_->apply_faults(from, to);
   });
 }

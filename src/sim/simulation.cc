@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/memory_store.h"
 #include "base/owner_guard.h"
 #include "sim/state.h"
+#include "softverbs/device.h"
 
 namespace spinwire {
 
@@ -23,6 +25,13 @@ constexpr std::uint64_t seed_of(std::uint64_t seed, Stream stream) noexcept {
 
 /// Virtual time begins here, as differences to earlier times have to be possible.
 constexpr std::uint64_t kBeginning = 3'600'000'000'000;
+
+/// Of engines of this thread's simulations that are gone.
+const std::shared_ptr<base::MemoryStore>& old_memory() {
+  constexpr std::size_t kPieces = 64;
+  thread_local const auto store = std::make_shared<base::MemoryStore>(kPieces);
+  return store;
+}
 
 Result<void> check_options(const SimulationOptions& o) {
   const auto bad = [](const char* name, const char* range) {
@@ -86,6 +95,9 @@ Result<NodeId> Simulation::State::add(const Config& config) {
   node->config.memory.lock = LockPolicy::off;
   node->host = &network.add_host();
   nodes.push_back(std::move(node));
+  const Nanoseconds interval =
+      std::max<Nanoseconds>(config.engine.control_interval, std::chrono::microseconds(1));
+  first_stride = std::min(first_stride, static_cast<std::uint64_t>(interval.count()));
   const auto number = static_cast<NodeId>(nodes.size() - 1);
   if (auto begun = begin_life(*nodes.back()); !begun) {
     // Its host stays, so that numbers go on agreeing: so does the node, dead.
@@ -103,7 +115,10 @@ Result<void> Simulation::State::begin_life(Node& node) {
       std::make_unique<detail::EngineCore>(node.config, Clock::manual(&now), std::move(*guard));
   core->host = node.host;
   core->sparse = true;
+  const base::MemoryStore::Scope scope(old_memory());
   if (auto opened = core->open(); !opened) return opened;
+  softverbs::keep_to_thread(core->shared.device->context());
+  stir();
   node.engine = Engine(std::move(core));
   ++node.life;
   const NodeId number = node.host->number();
@@ -116,6 +131,7 @@ Result<void> Simulation::State::begin_life(Node& node) {
 
 void Simulation::State::end_life(Node& node) noexcept {
   detail::EngineCore& core = *node.engine.core();
+  stir();
   note(core.polls ^ base::Random::mix(core.shared.stats.completions));
   core.fall_silent();
   // What it has held back, or would say in its destruction, goes nowhere.

@@ -22,7 +22,6 @@ namespace spinwire::sim {
 
 inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
 inline constexpr std::uint32_t kMostNodes = 1024;
-inline constexpr std::uint64_t kFirstStride = 1'000;  ///< of a jump
 
 struct Node {
   Config config;
@@ -104,6 +103,9 @@ struct Simulation::State {
   void run_errands();
   /// Nothing happened for a while: time goes on to what is next.
   void jump();
+  /// Something may come of what was done: time goes on in small steps again.
+  void stir() noexcept;
+  static bool has_errands(const sim::Node& node) noexcept;
   [[nodiscard]] std::uint64_t next_of(const sim::Node& node) const;
   [[nodiscard]] std::uint64_t next_timer(const sim::Node& node) const;
   void spend(std::uint64_t least, std::uint64_t most) noexcept;
@@ -122,9 +124,10 @@ struct Simulation::State {
   std::vector<NodeId> turns;
   std::priority_queue<sim::Errand> errands;
   std::uint64_t errand = 0;
-  std::uint64_t now;                         ///< tick of all clocks
-  std::uint32_t quiet = 0;                   ///< steps in a row in which nothing happened
-  std::uint64_t stride = sim::kFirstStride;  ///< of the next jump, if nothing is due before
+  std::uint64_t now;                        ///< tick of all clocks
+  std::uint32_t quiet = 0;                  ///< steps in a row in which nothing happened
+  std::uint64_t first_stride = 10'000'000;  ///< the shortest interval of nodes' control steps
+  std::uint64_t stride = first_stride;      ///< of the next jump, if nothing is due before
   bool stepping = false;
   std::optional<NodeId> polling;
   std::uint64_t trace;

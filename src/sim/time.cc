@@ -33,13 +33,13 @@ Status Simulation::State::step() {
   const auto passed_over = static_cast<std::uint32_t>(options.left_out * 1e6);
   for (const NodeId number : turns) {
     Node& node = *nodes[number];
-    const bool late = order.chance(passed_over);
+    // Nobody is when time is about to jump: what waits for it would be late by all of that.
+    const bool late = order.chance(passed_over) && quiet < kQuietSteps;
     if (node.engine && now >= node.paused_until && !late) poll(node, number);
   }
   network.run(now);
   if (trace != before) {
-    quiet = 0;
-    stride = sim::kFirstStride;
+    stir();
   } else if (++quiet >= kQuietSteps) {
     jump();
   }
@@ -89,7 +89,22 @@ std::uint64_t Simulation::State::next_timer(const Node& node) const {
   return std::max({due, node.paused_until, manual ? 0 : core.next_control});
 }
 
+/// Whether control steps have something before them that no timer tells of.
+bool Simulation::State::has_errands(const Node& node) noexcept {
+  if (!node.engine) return false;
+  const detail::EngineCore& core = *node.engine.core();
+  return core.shared.setup_first != agent::kNone ||
+         (core.calls != nullptr && core.calls->wanting != 0);
+}
+
+void Simulation::State::stir() noexcept {
+  quiet = 0;
+  stride = first_stride;
+}
+
 void Simulation::State::jump() {
+  if (std::any_of(nodes.begin(), nodes.end(), [](const auto& n) { return has_errands(*n); }))
+    stride = first_stride;
   std::uint64_t due = network.next();
   if (!errands.empty()) due = std::min(due, errands.top().when);
   for (const auto& node : nodes) due = std::min(due, next_of(*node));
@@ -98,7 +113,7 @@ void Simulation::State::jump() {
   for (const auto& node : nodes) next = std::min(next, next_timer(*node));
   // What none of them tells of, such as the device's own upkeep, is seen at the end of shorter
   // jumps; from anew when something was due, as it may have consequences.
-  stride = next == due ? sim::kFirstStride : std::min(2 * stride, kLongestStride);
+  stride = next == due ? first_stride : std::min(2 * stride, kLongestStride);
   if (next <= now) return;
   ++stats.jumps;
   now = next;

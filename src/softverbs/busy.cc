@@ -23,6 +23,8 @@ std::uint32_t lane_of(const Context& c, const Peer& peer) noexcept {
 
 }  // namespace
 
+bool reach_all(const Context& c) noexcept { return c.one_thread || base::membarrier(); }
+
 BusyLane busy_now(const Context& c, const Peer& peer) noexcept {
   const std::uint32_t lane = lane_of(c, peer);
   if (lane == kNoLane) return {lane, 0};
@@ -42,7 +44,7 @@ bool nobody_in(const Context& c, Qp& qp) noexcept {
   if (qp.within == Within::nobody) return true;
   if (qp.within == Within::anybody) {
     // From here on whoever was not busy sees the queue pair as it is now.
-    if (!base::membarrier()) return false;
+    if (!reach_all(c)) return false;
     qp.busy = busy_now(c, *qp.peer);
     qp.within = Within::noted;
   }

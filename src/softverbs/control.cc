@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "base/membarrier.h"
+#include "softverbs/busy.h"
 #include "softverbs/gid.h"
 #include "softverbs/peer.h"
 #include "softverbs/queue.h"
@@ -126,7 +126,7 @@ void doze(Context& c) {
   if (count == 0) return;
   for (std::uint32_t i = 0; i < count; ++i)
     tired[i]->control->asleep.store(1, std::memory_order_relaxed);
-  const bool told = base::membarrier();  // who published without seeing the mark is seen below
+  const bool told = reach_all(c);  // who published without seeing the mark is seen below
   for (std::uint32_t i = 0; i < count; ++i) {
     InLane& lane = *tired[i];
     if (!told || word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark) {
@@ -163,7 +163,7 @@ void look_for_the_dead(Context& c) {
   if (now < c.next_liveness) return;
   c.next_liveness = now + c.clock.ticks(kLivenessInterval);
   epoll_event dead[16];
-  const int n = epoll_wait(c.liveness.get(), dead, 16, 0);
+  const int n = c.watched == 0 ? 0 : epoll_wait(c.liveness.get(), dead, 16, 0);
   for (int i = 0; i < n; ++i) {
     Peer& peer = *static_cast<Peer*>(dead[i].data.ptr);
     if (left_something(c, peer)) continue;

@@ -149,6 +149,8 @@ int close_device(ibv_context* context) noexcept {
   return 0;
 }
 
+void keep_to_thread(ibv_context* context) noexcept { context_of(context).one_thread = true; }
+
 void control_device(ibv_context* context) noexcept { control(context_of(context)); }
 
 int query_device(ibv_context* context, ibv_device_attr* attr) noexcept {

@@ -24,6 +24,9 @@ Result<ibv_context*> open_device(const Clock& clock, Driving driving,
                                  const FaultPlan* faults = nullptr);
 /// EBUSY while objects of it are left.
 int close_device(ibv_context* context) noexcept;
+/// All contexts that this one will ever meet are driven by its own thread, as in simulations: no
+/// barriers have to reach over to others.
+void keep_to_thread(ibv_context* context) noexcept;
 void control_device(ibv_context* context) noexcept;
 
 int query_device(ibv_context* context, ibv_device_attr* attr) noexcept;

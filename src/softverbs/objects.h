@@ -340,6 +340,7 @@ struct Context {
   // Cold.
   Clock clock = Clock::real();
   Driving driving = Driving::by_user;
+  bool one_thread = false;  ///< drives all peers as well: see keep_to_thread()
   std::uint64_t nonce = 0;
   std::uint64_t process = 0;  ///< process_word of ours
   std::uint64_t next_pd = 1;
@@ -356,7 +357,8 @@ struct Context {
   bool new_lanes = false;
   std::array<std::uint64_t, kMaxLanes / 64> new_lane_bits{};
   std::uint64_t next_liveness = 0;
-  base::UniqueFd liveness;  ///< epoll of the peers' pidfds
+  base::UniqueFd liveness;    ///< epoll of the peers' pidfds
+  std::uint32_t watched = 0;  ///< peers that have one
   RegionSlots regions;
   std::vector<std::uint32_t> free_queue_pairs;
   std::uint32_t next_queue_pair = 1;

@@ -191,6 +191,7 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
     return nullptr;
   }
   Peer* attached = peer.get();
+  c.watched += peer->pidfd ? 1 : 0;
   c.peers.push_back(std::move(peer));
   const std::uint32_t used = lanes_in_use(*c.segment);
   for (std::uint32_t i = 0; i < used; ++i) {
@@ -294,6 +295,7 @@ void peer_gone(Peer& peer) noexcept {
 void forget_peer(Context& c, Peer& peer) noexcept {
   if (peer.pidfd) {
     (void)epoll_ctl(c.liveness.get(), EPOLL_CTL_DEL, peer.pidfd.get(), nullptr);
+    --c.watched;
   }
   if (peer.in != nullptr) peer.in->peer = nullptr;
   for (std::uint32_t i = 0; i < c.pending.unacked; ++i) {

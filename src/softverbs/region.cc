@@ -12,8 +12,8 @@
 #include <new>
 
 #include "base/log.h"
-#include "base/membarrier.h"
 #include "base/shared_memory.h"
+#include "softverbs/busy.h"
 #include "softverbs/lane_io.h"
 
 namespace spinwire::softverbs {
@@ -172,7 +172,7 @@ int dereg_mr(ibv_mr* base) noexcept {
   if (!mr->dead) {
     region.key.store(0, std::memory_order_release);
     ++c.region_epoch;
-    if (!base::membarrier()) return EBUSY;
+    if (!reach_all(c)) return EBUSY;
     // From here on whoever was not busy sees the dead key.
     try {
       note_busy(c, *mr);

@@ -113,6 +113,7 @@ void SimWorld::on_message(NodeId node, Message& message) {
                 l.delivered);
   if (message.size() != m.size || !holds({message.data(), message.size()}, number, false))
     return fail("message {} comes with other bytes or another length", number);
+  count(SimEvent::messages);
 }
 
 }  // namespace spinwire::tools

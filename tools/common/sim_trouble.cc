@@ -6,75 +6,119 @@
 
 namespace spinwire::tools {
 
-NetworkFaults SimWorld::draw_faults(double worst) {
+/// Probabilities up to `worst`, or so; with `of_each` none is too small for a run to meet with it.
+NetworkFaults SimWorld::draw_faults(double worst, bool of_each) {
   const auto some = [&](double most) {
-    return sim_.chance(0.7) ? most * static_cast<double>(sim_.random(1001)) / 1000 : 0;
+    const double part = static_cast<double>(sim_.random(1001)) / 1000;
+    if (of_each) return most * (0.2 + 0.8 * part);
+    return sim_.chance(0.7) ? most * part : 0;
   };
+  const auto sometimes = [&](double probability) { return of_each || sim_.chance(probability); };
   NetworkFaults f;
   f.drop = some(worst);
   f.duplicate = some(worst);
   f.reorder = some(2 * worst);
   f.reorder_distance = static_cast<std::uint32_t>(1 + sim_.random(8));
-  if (sim_.chance(0.7)) f.datagram_delay_max = 1us + below(100us);
-  f.not_ready = some(worst / 3);
+  if (sometimes(0.7)) f.datagram_delay_max = 1us + below(100us);
+  f.not_ready = some(std::max(worst / 3, 0.1));
   f.not_ready_in_a_row = static_cast<std::uint32_t>(1 + sim_.random(3));
-  if (sim_.chance(0.5)) f.message_delay_max = 1us + below(100us);
-  if (sim_.chance(0.7)) f.control_delay_max = 1us + below(2ms);
+  if (sometimes(0.5)) f.message_delay_max = 1us + below(100us);
+  if (sometimes(0.7)) f.control_delay_max = 1us + below(2ms);
   // Now and then a datagram comes very late: in another life of its slot, or of its sender.
   if (sim_.chance(0.2)) f.datagram_delay_max = 1ms + below(20ms);
   return f;
 }
 
 void SimWorld::choose_faults() {
-  constexpr double kWorst[] = {0, 0.02, 0.1, 0.15, 0.4};
+  constexpr double kWorst[] = {0.02, 0.05, 0.1, 0.15, 0.4};
   worst_loss_ = kWorst[sim_.random(std::size(kWorst))];
   const auto good = [this](const Result<void>& set) {
     if (!set) fail("{}", set.error().message());
   };
-  if (worst_loss_ == 0) return;
-  good(sim_.set_faults(draw_faults(worst_loss_)));
+  good(sim_.set_faults(draw_faults(worst_loss_, true)));
   for (std::uint64_t i = sim_.random(4); i != 0; --i) {
     const auto from = static_cast<NodeId>(sim_.random(sim_.size()));
     const auto to = static_cast<NodeId>(sim_.random(sim_.size()));
-    if (from != to) good(sim_.set_faults(from, to, draw_faults(worst_loss_)));
+    if (from != to) good(sim_.set_faults(from, to, draw_faults(worst_loss_, false)));
   }
 }
 
 // ---- deaths and cuts --------------------------------------------------------------------------
 
+NodeId SimWorld::any_node() { return static_cast<NodeId>(sim_.random(sim_.size())); }
+
+/// Of each at least one, in the time that calls are begun.
 void SimWorld::plan_trouble() {
-  if (sim_.chance(0.25)) return;        // some runs have none
   const Nanoseconds span = pace_ * 18;  // about as long as calls are begun
-  const auto any = [this] { return static_cast<NodeId>(sim_.random(sim_.size())); };
-  for (std::uint64_t i = sim_.random(5); i != 0; --i) {
-    sim_.at(below(span), [this, node = any(), inside = sim_.chance(0.3)] {
-      if (inside) {
-        actors_[node].dies_in_handler = !winding_up_;
-      } else {
-        kill(node);
-      }
-    });
-  }
-  for (std::uint64_t i = sim_.random(4); i != 0; --i) {
-    const Nanoseconds from = below(span);
-    const Nanoseconds until = from + (sim_.chance(0.3) ? below(600ms) : below(pace_ * 10));
-    const NodeId a = any(), b = any();
-    if (a == b) continue;
-    sim_.at(from, [this, a, b] { cut(a, b); });
-    sim_.at(until, [this, a, b] { heal(a, b); });
-  }
-  for (std::uint64_t i = sim_.random(3); i != 0; --i) {
-    sim_.at(below(span),
-            [this, node = any(), time = below(20ms)] { (void)sim_.pause(node, time); });
-  }
-  if (sim_.chance(0.4)) {
-    sim_.at(below(span), [this, node = any(), n = 1 + sim_.random(100)] {
-      if (!sim_.alive(node) || winding_up_) return;
-      actors_[node].shaky = true;
-      mark(node);
-      (void)sim_.fail_request(node, n);
-    });
-  }
+  for (std::uint64_t i = 1 + sim_.random(sim_.random(5)); i != 0; --i) plan_kill(span);
+  for (std::uint64_t i = 1 + sim_.random(sim_.random(4)); i != 0; --i) plan_cut(span);
+  for (std::uint64_t i = 1 + sim_.random(2); i != 0; --i) plan_pause(span);
+  plan_failure(span);
+}
+
+void SimWorld::plan_kill(Nanoseconds within) {
+  sim_.at(sim_.now() + below(within), [this, node = any_node(), inside = sim_.chance(0.3)] {
+    if (inside) {
+      actors_[node].dies_in_handler = !winding_up_;
+    } else {
+      kill(node);
+    }
+  });
+}
+
+/// Between two that have a session, if there are such.
+void SimWorld::plan_cut(Nanoseconds within) {
+  const Nanoseconds time = pace_ + (sim_.chance(0.2) ? below(600ms) : below(pace_ * 10));
+  sim_.at(sim_.now() + below(within), [this, time] {
+    NodeId a = any_node();
+    NodeId b = (a + 1 + static_cast<NodeId>(sim_.random(sim_.size() - 1))) % sim_.size();
+    for (int tries = 0; tries < 8 && !sessions_.empty(); ++tries) {
+      const SimSession& s = sessions_[sim_.random(sessions_.size())];
+      if (s.over || !s.ready) continue;
+      a = s.from;
+      b = s.to;
+      break;
+    }
+    cut(a, b);
+    sim_.at(sim_.now() + time, [this, a, b] { heal(a, b); });
+  });
+}
+
+void SimWorld::plan_pause(Nanoseconds within) {
+  sim_.at(sim_.now() + below(within), [this, node = any_node(), time = below(20ms)] {
+    if (sim_.pause(node, time)) count(SimEvent::pauses);
+  });
+}
+
+void SimWorld::plan_failure(Nanoseconds within) {
+  sim_.at(sim_.now() + below(within), [this, node = any_node(), n = 1 + sim_.random(40)] {
+    if (!sim_.alive(node) || winding_up_) return;
+    actors_[node].shaky = true;
+    mark(node);
+    (void)sim_.fail_request(node, n);
+  });
+}
+
+/// What the run has not met with yet is tried again, where it is of our own making.
+void SimWorld::hurry() {
+  const Nanoseconds soon = pace_ * 2;
+  if (!happened(SimEvent::kills)) kill(any_node());
+  if (!happened(SimEvent::cuts) || !happened(SimEvent::cut_off)) plan_cut(soon);
+  if (!happened(SimEvent::pauses)) plan_pause(soon);
+  if (!happened(SimEvent::failed)) plan_failure(soon);
+}
+
+/// What the simulation has counted so far.
+void SimWorld::take_stock() {
+  const SimulationStats s = sim_.stats();
+  const std::pair<SimEvent, std::uint64_t> counted[] = {
+      {SimEvent::dropped, s.dropped},     {SimEvent::duplicated, s.duplicated},
+      {SimEvent::reordered, s.reordered}, {SimEvent::delayed, s.delayed},
+      {SimEvent::cut_off, s.cut},         {SimEvent::not_ready, s.not_ready},
+      {SimEvent::late, s.late},           {SimEvent::failed, s.failed},
+      {SimEvent::kills, s.kills},         {SimEvent::restarts, s.restarts}};
+  for (const auto& [event, times] : counted)
+    outcome_.happened[static_cast<std::size_t>(event)] = times;
 }
 
 void SimWorld::mark(NodeId a, NodeId b) {
@@ -115,7 +159,7 @@ void SimWorld::kill(NodeId node) {
   if (auto killed = sim_.kill(node); !killed) return fail("{}", killed.error().message());
   // From inside its own callback it is about to go; what was kept outlives it in either case.
   sim_.at(sim_.now() + below(1ms), [this, node] { drop_kept(actors_[node], 0); });
-  sim_.at(sim_.now() + 1ms + below(sim_.chance(0.5) ? 3ms : 300ms), [this, node] { revive(node); });
+  sim_.at(sim_.now() + 1ms + below(sim_.chance(0.7) ? 3ms : 300ms), [this, node] { revive(node); });
 }
 
 void SimWorld::revive(NodeId node) {
@@ -132,7 +176,7 @@ void SimWorld::cut(NodeId a, NodeId b) {
   if (winding_up_) return;
   cuts_.insert(std::minmax(a, b));
   mark(a, b);
-  (void)sim_.cut(a, b);
+  if (sim_.cut(a, b)) count(SimEvent::cuts);
 }
 
 void SimWorld::heal(NodeId a, NodeId b) {

@@ -28,12 +28,55 @@ Config config_of(Simulation& sim) {
   c.connections.handshake_timeout = 300ms;
   c.connections.close_timeout = 200ms;
   c.connections.credit_idle = 10ms;
+  c.engine.control_interval = sim.chance(0.25) ? 100us : 1ms;
   c.queue_pair.ack_timeout = 10;  // 4 ms
   c.queue_pair.min_rnr_timer = 8;
   return c;
 }
 
 }  // namespace
+
+const char* name_of(SimEvent event) noexcept {
+  switch (event) {
+    case SimEvent::dropped:
+      return "datagrams dropped";
+    case SimEvent::duplicated:
+      return "datagrams duplicated";
+    case SimEvent::reordered:
+      return "datagrams reordered";
+    case SimEvent::delayed:
+      return "datagrams delayed";
+    case SimEvent::cut_off:
+      return "datagrams lost on cut links";
+    case SimEvent::not_ready:
+      return "messages to receivers that were not ready";
+    case SimEvent::late:
+      return "requests of connections held up";
+    case SimEvent::failed:
+      return "work requests failed";
+    case SimEvent::cuts:
+      return "links cut";
+    case SimEvent::kills:
+      return "nodes killed";
+    case SimEvent::restarts:
+      return "nodes restarted";
+    case SimEvent::pauses:
+      return "nodes paused";
+    case SimEvent::short_calls:
+      return "short calls answered";
+    case SimEvent::long_calls:
+      return "long calls answered";
+    case SimEvent::cancelled:
+      return "calls cancelled";
+    case SimEvent::timed_out:
+      return "calls whose deadlines passed";
+    case SimEvent::messages:
+      return "messages delivered";
+    case SimEvent::closed:
+      return "sessions closed";
+  }
+  return "";
+}
 
 SimWorld::SimWorld(Simulation simulation, const SimWorkload& workload)
     : workload_(workload), sim_(std::move(simulation)) {}
@@ -49,7 +92,7 @@ void SimWorld::build() {
     if (auto added = sim_.add(config); !added) return fail("{}", added.error().message());
   }
   outcome_.nodes = nodes;
-  bulk_ = sim_.chance(0.5) ? 0.2 : 0;
+  bulk_ = 0.02 + 0.02 * static_cast<double>(sim_.random(10));
   choose_faults();
   plan_trouble();
   for (NodeId node = 0; node < nodes; ++node) {
@@ -215,12 +258,27 @@ void SimWorld::judge() {
   }
 }
 
+/// Enough calls were begun; but what the run has not met with yet it may still meet with.
+bool SimWorld::goes_on() {
+  take_stock();
+  bool complete = true;
+  for (std::size_t i = 0; i < kSimEvents; ++i) {
+    const auto event = static_cast<SimEvent>(i);
+    complete = complete && (happened(event) || event == SimEvent::restarts);  // it comes to that
+  }
+  if (complete || goal_ >= std::uint64_t{2} * workload_.calls) return false;
+  goal_ += 1 + workload_.calls / 10;
+  hurry();
+  return true;
+}
+
 SimOutcome SimWorld::run() {
   build();
-  const auto enough = [this] { return failed() || outcome_.calls >= workload_.calls; };
+  goal_ = workload_.calls;
+  const auto enough = [this] { return failed() || outcome_.calls >= goal_; };
   // Now and then in the midst of it all, the books are looked at.
-  while (!failed() && !enough()) {
-    const std::uint64_t steps = 200 + sim_.random(2000);
+  while (!failed() && (!enough() || goes_on())) {
+    const std::uint64_t steps = 500 + sim_.random(3000);
     for (std::uint64_t i = 0; i < steps && !enough(); ++i) (void)sim_.step();
     if (sim_.now() > kLongest) fail("{} calls are begun, and no more", outcome_.calls);
     if (!failed()) audit();
@@ -229,6 +287,7 @@ SimOutcome SimWorld::run() {
   outcome_.trace = sim_.trace_hash();
   outcome_.time = sim_.now();
   outcome_.stats = sim_.stats();
+  take_stock();
   for (SimActor& actor : actors_) actor.kept.clear();
   return std::move(outcome_);
 }

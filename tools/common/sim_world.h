@@ -106,10 +106,9 @@ class SimWorld {
   SimOutcome run();
 
  private:
-  // What the bytes of call or message `number` are.
-  static std::byte byte_of(std::uint64_t number, std::size_t at, bool of_reply) noexcept {
-    return static_cast<std::byte>(number * 131 + at * 7 + (at >> 8) * 13 + (of_reply ? 89 : 0));
-  }
+  /// What the bytes of call or message `number` are, 256 at a time.
+  static std::span<const std::byte, 256> piece_of(std::uint64_t number, std::size_t at,
+                                                  bool of_reply) noexcept;
   static void fill(std::span<std::byte> bytes, std::uint64_t number, bool of_reply);
   static bool holds(std::span<const std::byte> bytes, std::uint64_t number, bool of_reply);
 
@@ -120,6 +119,10 @@ class SimWorld {
                                             fmt::format(format, std::forward<Args>(args)...)));
   }
   [[nodiscard]] bool failed() const noexcept { return !outcome_.failures.empty(); }
+  void count(SimEvent event) noexcept { ++outcome_.happened[static_cast<std::size_t>(event)]; }
+  [[nodiscard]] bool happened(SimEvent event) const noexcept {
+    return outcome_.happened[static_cast<std::size_t>(event)] != 0;
+  }
   [[nodiscard]] Nanoseconds below(Nanoseconds most) {
     return Nanoseconds(
         static_cast<std::int64_t>(sim_.random(static_cast<std::uint64_t>(most.count()) + 1)));
@@ -134,6 +137,7 @@ class SimWorld {
   void plan_act(NodeId node);
   void start_actor(NodeId node);
   void take_stock();
+  bool goes_on();
   bool settle();
   bool probe();
   bool close_all();
@@ -174,8 +178,14 @@ class SimWorld {
 
   // Trouble.
   void choose_faults();
-  NetworkFaults draw_faults(double worst);
+  [[nodiscard]] NodeId any_node();
+  NetworkFaults draw_faults(double worst, bool of_each);
   void plan_trouble();
+  void plan_kill(Nanoseconds within);
+  void plan_cut(Nanoseconds within);
+  void plan_pause(Nanoseconds within);
+  void plan_failure(Nanoseconds within);
+  void hurry();
   void kill(NodeId node);
   void revive(NodeId node);
   void cut(NodeId a, NodeId b);
@@ -200,6 +210,7 @@ class SimWorld {
   Nanoseconds slack_{0};  ///< by how much a time may be missed
   double worst_loss_ = 0;
   double bulk_ = 0;          ///< probability of a long call
+  std::uint64_t goal_ = 0;   ///< calls that are begun before all is wound up
   bool winding_up_ = false;  ///< no new calls but probes
   bool probing_ = false;
   std::uint64_t tiny_begun_ = 0;

@@ -132,7 +132,7 @@ stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
 stage tidy "${make[@]}" tidy
 test_stage tests "${make[@]}" check FILTER='*' SHARDS=2
-stage sim "${make[@]}" sim RUNS=100000 SIM_SECONDS=25
+stage sim "${make[@]}" sim RUNS=100000 SIM_SECONDS=25 JOBS=2
 test_stage conformance "${make[@]}" conformance-run
 test_stage conformance-proof "${make[@]}" conformance-proof
 begin_builds
