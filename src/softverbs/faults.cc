@@ -62,6 +62,7 @@ Result<void> check(const FaultPlan& p) {
       check_probability("duplicate", p.duplicate),
       check_probability("reorder", p.reorder),
       check_probability("rnr", p.rnr),
+      check_probability("packet_loss", p.packet_loss),
       check_number("reorder_distance", p.reorder_distance, 1, kMostHeld),
       check_number("held_datagrams", p.held_datagrams, 1, kMostHeld),
       check_number("rnr_in_a_row", p.rnr_in_a_row, 1, UINT32_MAX),
@@ -74,6 +75,7 @@ Result<void> check(const FaultPlan& p) {
       check_delay("datagram_delay_max", p.datagram_delay_min, p.datagram_delay_max),
       check_delay("delay_min", kNone, p.delay_min),
       check_delay("delay_max", p.delay_min, p.delay_max),
+      check_delay("round_trip", kNone, p.round_trip),
   });
 }
 
@@ -97,13 +99,16 @@ std::uint64_t leaves_at(const Pace& pace, std::uint64_t ready) noexcept {
   return std::max(ready, end - std::min(end, pace.burst));
 }
 
-/// Whether so many bytes that were ready at a time have left by now, which is noted if so.
-bool leaves(Faults& f, std::uint64_t ready, std::uint64_t bytes, std::uint64_t now) noexcept {
+/// Whether so many bytes that were ready at a time have left by now. If so it is noted, and
+/// `ready` becomes the time when they had.
+bool leaves(Faults& f, std::uint64_t& ready, std::uint64_t bytes, std::uint64_t now) noexcept {
   if (ready > now) return false;
   if (f.pace->rate != 0) {
     const Pace next = after(*f.pace, ready, bytes);
-    if (leaves_at(next, ready) > now) return false;
+    const std::uint64_t left = leaves_at(next, ready);
+    if (left > now) return false;
     *f.pace = next;
+    ready = left;
   }
   f.statistics.bytes += bytes;
   return true;
@@ -125,33 +130,47 @@ void set_pace(Faults& f) noexcept {
 
 // ---- sending what is held ---------------------------------------------------------------------
 
-/// Lets the first of all that may go have its turn on the link; false if none can.
-bool release_one(Context& c, std::uint64_t now) noexcept {
-  Faults& f = *c.faults;
-  Qp* first = nullptr;
-  std::uint64_t ready = UINT64_MAX, order = UINT64_MAX;
+/// What has the next turn on the link: a queue pair's next work request, or the next datagram.
+struct Turn {
+  Qp* qp = nullptr;
+  bool datagram = false;
+  std::uint64_t ready = UINT64_MAX;
+  std::uint64_t order = UINT64_MAX;
   std::uint64_t bytes = 0;
+
+  [[nodiscard]] bool any() const noexcept { return qp != nullptr || datagram; }
+};
+
+/// Of all that may go, the first to be ready.
+Turn next_turn(const Faults& f) noexcept {
+  Turn turn;
   for (Qp* qp : f.busy) {
     if (!may_go(*qp)) continue;
-    const std::uint32_t slot = qp->sq_head & qp->sq_mask;
-    const HeldWr& held = qp->faults->held[slot];
+    const HeldWr& held = qp->faults->held[qp->sq_head & qp->sq_mask];
     const std::uint64_t at = std::max(held.ready, qp->faults->not_before);
-    if (at > ready || (at == ready && held.order > order)) continue;
-    first = qp;
-    ready = at;
-    order = held.order;
-    bytes = qp->sq[slot].length;
+    if (at > turn.ready || (at == turn.ready && held.order > turn.order)) continue;
+    turn.qp = qp;
+    turn.ready = at;
+    turn.order = held.order;
   }
   if (!f.heap.empty()) {
     const HeldDatagram& held = f.slots[f.heap.front()];
-    if (held.ready < ready || (held.ready == ready && held.order < order)) {
-      if (!leaves(f, held.ready, held.length, now)) return false;
-      send_held(c);
-      return true;
-    }
+    if (held.ready < turn.ready || (held.ready == turn.ready && held.order < turn.order))
+      return {nullptr, true, held.ready, held.order, held.length};
   }
-  if (first == nullptr || !leaves(f, ready, bytes, now)) return false;
-  let_go(*first);
+  if (turn.qp != nullptr) turn.bytes = bytes_to_leave(*turn.qp);
+  return turn;
+}
+
+/// Lets the first of all that may go have its turn on the link; false if none can.
+bool release_one(Context& c, std::uint64_t now) noexcept {
+  Turn turn = next_turn(*c.faults);
+  if (!turn.any() || !leaves(*c.faults, turn.ready, turn.bytes, now)) return false;
+  if (turn.datagram) {
+    send_held(c);
+  } else {
+    let_go(*turn.qp, turn.ready);
+  }
   return true;
 }
 
@@ -213,6 +232,11 @@ Result<void> apply(Context& c, const FaultPlan& plan) {
 }
 
 }  // namespace
+
+void leave_in_vain(Faults& f, std::uint64_t at, std::uint64_t bytes) noexcept {
+  if (f.pace->rate != 0) *f.pace = after(*f.pace, at, bytes);
+  f.statistics.bytes += bytes;
+}
 
 Result<std::shared_ptr<SharedLink>> make_link(std::uint64_t bytes_per_second,
                                               std::uint64_t burst_bytes) {
@@ -356,15 +380,12 @@ std::uint64_t next_due(ibv_context* context) noexcept {
   for (const Qp* qp : c.waiting) next = std::min(next, qp->retry_at);
   if (c.faults == nullptr) return next;
   const Faults& f = *c.faults;
-  const auto tick = [&](std::uint64_t ns) {
-    return c.clock.ticks(Nanoseconds(static_cast<std::int64_t>(ns)));
-  };
-  if (!f.heap.empty()) next = std::min(next, tick(f.slots[f.heap.front()].ready));
-  for (const Qp* qp : f.busy) {
-    if (!may_go(*qp)) continue;
-    next = std::min(next, tick(qp->faults->held[qp->sq_head & qp->sq_mask].ready));
-  }
-  return next;
+  const Turn turn = next_turn(f);
+  if (!turn.any()) return next;
+  const bool paced = f.pace->rate != 0 && turn.ready < kNever;
+  const std::uint64_t at =
+      paced ? leaves_at(after(*f.pace, turn.ready, turn.bytes), turn.ready) : turn.ready;
+  return std::min(next, c.clock.ticks(Nanoseconds(static_cast<std::int64_t>(at))));
 }
 
 void clear_faults(ibv_context* context) noexcept {

@@ -1,5 +1,6 @@
 // Faults on purpose: what a context sends is dropped, duplicated, reordered, delayed, refused,
-// slowed down or failed as a plan says, and links are cut. For tests and simulations.
+// slowed down or failed as a plan says, packets of connections are lost and sent again, and links
+// are cut. For tests and simulations.
 //
 // All happens on the sending side, by the context's clock, in the thread that drives it. What
 // befalls a work request depends on the plan, its seed, and the request's number among those posted
@@ -52,6 +53,14 @@ struct FaultPlan {
   std::uint32_t rnr_in_a_row = 1;  ///< so many times; more than rnr_retry end the connection
   Nanoseconds delay_min{0};  ///< from posting to sending, evenly between both; a request waits for
   Nanoseconds delay_max{0};  ///< those before it in its queue pair besides
+  /// Probability that a packet is lost: of a message, WRITE, READ or atomic, or an answer to one.
+  /// What follows the lost one is sent again with it: after a round trip if what follows shows the
+  /// gap, else after the queue pair's ACK timeout; when retry_cnt tries in a row bring nothing
+  /// further, the connection ends with IBV_WC_RETRY_EXC_ERR. The request as a whole happens later
+  /// by that. Timeout 0 waits until something follows.
+  double packet_loss = 0;
+  /// Between a packet and the answer to it, as far as lost ones are concerned.
+  Nanoseconds round_trip = std::chrono::microseconds(10);
 
   // Both.
   /// Payload bytes that all queue pairs together send in a second, those that READ asks for
@@ -77,9 +86,12 @@ struct FaultStatistics {
   std::uint64_t abandoned = 0;  ///< lost with their queue pair, which was reset or destroyed
   std::uint64_t cut = 0;        ///< lost on a link that was down, in either direction
   // Connections.
-  std::uint64_t rnr = 0;       ///< negative answers
-  std::uint64_t delayed = 0;   ///< work requests that were given a delay above 0
-  std::uint64_t timeouts = 0;  ///< of work requests on a link that was down
+  std::uint64_t rnr = 0;             ///< negative answers
+  std::uint64_t delayed = 0;         ///< work requests that were given a delay above 0
+  std::uint64_t timeouts = 0;        ///< of work requests on a link that was down
+  std::uint64_t packets_lost = 0;    ///< answers included; not those sent in vain behind one
+  std::uint64_t packets_resent = 0;  ///< the lost ones, and those that were sent in vain
+  std::uint64_t loss_timeouts = 0;   ///< losses that only the ACK timeout has shown
   // Both.
   std::uint64_t failed = 0;  ///< by `fail_at`
   std::uint64_t bytes = 0;   ///< of payload that left, each try counted

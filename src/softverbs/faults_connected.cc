@@ -24,6 +24,9 @@ void decide(Context& c, Qp& qp, std::uint32_t position) noexcept {
   if (delay != 0) ++f.statistics.delayed;
   held.order = ++f.order;
   held.ready = q.last_ready = std::max(q.last_ready, now_in_ns(c) + delay);
+  held.loss = {};
+  if (plan.packet_loss > 0 && !is_local(opcode) && held.status == IBV_WC_SUCCESS)
+    plan_loss(plan, f.number, qp, position);
 }
 
 /// Checks work requests and has them in the queue. Of one that waits the plain code sends nothing.
@@ -66,7 +69,7 @@ void flush_held(Qp& qp) noexcept {
 
 /// Whether the next one ends before it is sent.
 bool meets_fault(const HeldWr& held) noexcept {
-  return held.rnr != 0 || held.status != IBV_WC_SUCCESS;
+  return held.rnr != 0 || held.status != IBV_WC_SUCCESS || held.loss.exhausted;
 }
 
 }  // namespace
@@ -97,6 +100,7 @@ int post_connected_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexc
   q.posted = qp.sq_head;
   for (std::uint32_t at = before; at != q.posted; ++at) decide(c, qp, at);
   qp.sq_head = sent;
+  for (std::uint32_t at = before; at != q.posted; ++at) follow(qp, at);
   list_busy(*c.faults, qp);
   return error;
 }
@@ -122,11 +126,17 @@ bool may_go(const Qp& qp) noexcept {
   return !meets_fault(q.held[slot]) || qp.sq_tail == qp.sq_head;
 }
 
-void let_go(Qp& qp) noexcept {
+void let_go(Qp& qp, std::uint64_t at) noexcept {
   Context& c = context_of(qp.context);
   QueueFaults& q = *qp.faults;
   FaultStatistics& statistics = c.faults->statistics;
   HeldWr& held = q.held[qp.sq_head & qp.sq_mask];
+  if (held.loss.happened) {
+    go_back(qp);
+    q.not_before = std::max(q.not_before, at);  // those behind go after it
+  }
+  if (held.loss.next != kNoLoss && !held.loss.exhausted) return lose(qp, at);
+  held.loss.probability = 0;  // tries after this are for other reasons
   if (!meets_fault(held)) {
     ++qp.sq_head;
     pump(qp);
@@ -134,6 +144,7 @@ void let_go(Qp& qp) noexcept {
     return;
   }
   qp.sq_head = q.posted;
+  if (held.loss.exhausted) return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
   if (held.status != IBV_WC_SUCCESS) {
     ++statistics.failed;
     return fail_oldest(qp, held.status);

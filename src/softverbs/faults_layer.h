@@ -11,10 +11,32 @@
 #include <memory>
 #include <vector>
 
+#include "base/random.h"
 #include "softverbs/faults.h"
 #include "softverbs/objects.h"
 
 namespace spinwire::softverbs {
+
+inline constexpr std::uint64_t kNever = INT64_MAX;  ///< nanoseconds of the clock
+inline constexpr std::uint32_t kNoLoss = ~std::uint32_t{0};
+
+/// The packets of a work request, some of which are lost. Each try begins at the first that did not
+/// get through, and what befalls it is drawn when it is known when it begins.
+struct Loss {
+  base::Random random{0};
+  double probability = 0;        ///< 0: nothing is lost, and the rest means nothing
+  std::uint64_t round_trip = 0;  ///< nanoseconds
+  std::uint32_t packets = 0;     ///< with its data
+  std::uint32_t through = 0;     ///< of those
+  std::uint32_t next = kNoLoss;  ///< that this try loses; `packets`: the answer, or READ's request
+  std::uint32_t tries = 0;       ///< in a row that brought nothing further
+  std::uint64_t since = 0;       ///< when the last one was lost, nanoseconds
+  std::uint64_t again = 0;       ///< packets that have to be sent again for it
+  bool happened = false;
+  bool answer = false;     ///< what was lost was the answer: the data is there
+  bool silent = false;     ///< nothing has shown it: the ACK timeout will
+  bool exhausted = false;  ///< that was the last try
+};
 
 /// What awaits a work request in the send queue.
 struct HeldWr {
@@ -22,6 +44,7 @@ struct HeldWr {
   std::uint64_t order;   ///< among all that is held
   std::uint32_t rnr;     ///< negative answers still to come
   ibv_wc_status status;  ///< that it fails with, if not success
+  Loss loss;
 };
 
 /// Of one queue pair.
@@ -113,11 +136,26 @@ int post_connected_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexc
 void settle(Qp& qp, std::uint64_t now) noexcept;
 /// Whether its next work request may go when it is ready.
 bool may_go(const Qp& qp) noexcept;
-/// Lets it go, or has it meet its fault.
-void let_go(Qp& qp) noexcept;
+/// Lets it go, as it would at a time by the clock, or has it meet its fault.
+void let_go(Qp& qp, std::uint64_t at) noexcept;
 /// Whether anything waits.
 bool has_held(const Qp& qp) noexcept;
 void list_busy(Faults& faults, Qp& qp) noexcept;
+
+// Packets that connections lose: faults_loss.cc.
+/// Decides what the first try of a work request, of that number, will lose.
+void plan_loss(const FaultPlan& plan, std::uint64_t number, const Qp& qp,
+               std::uint32_t position) noexcept;
+/// Payload that leaves in the next try of its next work request.
+std::uint64_t bytes_to_leave(const Qp& qp) noexcept;
+/// This try of its next work request loses a packet, at that time.
+void lose(Qp& qp, std::uint64_t at) noexcept;
+/// A work request was posted, and may show what was lost before it.
+void follow(Qp& qp, std::uint32_t position) noexcept;
+/// Another try begins, or the last one is over.
+void go_back(Qp& qp) noexcept;
+/// What leaves besides, for nothing.
+void leave_in_vain(Faults& faults, std::uint64_t at, std::uint64_t bytes) noexcept;
 
 // Datagrams: faults_datagram.cc.
 /// One that was found good: what becomes of it is decided, and a copy held. Success, or the status

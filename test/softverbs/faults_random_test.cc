@@ -28,6 +28,8 @@ sv::FaultPlan all_faults(std::uint64_t seed) {
           .rnr = 0.01,
           .rnr_in_a_row = 2,
           .delay_max = nanoseconds(2000),
+          .packet_loss = 0.01,
+          .round_trip = nanoseconds(3000),
           .bytes_per_second = 2'000'000'000,
           .burst_bytes = 4096};
 }
@@ -268,8 +270,9 @@ TEST(SoftverbsFaultsAtOnce, EachRequestCompletesOnceInOrder) {
   EXPECT_GT(run.statuses[IBV_WC_WR_FLUSH_ERR], 0u);
   for (std::size_t side = 0; side < 2; ++side) {
     const sv::FaultStatistics s = run.statistics(side);
-    for (const std::uint64_t count : {s.dropped, s.duplicated, s.reordered, s.datagrams_delayed,
-                                      s.cut, s.rnr, s.delayed, s.timeouts, s.bytes})
+    for (const std::uint64_t count :
+         {s.dropped, s.duplicated, s.reordered, s.datagrams_delayed, s.cut, s.rnr, s.delayed,
+          s.timeouts, s.bytes, s.packets_lost, s.packets_resent})
       EXPECT_GT(count, 0u);
   }
 }
