@@ -16,8 +16,6 @@ namespace {
 using wire::RpcHeader;
 using wire::RpcKind;
 
-constexpr unsigned kMostBackoff = 6;
-
 void tell(Rpc& r, const ClientSession& c, RpcKind kind) noexcept {
   (void)send(r, c.to, {c.peer, 0, 0, kind, 0, 0, 0}, {});
 }
