@@ -2,9 +2,11 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/cli.h"
 #include "common/sim_workload.h"
@@ -47,7 +49,8 @@ void print_run(std::uint64_t seed, const tools::SimOutcome& o) {
 
 int complain(const Options& options, std::uint64_t seed, const std::vector<std::string>& failures) {
   for (const std::string& failure : failures) fmt::print(stderr, "seed {}: {}\n", seed, failure);
-  fmt::print(stderr, "again: spinwire-sim --seed {} --calls {}\n", seed, options.calls);
+  fmt::print(stderr, "again: spinwire-sim --seed {} --calls {}{}\n", seed, options.calls,
+             options.twice ? " --twice" : "");
   return tools::kFailed;
 }
 
@@ -101,8 +104,9 @@ int main(int argc, char** argv) {
       "ended once, no handler ran twice, and all memory came back. The same seed is the same run."};
   app.add_option("--seed", options.seed, "of the first run; the next have the next")
       ->capture_default_str();
-  app.add_option("--runs", options.runs, "so many")->capture_default_str();
-  app.add_option("--seconds", options.seconds, "but none begins later; 0: no limit");
+  app.add_option("--runs", options.runs, "seeds to try, one after another")->capture_default_str();
+  app.add_option("--seconds", options.seconds, "after which no further run begins; 0: no limit")
+      ->capture_default_str();
   app.add_option("--calls", options.calls, "that a run begins at least")
       ->capture_default_str()
       ->check(CLI::Range(1u, 1'000'000u));
