@@ -182,8 +182,12 @@ struct CallOptions {
   Post post = Post::automatic;
   /// Where a reply of up to its size is to be written: a part of a buffer of this engine's, or of
   /// memory registered with it. Its bytes are undefined, and the server may write to it, until
-  /// done() runs. Memory of a buffer is opened by a memory window (memory.windows); registered
-  /// memory, and buffers when no window is free, cost a registration each call.
+  /// done() runs. On the embedded device it may write beyond that if its process was stopped in the
+  /// midst of a write, and the connection given up (the call ends with cancelled, timed_out,
+  /// flushed or peer_lost): it finishes the write when it goes on. The library holds a reference
+  /// meanwhile, so that no pool hands the memory out again; drop such a buffer rather than use it
+  /// again. Memory of a buffer is opened by a memory window (memory.windows); registered memory,
+  /// and buffers when no window is free, cost a registration each call.
   BufferSlice reply_into{};
 };
 

@@ -34,8 +34,8 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
 }
 
 /// A request was sent again for nothing if the server had it by then: it takes longer than we had
-/// patience. Else it, or its reply, got lost, or is slow on its way: the next have the patience
-/// that this one needed, until one tells of a round trip.
+/// patience. Else it, or its reply, got lost or is slow on its way: there is more patience with the
+/// next, until one of them tells of a round trip.
 [[gnu::cold, gnu::noinline]] void learn_from_repeated(Rpc& r, ClientSession& c, const Call& k,
                                                       std::uint16_t held) noexcept {
   const std::uint64_t since = r.shared.now - std::min(k.sent_at, r.shared.now);
@@ -43,7 +43,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   if (held != kHeldUnknown && (held == kHeldMost || there >= since))
     return measure(r, c, std::max(since, there));
   const std::uint64_t patience = std::max(c.smooth + 4 * c.variance, r.least_patience);
-  c.patience = std::max(c.patience, patience << k.tries);
+  c.patience = std::min(2 * c.patience, patience << kMostBackoff);
   on_loss(r, c);
 }
 

@@ -66,6 +66,8 @@ struct Flow {
   std::uint64_t shrunk_at = 0;  ///< tick
   std::uint64_t next = 0;       ///< tick before which no call goes out; 0: none such
 };
+/// So often the patience with a call is doubled at most.
+inline constexpr unsigned kMostBackoff = 6;
 /// How long a server had a request is told in so many nanoseconds, shifted; kHeldMost: or longer.
 inline constexpr unsigned kHeldShift = 10;
 inline constexpr std::uint16_t kHeldMost = UINT16_MAX - 1;

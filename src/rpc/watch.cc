@@ -7,7 +7,6 @@ namespace spinwire::rpc {
 
 namespace {
 
-constexpr unsigned kMostBackoff = 6;
 constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
 void resend(Rpc& r, ClientSession& c, Call& k, std::uint64_t now) noexcept {
