@@ -131,6 +131,8 @@ std::uint64_t look_at_bulk(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
 ClientSession* next_wanting(Rpc& r) noexcept;
 /// Its connection is being made.
 void use_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept;
+/// The session's connection tells it nothing but its end, which the session's own waits for.
+void hear_end(Rpc& r, std::uint32_t session, agent::Agent& a) noexcept;
 /// It could not even be begun.
 void fail_wanting(Rpc& r, ClientSession& c, const Error& why) noexcept;
 /// False: something has to wait.
