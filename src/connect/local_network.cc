@@ -206,6 +206,7 @@ void LocalNetwork::take(Link& link, unsigned from, std::uint64_t now) {
   while (std::exchange(way.ready, false) && !way.ended) {
     const ssize_t got = ::recv(link.ends[from].get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    stir(link.hosts[from]);  // there is room again
     const std::uint64_t delay = roads_.delay(link.hosts[from], link.hosts[1 - from]);
     way.last_due = std::max(way.last_due, now + delay);
     way.ended = got <= 0;  // closed, or closed with bytes left unread

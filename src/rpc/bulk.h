@@ -138,6 +138,8 @@ void fail_wanting(Rpc& r, ClientSession& c, const Error& why) noexcept;
 // In bulk_replies.cc.
 /// The session's connection is being made.
 void use_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept;
+/// The session's connection tells it nothing but its end, which the session's own waits for.
+void hear_end(Rpc& r, std::uint32_t session, agent::Agent& a) noexcept;
 
 // In bulk_call.cc.
 /// False: something has to wait.

@@ -182,7 +182,11 @@ void use_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept {
   a.handlers.on_returned = [self, session](Connection from, const Returned& returned) {
     on_reply_returned(*self, session, from, returned);
   };
-  a.handlers.on_closed = [self, session](Connection gone, const Error& why) {
+  hear_end(r, session, a);
+}
+
+void hear_end(Rpc& r, std::uint32_t session, agent::Agent& a) noexcept {
+  a.handlers.on_closed = [self = &r, session](Connection gone, const Error& why) {
     on_client_closed(*self, session, gone, why);
   };
 }

@@ -12,6 +12,8 @@ void fall_silent(Rpc& r, BulkClient& b) noexcept {
     b.waiting[w].reply = {};
     b.waiting[w].done = nullptr;
   }
+  // Its own handlers are gone with the application's.
+  if (agent::Agent* const a = agent_of(r, b); a != nullptr) hear_end(r, b.session, *a);
 }
 
 }  // namespace

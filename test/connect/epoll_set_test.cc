@@ -101,6 +101,28 @@ TEST(EpollSet, ReadyDescriptorsTakeTurns) {
   EXPECT_EQ(set->wait({}), 0u);
 }
 
+TEST(EpollSet, WhoFollowsACountLooksWhenItHasChanged) {
+  auto set = EpollSet::open();
+  ASSERT_TRUE(set) << set.error().message();
+  std::uint64_t stirred = 0;
+  set->follow(&stirred);
+  Pair a = socket_pair();
+  ASSERT_TRUE(set->add(a.near.get(), 1, Interest::read));
+  std::array<Event, 8> events;
+  EXPECT_EQ(set->wait(events), 0u);
+  ASSERT_EQ(::write(a.far.get(), "x", 1), 1);
+  EXPECT_EQ(set->wait(events), 0u);  // nobody has said so
+  ++stirred;
+  EXPECT_EQ(set->wait(events), 1u);
+  EXPECT_EQ(set->wait(events), 1u);  // it is still there
+  char byte = 0;
+  ASSERT_EQ(::read(a.near.get(), &byte, 1), 1);
+  EXPECT_EQ(set->wait(events), 0u);
+  // What is done to the set itself counts as well.
+  ASSERT_TRUE(set->modify(a.near.get(), 1, Interest::write));
+  EXPECT_EQ(set->wait(events), 1u);
+}
+
 TEST(EpollSet, MisuseIsAnError) {
   auto set = EpollSet::open();
   ASSERT_TRUE(set);

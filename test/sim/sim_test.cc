@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -257,6 +258,38 @@ TEST(Sim, ANodeCanDieInItsOwnHandler) {
   EXPECT_EQ(status, Status::peer_lost);
   EXPECT_FALSE(town.sim.engine(1));
   town.expect_clean();
+}
+
+/// Slabs of engines that this process has mapped.
+int slabs() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);)
+    count += line.find("spinwire-slab") != std::string::npos ? 1 : 0;
+  return count;
+}
+
+TEST(Sim, WhoIsKilledInALongCallLeavesNoMemoryBehind) {
+  Town town(19);
+  int had = 0;
+  for (int life = 0; life < 4; ++life) {
+    {
+      Session s = town.ready(0, 1);
+      const Buffer request = town.sim.engine(0).allocate(20'000);
+      CallOptions options;
+      options.deadline = 10s;
+      options.reply_into = town.sim.engine(0).allocate(20'000).slice();
+      ASSERT_EQ(s.call(
+                    kNever, request.slice(), [](Reply&) {}, options),
+                Status::ok);
+      const std::size_t before = town.homes[1].pending.size();
+      ASSERT_TRUE(town.sim.run_until([&] { return town.homes[1].pending.size() > before; }, 1s));
+    }
+    ASSERT_TRUE(town.sim.kill(0));
+    ASSERT_TRUE(town.sim.restart(0));
+    if (life == 0) had = slabs();
+  }
+  EXPECT_EQ(slabs(), had);
 }
 
 TEST(Sim, ACutHeals) {
