@@ -39,6 +39,10 @@ struct NetworkFaults {
   std::uint32_t not_ready_in_a_row = 1;  ///< so many times; above queue_pair.rnr_retry it ends
   Nanoseconds message_delay_min{0};
   Nanoseconds message_delay_max{0};
+  /// Probability that a packet of up to the path MTU is lost, of what is sent or of what answers
+  /// it: it is sent again after a round trip of 10 us, or the time that queue_pair.ack_timeout
+  /// says, with what follows it. When queue_pair.retry_count tries in a row are lost it ends.
+  double packet_loss = 0;
   // The control port, by which connections and sessions are made.
   Nanoseconds control_delay_min{0};
   Nanoseconds control_delay_max{0};
@@ -71,6 +75,9 @@ struct SimulationStats {
   std::uint64_t late = 0;        ///< requests of connections that were delayed
   std::uint64_t unanswered = 0;  ///< requests of connections on links that were cut, each try
   std::uint64_t failed = 0;      ///< by fail_request()
+  /// Of connections; what is sent again is the lost ones and those behind them.
+  std::uint64_t packets_lost = 0;
+  std::uint64_t packets_resent = 0;
 };
 
 /// Belongs to the thread that made it; one at a time in a thread. The memory of nodes that are gone

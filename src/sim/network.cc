@@ -40,6 +40,7 @@ Result<void> check(const NetworkFaults& f) {
   for (const auto& done :
        {check_probability("drop", f.drop), check_probability("duplicate", f.duplicate),
         check_probability("reorder", f.reorder), check_probability("not_ready", f.not_ready),
+        check_probability("packet_loss", f.packet_loss),
         check_count("reorder_distance", f.reorder_distance),
         check_count("not_ready_in_a_row", f.not_ready_in_a_row),
         check_delays("datagram_delay", f.datagram_delay_min, f.datagram_delay_max),
@@ -64,6 +65,7 @@ softverbs::FaultPlan plan_of(const NetworkFaults& f, std::uint64_t seed) {
   plan.rnr_in_a_row = f.not_ready_in_a_row;
   plan.delay_min = f.message_delay_min;
   plan.delay_max = f.message_delay_max;
+  plan.packet_loss = f.packet_loss;
   return plan;
 }
 
@@ -76,6 +78,8 @@ void add(softverbs::FaultStatistics& sum, const softverbs::FaultStatistics& more
   sum.cut += more.cut;
   sum.rnr += more.rnr;
   sum.delayed += more.delayed;
+  sum.packets_lost += more.packets_lost;
+  sum.packets_resent += more.packets_resent;
   sum.timeouts += more.timeouts;
   sum.failed += more.failed;
 }

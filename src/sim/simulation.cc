@@ -293,6 +293,8 @@ SimulationStats Simulation::stats() const noexcept {
   stats.overflowed = faults.overflowed;
   stats.not_ready = faults.rnr;
   stats.late = faults.delayed;
+  stats.packets_lost = faults.packets_lost;
+  stats.packets_resent = faults.packets_resent;
   stats.unanswered = faults.timeouts;
   stats.failed = faults.failed;
   return stats;

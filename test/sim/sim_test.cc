@@ -390,6 +390,14 @@ TEST(Sim, EachFaultOfConnectionsDoesWhatItSays) {
   EXPECT_GE(town.sim.now() - begun, 20ms);
   EXPECT_GE(town.sim.stats().late, 20u);
   EXPECT_EQ(town.homes[1].messages, 40);
+  EXPECT_EQ(town.sim.stats().packets_lost, 0u);
+  faults = {};
+  faults.packet_loss = 0.2;
+  ASSERT_TRUE(town.sim.set_faults(faults));
+  EXPECT_EQ(Town::good(town.send(c, 20)), 20u);
+  EXPECT_GT(town.sim.stats().packets_lost, 2u);
+  EXPECT_GT(town.sim.stats().packets_resent, 2u);
+  EXPECT_EQ(town.homes[1].messages, 60);
   // A link that is cut is tried again, and then given up.
   ASSERT_TRUE(town.sim.set_faults({}));
   ASSERT_TRUE(town.sim.cut(0, 1));
@@ -497,6 +505,9 @@ TEST(Sim, WrongOptionsAreRefused) {
   NetworkFaults faults;
   faults.drop = 1.5;
   expect_bad(town.sim.set_faults(faults), "drop");
+  faults = {};
+  faults.packet_loss = -0.1;
+  expect_bad(town.sim.set_faults(faults), "packet_loss");
   faults = {};
   faults.reorder_distance = 0;
   expect_bad(town.sim.set_faults(faults), "reorder_distance");

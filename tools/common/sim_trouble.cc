@@ -23,6 +23,7 @@ NetworkFaults SimWorld::draw_faults(double worst, bool of_each) {
   f.not_ready = some(std::max(worst / 3, 0.1));
   f.not_ready_in_a_row = static_cast<std::uint32_t>(1 + sim_.random(3));
   if (sometimes(0.5)) f.message_delay_max = 1us + below(100us);
+  if (sometimes(0.5)) f.packet_loss = some(worst / 30);
   if (sometimes(0.7)) f.control_delay_max = 1us + below(2ms);
   // Now and then a datagram comes very late: in another life of its slot, or of its sender.
   if (sim_.chance(0.2)) f.datagram_delay_max = 1ms + below(20ms);
