@@ -23,7 +23,7 @@ NetworkFaults SimWorld::draw_faults(double worst, bool of_each) {
   f.not_ready = some(std::max(worst / 3, 0.1));
   f.not_ready_in_a_row = static_cast<std::uint32_t>(1 + sim_.random(3));
   if (sometimes(0.5)) f.message_delay_max = 1us + below(100us);
-  if (sometimes(0.5)) f.packet_loss = some(worst / 30);
+  if (sometimes(0.5)) f.packet_loss = some(std::max(worst / 10, 0.02));
   if (sometimes(0.7)) f.control_delay_max = 1us + below(2ms);
   // Now and then a datagram comes very late: in another life of its slot, or of its sender.
   if (sim_.chance(0.2)) f.datagram_delay_max = 1ms + below(20ms);
@@ -116,8 +116,9 @@ void SimWorld::take_stock() {
       {SimEvent::dropped, s.dropped},     {SimEvent::duplicated, s.duplicated},
       {SimEvent::reordered, s.reordered}, {SimEvent::delayed, s.delayed},
       {SimEvent::cut_off, s.cut},         {SimEvent::not_ready, s.not_ready},
-      {SimEvent::late, s.late},           {SimEvent::failed, s.failed},
-      {SimEvent::kills, s.kills},         {SimEvent::restarts, s.restarts}};
+      {SimEvent::late, s.late},           {SimEvent::lost, s.packets_lost},
+      {SimEvent::failed, s.failed},       {SimEvent::kills, s.kills},
+      {SimEvent::restarts, s.restarts}};
   for (const auto& [event, times] : counted)
     outcome_.happened[static_cast<std::size_t>(event)] = times;
 }

@@ -50,6 +50,8 @@ const char* name_of(SimEvent event) noexcept {
       return "datagrams lost on cut links";
     case SimEvent::not_ready:
       return "messages to receivers that were not ready";
+    case SimEvent::lost:
+      return "packets of connections lost";
     case SimEvent::late:
       return "requests of connections held up";
     case SimEvent::failed:

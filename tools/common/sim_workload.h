@@ -26,6 +26,7 @@ enum class SimEvent : std::uint8_t {
   cut_off,    ///< lost on links that were cut
   not_ready,  ///< messages of connections that found no receive
   late,       ///< requests of connections that were held up
+  lost,       ///< packets of connections, which were sent again
   failed,     ///< work requests
   cuts,       ///< of links
   kills,
@@ -38,7 +39,7 @@ enum class SimEvent : std::uint8_t {
   messages,   ///< that were delivered
   closed      ///< sessions, by their own end
 };
-inline constexpr std::size_t kSimEvents = 18;
+inline constexpr std::size_t kSimEvents = 19;
 [[nodiscard]] const char* name_of(SimEvent event) noexcept;
 
 struct SimOutcome {
