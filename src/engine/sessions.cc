@@ -54,6 +54,7 @@ Result<void> EngineCore::serve(Method method, const MethodHandler& handler) {
   auto& handlers = calls->handlers;
   if (method >= handlers.size()) handlers.resize(method + std::size_t{1});
   handlers[method] = handler;
+  calls->methods = static_cast<std::uint32_t>(handlers.size());
   return {};
 }
 
@@ -292,8 +293,7 @@ inline void post(EngineCore& core, Post when) noexcept {
 
 /// One that goes over the session's connection.
 [[gnu::cold, gnu::noinline]] Status begin_long_call(EngineCore& core, rpc::ClientSession& c,
-                                                    const rpc::Asked& asked,
-                                                    const CallOptions& options,
+                                                    rpc::Asked asked, const CallOptions& options,
                                                     const ReplyCallback& done) noexcept {
   const Status status =
       rpc::call_bulk(*core.calls, c, asked, options.reply_into ? &options.reply_into : nullptr,

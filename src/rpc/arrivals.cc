@@ -20,6 +20,10 @@ struct Arrival {
   }
 };
 
+/// How often losses double the patience with calls that have not gone out yet. Each call's own
+/// backs off from there.
+constexpr unsigned kMostLearned = 3;
+
 /// After Jacobson: the mean of round trips, and how far they lie from it.
 inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
   if (c.smooth == 0) [[unlikely]] {
@@ -33,17 +37,17 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   c.patience = std::max(c.smooth + 4 * c.variance, r.least_patience);
 }
 
-/// A request was sent again for nothing if the server had it by then: it takes longer than we had
-/// patience. Else it, or its reply, got lost or is slow on its way: there is more patience with the
-/// next, until one of them tells of a round trip.
+/// A request was sent again for nothing if the server had it by then: that says nothing of the way,
+/// and patience with slow handlers would be the undoing of calls that do get lost. Else it, or its
+/// reply, got lost or is slow on its way: there is more patience with the next, until one of them
+/// tells of a round trip.
 [[gnu::cold, gnu::noinline]] void learn_from_repeated(Rpc& r, ClientSession& c, const Call& k,
                                                       std::uint16_t held) noexcept {
   const std::uint64_t since = r.shared.now - std::min(k.sent_at, r.shared.now);
   const std::uint64_t there = ticks_held(r, held);
-  if (held != kHeldUnknown && (held == kHeldMost || there >= since))
-    return measure(r, c, std::max(since, there));
+  if (held != kHeldUnknown && (held == kHeldMost || there >= since)) return;
   const std::uint64_t patience = std::max(c.smooth + 4 * c.variance, r.least_patience);
-  c.patience = std::min(2 * c.patience, patience << kMostBackoff);
+  c.patience = std::min(2 * c.patience, patience << kMostLearned);
   on_loss(r, c);
 }
 
@@ -123,7 +127,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   v.payload.since = r.since;
   if (s->granted != s->window) [[unlikely]]
     grant(r, *s);
-  if (header.method >= r.handlers.size() || !r.handlers[header.method]) [[unlikely]] {
+  if (header.method >= r.methods || !r.handlers[header.method]) [[unlikely]] {
     refuse(r, header.session, header.number, Status::unsupported, "no such method");
     return false;
   }

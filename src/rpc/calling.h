@@ -30,21 +30,29 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
   }
 }
 
-/// Sends header and payload; false, and nothing sent, if the port is full.
+/// Sends header and payload. Not while the port is full.
+[[gnu::always_inline]] inline void put_out(Rpc& r, const Destination& to,
+                                           const wire::RpcHeader& header,
+                                           const Payload& payload) noexcept {
+  const wire::RpcWords words = wire::pack(header);
+  if (payload.block == nullptr) [[likely]] {
+    r.port->send(to, words, header.length, payload.text);
+  } else {
+    r.port->send(to, words, header.length, payload.block, payload.data);
+  }
+}
+
+/// The same; false, and nothing sent, if the port is full.
 [[gnu::always_inline]] inline bool transmit(Rpc& r, const Destination& to,
                                             const wire::RpcHeader& header,
                                             const Payload& payload) noexcept {
   if (r.port->full()) [[unlikely]]
     return ++r.stats.unsent, false;
-  if (payload.block == nullptr) [[likely]] {
-    r.port->send(to, header, payload.text);
-  } else {
-    r.port->send(to, header, payload.block, payload.data);
-  }
+  put_out(r, to, header, payload);
   return true;
 }
 
-/// Sends the call in a slot for the first time.
+/// Sends the call in a slot for the first time; it may_start().
 [[gnu::always_inline]] inline void start(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot,
                                          std::uint64_t now) noexcept {
   mind_idleness(r, c, now);
@@ -54,7 +62,7 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
     cover(r);
   call.tries = 0;
   call.sent_at = now;
-  (void)transmit(r, c.route->to, header_of(c, call), call.payload);
+  put_out(r, c.route->to, header_of(c, call), call.payload);
   look_for_answer(r, c, call, now);
 }
 

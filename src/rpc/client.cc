@@ -90,7 +90,7 @@ void ready(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route)
   if (c.on_ready) c.on_ready(Session(r.shared.core, c.name));
 }
 
-Status put_off(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept {
+Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done) noexcept {
   const std::uint32_t room = r.shared.config.rpc.backlog;
   if (c.waiting_count == room) return Status::would_block;
   if (c.waiting == nullptr && !make_waiting(r, c)) return Status::no_buffer;

@@ -83,37 +83,35 @@ class Port {
   [[nodiscard]] bool full() const noexcept { return sent_ - done_ >= depth_; }
   /// Up to kShortCall bytes, which are copied, whatever lies behind them as well: a fixed number is
   /// quicker.
-  void send(const Destination& to, const wire::RpcHeader& header,
+  void send(const Destination& to, wire::RpcWords words, std::uint32_t length,
             const std::byte (&payload)[kShortCall]) noexcept {
     Entry& e = next(to);
     std::byte* const line = line_of(sent_);
-    const wire::RpcWords words = wire::pack(header);
     std::memcpy(line, &words.low, sizeof words.low);
     std::memcpy(line + sizeof words.low, &words.high, sizeof words.high);
     std::memcpy(line + sizeof words, payload, kShortCall);
-    e.sges[0].length = static_cast<std::uint32_t>(sizeof words) + header.length;
+    e.sges[0].length = static_cast<std::uint32_t>(sizeof words) + length;
     append();
   }
   /// Longer: sent from where it lies, with a reference to its block until the device is done. The
   /// header goes into the block, right before the payload, if that is free for it: one element.
   /// Else, as where one buffer goes to many at once, it is one of two.
-  void send(const Destination& to, const wire::RpcHeader& header, Block* block,
+  void send(const Destination& to, wire::RpcWords words, std::uint32_t length, Block* block,
             const std::byte* payload) noexcept {
     static_assert(sizeof block->header == wire::kRpcHeaderBytes);
     Entry& e = next(to);
-    const wire::RpcWords words = wire::pack(header);
     const bool beside =
         block->header_in_use == 0 && payload == block->header + sizeof block->header;
     if (beside) {
       block->header_in_use = 1;
       std::memcpy(block->header, &words, sizeof words);
       e.sges[0] = {reinterpret_cast<std::uint64_t>(block->header),
-                   static_cast<std::uint32_t>(sizeof words) + header.length, block->lkey};
+                   static_cast<std::uint32_t>(sizeof words) + length, block->lkey};
     } else {
       wire::RpcWords* const apart = &headers_[sent_ & mask_];
       *apart = words;
       e.sges[0] = {reinterpret_cast<std::uint64_t>(apart), sizeof words, lines_block_->lkey};
-      e.sges[1] = {reinterpret_cast<std::uint64_t>(payload), header.length, block->lkey};
+      e.sges[1] = {reinterpret_cast<std::uint64_t>(payload), length, block->lkey};
       e.wr.num_sge = 2;
     }
     e.wr.send_flags &= ~unsigned{IBV_SEND_INLINE};

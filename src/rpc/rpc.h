@@ -190,6 +190,7 @@ struct Rpc {
   agent::Shared& shared;
   std::unique_ptr<Port> port;
   std::vector<MethodHandler> handlers;
+  std::uint32_t methods = 0;  ///< their number, which takes a multiplication to tell
   SessionTable<ClientSession, Call> clients;
   SessionTable<ServerSession, Service> servers;
   /// Tick since when what a poll has found may have waited: the poll's own, unless we were away.
@@ -304,7 +305,8 @@ std::uint64_t look_at_call(Rpc& r, ClientSession& c, std::uint32_t slot,
 void on_watch_timer(Rpc& r) noexcept;
 
 // In client.cc.
-/// A call as the application asks for it.
+/// A call as the application asks for it. Handed on by value: else it would be in memory for the
+/// cold ways alone.
 struct Asked {
   Method method;
   const std::byte* data;
@@ -314,7 +316,7 @@ struct Asked {
   std::uint64_t deadline;  ///< tick
 };
 /// One that may not start yet. Cold unless the window is full.
-Status put_off(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done) noexcept;
+Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done) noexcept;
 Status cancel(Rpc& r, ClientSession& c, std::uint32_t number) noexcept;
 Status close(Rpc& r, ClientSession& c) noexcept;
 void take_answer(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,

@@ -48,7 +48,7 @@ class RpcHostile : public testing::Test {
   /// Sends it from somebody else's port to where one of his routes or ours leads.
   void send(const spinwire::rpc::Destination& to, const RpcHeader& header) {
     static const std::byte nothing[kShortCall]{};
-    other_.core->calls->port->send(to, header, nothing);
+    other_.core->calls->port->send(to, spinwire::wire::pack(header), header.length, nothing);
     other_.core->calls->port->flush();
   }
   [[nodiscard]] spinwire::rpc::Destination to_server() {
@@ -125,7 +125,8 @@ TEST_F(RpcHostile, NobodyIsTheServerOfASessionThatIsBeingOpened) {
   static const std::byte nothing[kShortCall]{};
   spinwire::rpc::Port& port = *server_.core->calls->port;
   for (const RpcKind kind : {RpcKind::reply, RpcKind::pong, RpcKind::closed})
-    port.send(victim().route->to, {opening.name(), 0, 0, kind, 0, 0, 1}, nothing);
+    port.send(victim().route->to, spinwire::wire::pack({opening.name(), 0, 0, kind, 0, 0, 1}), 0,
+              nothing);
   port.flush();
   while (bad(client_) != 3) (void)client_.core->poll();
   EXPECT_EQ(opening.state(), spinwire::SessionState::opening);

@@ -139,7 +139,7 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds pati
     make_bulk(c, s.from);
   c.begun = sim_.now();
   c.deadline = c.begun + patience;
-  c.patient = patience >= 1s;
+  c.patient = patience >= 3s;  // for many tries, whatever those before have taught
   c.asked_for = asked_for;
   ReplyCallback done = [this, number](Reply& r) { on_reply(number, r); };
   if (outer != nullptr) {
