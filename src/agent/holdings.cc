@@ -228,7 +228,9 @@ void take_reply(Shared& s, Agent& a, const wire::LeaseReply& reply) noexcept {
   told.refusal = refusal_of(reply.verdict);
   if (h->state == Holding::State::held && reply.verdict == LeaseVerdict::granted) {
     told.time = duration_of(reply.time);
-    h->until = end_of(s, h->renewed, told.time);
+    const std::uint64_t until = end_of(s, h->renewed, told.time);
+    if (until > h->asked) return lease_protocol_error(s, a, "it grants what was not asked for");
+    h->until = until;
   }
   end_call(s, *h, told);
 }
@@ -237,6 +239,7 @@ Status renew(Shared& s, Holding& h, Nanoseconds time, const LeaseCallback& done)
   if (!is_lease_time(s, time)) return Status::invalid_argument;
   if (const Status status = may_call(s, h); status != Status::ok) return status;
   h.renewed = s.clock.now();
+  h.asked = end_of(s, h.renewed, time);
   h.done = done;
   await_answer(s, h);
   call(s, h, LeaseAction::renew, false, static_cast<std::uint64_t>(time.count()));

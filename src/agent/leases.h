@@ -68,6 +68,7 @@ struct Holding {
   std::uint64_t began = 0;    ///< tick from which we count
   std::uint64_t until = 0;    ///< tick: no operation is started from there on
   std::uint64_t renewed = 0;  ///< tick of the renewal that is under way
+  std::uint64_t asked = 0;    ///< and `until` if it is granted
   std::uint32_t theirs = 0;   ///< the owner's number
   std::uint32_t id = 0;       ///< ours
   std::uint32_t index = 0;

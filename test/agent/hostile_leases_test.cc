@@ -229,6 +229,40 @@ TEST_F(HostileLeases, AGrantIsOfWhatWasAsked) {
   }
 }
 
+TEST_F(HostileLeases, ARenewalIsNotForLongerThanWasAsked) {
+  for (const std::uint64_t more :
+       {std::uint64_t{0}, std::uint64_t{1'000'000}, wire::kLongestLease}) {
+    SCOPED_TRACE(more);
+    Talk t;
+    RemoteMemory memory;
+    std::optional<Status> told;
+    LeaseOptions options;
+    options.time = 1s;
+    ASSERT_EQ(
+        t.victim.request_memory(64, options, [&](LeaseReply& r) { memory = std::move(r.memory); }),
+        Status::ok);
+    const auto asked = t.hear<wire::LeaseRequest>(MessageKind::lease_request);
+    t.say(MessageKind::lease_grant, t.grant(64, 1s, asked.id));
+    ASSERT_TRUE(t.until([&] { return static_cast<bool>(memory); }));
+    ASSERT_EQ(memory.renew(2s, [&](LeaseReply& r) { told = r.status; }), Status::ok);
+    const auto call = t.hear<wire::LeaseCall>(MessageKind::lease_call);
+    EXPECT_EQ(call.action, LeaseAction::renew);
+    const std::uint64_t time = std::min(call.time + more, wire::kLongestLease);
+    t.say(MessageKind::lease_reply, wire::LeaseReply{time, call.id, LeaseVerdict::granted});
+    if (more != 0) {
+      t.expect_refused("grants what was not asked for");
+      EXPECT_EQ(told, Status::flushed);
+      t.finish();
+      continue;
+    }
+    ASSERT_TRUE(t.until([&] { return told.has_value(); }));
+    EXPECT_EQ(told, Status::ok);
+    memory.release();
+    EXPECT_EQ(t.hear<wire::LeaseCall>(MessageKind::lease_call).action, LeaseAction::release);
+    t.end();
+  }
+}
+
 TEST_F(HostileLeases, WhatIsPushedHasItsLimits) {
   Config c = hostile_config();
   c.leases.count = 3;
