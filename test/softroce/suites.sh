@@ -253,7 +253,8 @@ ExchangesOverALossyNetwork() {
 
 CallsOverALossyNetwork() {
   local status=0 calls=${SOFTROCE_CALLS:-5000}
-  timeout 400 "$vm" --timeout 330 --pair --ready-line serving --loss 2% \
+  local limit=$((200 + calls / 50))
+  timeout $((limit + 70)) "$vm" --timeout $limit --pair --ready-line serving --loss 2% \
     "$bin/softroce-calls serve \$SOFTROCE_ADDRESS" \
     "$bin/softroce-calls call \$SOFTROCE_PEER $calls" >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
