@@ -172,6 +172,8 @@ void Port::on_sent(const ibv_wc& wc) noexcept {
   }
   // Those up to this one, of the at most `depth_` that are under way.
   const std::uint32_t end = static_cast<std::uint32_t>(wc.wr_id >> 1) + 1;
+  if (end - done_ > depth_) [[unlikely]]
+    return;
   for (; done_ != end && held_ != 0; ++done_) {
     if (Held& held = held_blocks_[done_ & mask_]; held.block != nullptr) let_go(held);
   }
