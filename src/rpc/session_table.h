@@ -74,6 +74,7 @@ class SessionTable {
     asm volatile("");  // it has an effect, that is: g++ drops calls of functions that have none
     if (index >= entries_.capacity()) return;
     const Entry& entry = entries_.at(index);
+    if (entry.record == nullptr) return;
     const auto* const record = reinterpret_cast<const std::byte*>(entry.record);
     const std::byte* const place =
         record + sizeof(Session) + (number & (entry.window - 1)) * sizeof(Place);
