@@ -34,6 +34,7 @@ inline Config rpc_config() {
   c.rpc.send_depth = 128;
   c.rpc.receive_depth = 256;
   c.rpc.least_timeout *= slowness();
+  c.rpc.target_delay = 1s;  // whatever is slow here is no network
   return c;
 }
 
