@@ -38,7 +38,7 @@ class ManySessions {
   std::uint64_t done_ = 0;
   std::uint64_t random_ = 88172645463325252;
   std::vector<Session> sessions_;
-  Session next_;  ///< to be called
+  Session next_;  ///< called next: its records are asked for one call ahead
   std::uint32_t ready_ = 0;
   Config config_;
   Engine server_;

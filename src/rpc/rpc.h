@@ -231,8 +231,8 @@ void finish_poll(Rpc& r) noexcept;
 inline bool has_work(const Rpc& r) noexcept {
   return r.port->unposted() || r.stalled_first != kNone || r.due_first != nullptr;
 }
-/// Has receives posted for all that are promised, and some more. Cold: each time at least as many
-/// as there are.
+/// Has receives posted for all that are promised, and some more. Cold: what is posted doubles at
+/// least, until all are.
 void cover(Rpc& r) noexcept;
 /// A part of the control step.
 void upkeep(Rpc& r) noexcept;
