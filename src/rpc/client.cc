@@ -1,7 +1,7 @@
 // The client's end of sessions: calls, their replies, and what becomes of those without.
 #include <algorithm>
 #include <bit>
-#include <memory>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -33,20 +33,19 @@ void stall(Rpc& r, ClientSession& c) noexcept {
   r.stalled_last = index;
 }
 
-/// A session whose calls never wait has no room for them: of many, most are idle.
+/// A session has room for calls that wait while there are any: of many sessions, the pool could not
+/// hold that of each.
 [[gnu::cold, gnu::noinline]] bool make_waiting(Rpc& r, ClientSession& c) noexcept {
   static_assert(std::is_trivially_destructible_v<Waiting>);
   const std::size_t room = r.shared.config.rpc.backlog;
   c.waiting_block = r.shared.arena->allocate(memory::PoolId::send, room * sizeof(Waiting));
   if (c.waiting_block == nullptr) return false;
   c.waiting = reinterpret_cast<Waiting*>(c.waiting_block->payload);
-  std::uninitialized_default_construct_n(c.waiting, room);
   return true;
 }
 
-/// When none waits.
 void drop_waiting(ClientSession& c) noexcept {
-  if (c.waiting == nullptr) return;
+  if (c.waiting == nullptr || c.waiting_count != 0) return;
   c.waiting = nullptr;
   detail::release(std::exchange(c.waiting_block, nullptr));
 }
@@ -94,8 +93,11 @@ Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done)
   const std::uint32_t room = r.shared.config.rpc.backlog;
   if (c.waiting_count == room) return Status::would_block;
   if (c.waiting == nullptr && !make_waiting(r, c)) return Status::no_buffer;
-  Waiting& w = c.waiting[(c.waiting_first + c.waiting_count) % room];
-  if (!fill(r, w.payload, asked.data, asked.size, asked.block)) return Status::no_buffer;
+  Waiting& w = *new (&c.waiting[(c.waiting_first + c.waiting_count) % room]) Waiting;
+  if (!fill(r, w.payload, asked.data, asked.size, asked.block)) {
+    drop_waiting(c);
+    return Status::no_buffer;
+  }
   w.method = asked.method;
   w.size = static_cast<std::uint32_t>(asked.size);
   w.id = ++c.last_call;
@@ -129,6 +131,7 @@ void pump(Rpc& r, ClientSession& c) noexcept {
     c.waiting_first = (c.waiting_first + 1) % r.shared.config.rpc.backlog;
     --c.waiting_count;
   }
+  drop_waiting(c);
   if (c.waiting_count != 0 && c.under_way < c.allowed) stall(r, c);
 }
 
@@ -180,6 +183,7 @@ void end_calls(Rpc& r, ClientSession& c, Status status) noexcept {
     clear(w.payload);
     if (w.done) end_call(std::exchange(w.done, nullptr), status);
   }
+  drop_waiting(c);
 }
 
 }  // namespace
@@ -233,7 +237,6 @@ void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
     c.listed = false;
   }
   c.name = 0;
-  drop_waiting(c);
   c.on_ready = nullptr;
   c.on_closed = nullptr;
   r.clients.release(c.timer.index);
@@ -303,7 +306,6 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
     return lose(r, c, Status::peer_lost, "no datagram came from it any more");
   }
   if (now - std::min(c.last_heard, now) >= r.keepalive) tell(r, c, RpcKind::ping);
-  if (c.under_way + c.waiting_count == 0) drop_waiting(c);
   const std::uint32_t name = c.name;
   std::uint64_t next = look_at_calls(r, c, now);
   if (c.name == name && c.state == SessionState::ready && c.bulk != nullptr)

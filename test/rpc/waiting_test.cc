@@ -33,11 +33,7 @@ TEST(RpcWaiting, TakesItsRoomFromTheSendPoolWhileItIsNeeded) {
     return t.all_ended();
   }));
   EXPECT_EQ(t.ended.back().bytes, filled(4, 99));
-  // It is given back when the session has been idle for a while.
-  ASSERT_TRUE(t.until([&] {
-    now += 10'000'000;
-    return used() == 0;
-  }));
+  EXPECT_EQ(used(), 0u);  // with no other reason than that none waits
   EXPECT_TRUE(t.session.ready());
   t.finish();
 }
