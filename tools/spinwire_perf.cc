@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <map>
@@ -42,7 +43,8 @@ Tests
         else as for rate. --batch calls go out together as soon as as many may; they are spread over
         --sessions; with --symmetric the server calls as well, and what we serve meanwhile is
         counted, too. Bandwidth is that of requests and replies. A session has up to 64 calls under
-        way.
+        way. What is longer than a datagram goes over the session's connection: requests are read
+        by the server, replies written into memory that the call has named.
 
 Data is checked: every message, reply and read by the number in its first and last bytes; messages
 of the warm-up as a whole, and at the end as a whole what the last writes and reads have left in
@@ -69,17 +71,21 @@ const std::map<std::string, PerfOp> kOps{{"send", PerfOp::send},
                                          {"read", PerfOp::read},
                                          {"pong", PerfOp::pong}};
 
+/// Calls with more than this, bytes, are as many as operations of bw unless a number is given.
+constexpr std::uint64_t kLarge = std::uint64_t{64} << 10;
+
 /// What is not given depends on the test.
 void fill_in(Arguments& a) {
   PerfOptions& o = a.perf;
   o.test = kTests.at(a.test);
   const bool bw = o.test == PerfTest::bw;
   const bool rpc = o.test == PerfTest::rpc;
+  const bool large = bw || (rpc && std::max(o.size, o.reply_size) > kLarge);
   o.op = rpc ? PerfOp::call : kOps.at(!a.op.empty() ? a.op : bw ? "write" : "send");
   if (o.size == 0) o.size = !bw ? 32 : o.op == PerfOp::send ? 4096 : 1 << 20;
   if (!a.sized) o.reply_size = o.size;
-  if (o.window == 0) o.window = o.test == PerfTest::lat ? 1 : bw ? 8 : rpc ? 32 : 64;
-  if (o.count == 0) o.count = o.test == PerfTest::lat ? 100'000 : bw ? 4'000 : 2'000'000;
+  if (o.window == 0) o.window = o.test == PerfTest::lat ? 1 : large ? 8 : rpc ? 32 : 64;
+  if (o.count == 0) o.count = o.test == PerfTest::lat ? 100'000 : large ? 4'000 : 2'000'000;
 }
 
 /// What of all this is no measurement; empty if nothing is.
@@ -119,9 +125,11 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
   app.add_option("-s,--size", o.size, "bytes per operation, 4KiB and so on accepted (32; bw 1MiB)")
       ->transform(CLI::AsSizeValue(false))
       ->check(CLI::Range(std::uint64_t{1}, PerfRequest::kLongest));
-  app.add_option("-w,--window", o.window, "operations in flight (lat 1, rate 64, bw 8, rpc 32)")
+  app.add_option("-w,--window", o.window,
+                 "operations in flight (lat 1, rate 64, bw 8, rpc 32, above 64KiB 8)")
       ->check(CLI::Range(1u, PerfRequest::kWidest));
-  app.add_option("-n,--count", o.count, "operations (lat 100000, rate and rpc 2000000, bw 4000)")
+  app.add_option("-n,--count", o.count,
+                 "operations (lat 100000, rate and rpc 2000000, bw and large rpc 4000)")
       ->check(CLI::PositiveNumber);
   CLI::Option* warmup = app.add_option("--warmup", o.warmup, "operations before those (count/20)");
   CLI::Option* reply_size =
@@ -167,6 +175,7 @@ void make_room(Config& config, const PerfOptions& o) {
   if (o.op == PerfOp::send) return;
   if (o.op == PerfOp::call) {
     config.rpc.sessions = std::max(config.rpc.sessions, o.sessions);
+    make_room_for_calls(config, o.size, o.reply_size, o.window);
     return;
   }
   // Pools are cut into chunks; one more for blocks' headroom and one for the dialogue's messages.

@@ -134,6 +134,10 @@ class Buffer {
     return slice().slice(offset, length);
   }
 
+  /// Whether nobody else holds the memory: no slice of it is alive, and no operation that it was
+  /// given to is in flight. So one sees that a reply's buffer may be written again. Hot.
+  [[nodiscard]] bool unique() const noexcept { return block_ != nullptr && block_->refs == 1; }
+
   /// Gives the block up. A no-op when empty.
   void reset() noexcept {
     if (block_ != nullptr) detail::release(std::exchange(block_, nullptr));

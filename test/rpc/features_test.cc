@@ -104,6 +104,31 @@ TEST(RpcFeatures, RequestsAndRepliesLieOnACachelineWhereTheyArrived) {
   t.finish();
 }
 
+TEST(RpcFeatures, ABufferTellsWhetherItMayBeWrittenAgain) {
+  Calls t(rpc_config(), nullptr, 1);
+  Buffer answer = t.server.buffer(1000);
+  const auto give = [&answer](Request& r) { EXPECT_EQ(r.reply(answer.slice()), Status::ok); };
+  ASSERT_TRUE(t.server.engine.serve(9, give));
+  EXPECT_FALSE(Buffer().unique());
+  EXPECT_TRUE(answer.unique());
+  EXPECT_EQ(t.call(9, {}).bytes.size(), 1000u);
+  EXPECT_FALSE(answer.unique());  // it may be asked for again
+  (void)t.call(kEcho, {});        // now it may not
+  ASSERT_TRUE(t.until([&] { return answer.unique(); }));
+  // A long one, until it is written.
+  Buffer into = t.client.engine.allocate(answer.size(), spinwire::Pool::lease);
+  CallOptions options;
+  options.reply_into = into.slice();
+  EXPECT_EQ(t.call(9, {}, options).bytes.size(), 1000u);
+  ASSERT_TRUE(t.until([&] { return answer.unique(); }));
+  EXPECT_FALSE(into.unique());
+  options.reply_into = {};
+  EXPECT_TRUE(into.unique());
+  into.reset();
+  answer.reset();
+  t.finish();
+}
+
 TEST(RpcFeatures, BuffersAreMadeLongAndSentAsLongAsTheyAreNow) {
   Config c = rpc_config();
   c.memory.send_bytes = 64u << 20;

@@ -38,6 +38,13 @@ TEST_F(Tools, CallsOfAnyShapeAreReported) {
   expect_calls({"--size", "1000", "--reply-size", "5", "--symmetric"});
 }
 
+TEST_F(Tools, LongCallsAreReportedAsWell) {
+  expect_calls({"--size", "100KiB", "--reply-size", "40", "--window", "1"});
+  expect_calls({"--size", "40", "--reply-size", "100KiB"});
+  expect_calls({"--size", "5000", "--reply-size", "4096", "--sessions", "3", "--batch", "2"});
+  expect_calls({"--size", "3MiB", "--window", "2", "--symmetric"});
+}
+
 TEST_F(Tools, CallsThatAreTooLongAreRefusedWithTheLimit) {
   const Outcome o = run("spinwire-perf", {"rpc", "--one-thread", "--size", "1GiB"});
   EXPECT_EQ(o.code, 1);
@@ -53,6 +60,8 @@ TEST_F(SlowTools, PerfServesCallersAndOthersInTurn) {
   EXPECT_EQ(server.wait_for("rpc, 32 bytes, window 32, 550 calls: "), "all data as sent");
   expect_calls({"--symmetric", "--sessions", "3", "--window", "8"}, there);
   EXPECT_EQ(server.wait_for("rpc, 32 bytes, window 8, 550 calls: "), "all data as sent");
+  expect_calls({"--size", "20KiB", "--reply-size", "70KiB", "--window", "8"}, there);
+  EXPECT_EQ(server.wait_for("rpc, 20480 bytes, window 8, 550 calls: "), "all data as sent");
   const Outcome o = run("spinwire-perf", {"lat", there[0], there[1], there[2], "-n", "300"});
   EXPECT_EQ(o.code, 0) << o.err;
   expect_calls({"--window", "1"}, there);

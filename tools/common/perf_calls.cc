@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -19,15 +20,65 @@ bool is_filled(std::span<const std::byte> bytes, std::uint64_t seed) noexcept {
   return perf_find_wrong(bytes, seed) == bytes.size();
 }
 
+/// Bytes of a pool for so many blocks, and a few for others.
+std::uint64_t pool_bytes(std::uint64_t size, std::uint64_t count) {
+  // Pools are cut into chunks of this size, blocks have a power of two or whole chunks.
+  constexpr std::uint64_t kChunk = 2u << 20;
+  const std::uint64_t block = size <= kChunk / 4 ? std::bit_ceil(size) + 64 : size + 64;
+  const std::uint64_t chunks = block < kChunk ? (count + kChunk / block - 1) / (kChunk / block)
+                                              : count * ((block + kChunk - 1) / kChunk);
+  return (chunks + 2) * kChunk;
+}
+
 }  // namespace
+
+void make_room_for_calls(Config& config, std::uint64_t size, std::uint64_t reply_size,
+                         std::uint32_t window) {
+  const auto raise = [](std::uint64_t& pool, std::uint64_t bytes) { pool = std::max(pool, bytes); };
+  Config::Memory& memory = config.memory;
+  if (size > config.connections.message_bytes) return;  // refused, whatever room there is
+  if (size > kPerfShort) raise(memory.large_bytes, pool_bytes(size, window));
+  if (reply_size > kPerfShort) raise(memory.lease_bytes, pool_bytes(reply_size, window));
+  raise(memory.send_bytes,
+        pool_bytes(size, window) + (reply_size > kPerfShort ? pool_bytes(reply_size, window) : 0));
+}
 
 // ---- answering: hot ---------------------------------------------------------------------------
 
 void PerfAnswerer::expect(const CallShape& shape) {
   shape_ = shape;
-  reply_.assign(shape.reply_size, std::byte{0});
+  replies_.clear();
+  next_reply_ = 0;
+  reply_.clear();
+  if (shape.reply_size <= kPerfShort) reply_.resize(shape.reply_size);
   perf_fill(reply_, ~shape.seed);
   books_ = {};
+}
+
+/// One that is on its way must not be changed; null if there is no room for another.
+Buffer* PerfAnswerer::free_reply() noexcept {
+  if (!replies_.empty()) {
+    next_reply_ = next_reply_ + 1 < replies_.size() ? next_reply_ + 1 : 0;
+    if (replies_[next_reply_].unique()) [[likely]]
+      return &replies_[next_reply_];
+  }
+  Buffer more = engine_.allocate(shape_.reply_size);
+  if (!more) return nullptr;
+  perf_fill(more.bytes(), ~shape_.seed);
+  next_reply_ = replies_.size();
+  replies_.push_back(std::move(more));
+  return &replies_.back();
+}
+
+Status PerfAnswerer::answer(Request& request, std::uint64_t value) noexcept {
+  if (shape_.reply_size <= kPerfShort) [[likely]] {
+    perf_stamp(reply_.data(), reply_.size(), value);
+    return request.reply(reply_);
+  }
+  Buffer* const reply = free_reply();
+  if (reply == nullptr) return Status::no_buffer;
+  perf_stamp(reply->data(), reply->size(), value);
+  return request.reply(reply->slice());
 }
 
 void PerfAnswerer::take(Request& request) noexcept {
@@ -43,8 +94,7 @@ void PerfAnswerer::take(Request& request) noexcept {
   ++books_.calls;
   books_.sum += value;
   books_.wrong += good ? 0 : 1;
-  perf_stamp(reply_.data(), reply_.size(), value + 1);
-  const Status status = request.reply(reply_);
+  const Status status = answer(request, value + 1);
   if (status == Status::ok || status == Status::not_connected) [[likely]]
     return;
   (void)request.refuse(status == Status::no_buffer ? "no room; raise the server's memory.send_bytes"
@@ -101,20 +151,31 @@ void PerfCaller::fail(std::string why) {
 
 // ---- calling: hot -----------------------------------------------------------------------------
 
+/// What is too long for the engine; empty if nothing is.
+std::string PerfCaller::find_excess() const {
+  if (const std::size_t longest = session().longest_bulk(); shape_.size > longest) {
+    return fmt::format(
+        "requests of {} bytes are longer than the {} that a session takes; raise "
+        "connections.message_bytes at both ends",
+        shape_.size, longest);
+  }
+  return {};
+}
+
 bool PerfCaller::prepare() {
-  const std::size_t longest = session().longest();
-  if (std::max(shape_.size, shape_.reply_size) > longest) {
-    fail(fmt::format(
-        "calls of {} bytes with replies of {} are longer than the {} that a session has",
-        shape_.size, shape_.reply_size, longest));
+  if (std::string excess = find_excess(); !excess.empty()) {
+    fail(std::move(excess));
   } else if (!take_memory()) {
-    fail(fmt::format("there is no room for {} times {} bytes; raise memory.send_bytes",
-                     shape_.window, shape_.size));
+    fail(
+        fmt::format("there is no room for {} requests of {} bytes, or as many replies of {}; raise "
+                    "memory.send_bytes, or memory.lease_bytes",
+                    shape_.window, shape_.size, shape_.reply_size));
   }
   return fault_.empty();
 }
 
 bool PerfCaller::take_memory() {
+  const bool long_replies = shape_.reply_size > session().longest();
   started_.resize(shape_.window);
   numbers_.resize(shape_.window);
   ended_.reserve(shape_.window);
@@ -124,6 +185,10 @@ bool PerfCaller::take_memory() {
     if (!buffers_.back()) return false;
     requests_.push_back(buffers_.back().slice());
     perf_fill(requests_.back().bytes(), shape_.seed);
+    if (!long_replies) continue;
+    buffers_.push_back(engine_.allocate(shape_.reply_size, Pool::lease));
+    if (!buffers_.back()) return false;
+    replies_.push_back(buffers_.back().slice());
   }
   return true;
 }
@@ -176,6 +241,7 @@ Status PerfCaller::call(std::uint32_t slot) {
   perf_stamp(bytes.data(), shape_.size, value);
   CallOptions options;
   options.post = exact_ ? Post::now : Post::defer;
+  if (!replies_.empty()) options.reply_into = replies_[slot];
   const auto done = [this, slot](Reply& reply) { on_reply(slot, reply); };
   Session& session = sessions_[index];
   const Status status =

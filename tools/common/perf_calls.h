@@ -9,6 +9,7 @@
 
 #include "common/histogram.h"
 #include "common/perf_protocol.h"
+#include "spinwire/config.h"
 #include "spinwire/engine.h"
 
 namespace spinwire::tools {
@@ -44,6 +45,12 @@ inline constexpr Method kPerfCall = 1;  ///< what is measured
 inline constexpr Method kPerfAsk = 2;
 inline constexpr Method kPerfEnd = 3;
 
+/// A request or reply of more bytes goes over its session's connection on any device.
+inline constexpr std::uint64_t kPerfShort = 4096;
+/// Raises the pools of an engine that makes such calls, and of one that takes them.
+void make_room_for_calls(Config& config, std::uint64_t size, std::uint64_t reply_size,
+                         std::uint32_t window);
+
 /// Calls that have been answered.
 struct CallBooks {
   std::uint64_t calls = 0;
@@ -59,6 +66,8 @@ constexpr std::uint64_t perf_value(std::uint64_t value, std::uint64_t size) noex
 /// Answers calls, and checks them.
 class PerfAnswerer {
  public:
+  /// The answerer goes before the engine.
+  explicit PerfAnswerer(Engine& engine) noexcept : engine_(engine) {}
   /// From now on calls are like this; the books are empty.
   void expect(const CallShape& shape);
   /// Hot.
@@ -66,8 +75,16 @@ class PerfAnswerer {
   [[nodiscard]] const CallBooks& books() const noexcept { return books_; }
 
  private:
+  Status answer(Request& request, std::uint64_t value) noexcept;
+  Buffer* free_reply() noexcept;
+
+  Engine& engine_;
   CallShape shape_;
   std::vector<std::byte> reply_;
+  /// Replies that the library does not copy: as many as have been on their way at once, and which
+  /// is the next.
+  std::vector<Buffer> replies_;
+  std::size_t next_reply_ = 0;
   CallBooks books_;
 };
 
@@ -122,6 +139,7 @@ class PerfCaller {
  private:
   void open_more();
   void on_closed(const Error& error);
+  std::string find_excess() const;
   bool take_memory();
   void go_on();
   void call_more();
@@ -143,6 +161,7 @@ class PerfCaller {
   std::uint32_t next_session_ = 0;
   std::vector<Session> sessions_;
   std::vector<BufferSlice> requests_;   ///< by slot
+  std::vector<BufferSlice> replies_;    ///< by slot, of those longer than a datagram takes; or none
   std::vector<std::uint64_t> started_;  ///< ticks, by slot
   std::vector<std::uint64_t> numbers_;
   std::vector<std::uint32_t> free_;   ///< slots

@@ -49,6 +49,7 @@ CallOptions patient() {
 
 RpcPerfClient::RpcPerfClient(Engine engine, const PerfOptions& options, std::string address)
     : engine_(std::move(engine)),
+      answerer_(engine_),
       caller_(engine_),
       options_(options),
       address_(std::move(address)),

@@ -105,7 +105,7 @@ class RpcPerfClient {
 class RpcPerfServer {
  public:
   explicit RpcPerfServer(Engine& engine) noexcept
-      : engine_(engine), patience_(engine.clock(), Nanoseconds::zero()) {}
+      : engine_(engine), answerer_(engine), patience_(engine.clock(), Nanoseconds::zero()) {}
   RpcPerfServer(const RpcPerfServer&) = delete;
   RpcPerfServer& operator=(const RpcPerfServer&) = delete;
 
