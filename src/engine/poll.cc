@@ -15,13 +15,14 @@ std::uint32_t EngineCore::take_mixed_batch(int count) noexcept {
   std::uint32_t events = 0;
   const ibv_wc* const end = completions.data() + count;
   for (const ibv_wc* wc = completions.data(); wc != end;) {
-    const ibv_wc* const first = wc;
-    const bool call = wc->qp_num == rpc_qp_num;
-    while (++wc != end && (wc->qp_num == rpc_qp_num) == call) {
+    if (wc->qp_num == rpc_qp_num) {
+      wc = rpc::take_completions(*calls, wc, end, events);
+      continue;
     }
-    const int run = static_cast<int>(wc - first);
-    events += call ? rpc::take_completions(*calls, first, run)
-                   : agent::take_completions(shared, first, run);
+    const ibv_wc* const first = wc;
+    while (++wc != end && wc->qp_num != rpc_qp_num) {
+    }
+    events += agent::take_completions(shared, first, static_cast<int>(wc - first));
   }
   return events;
 }

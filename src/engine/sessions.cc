@@ -276,7 +276,8 @@ RpcStats Engine::rpc_stats() const noexcept {
 
 namespace {
 
-rpc::ClientSession* locate(EngineCore* core, std::uint32_t name) noexcept {
+[[gnu::always_inline]] inline rpc::ClientSession* locate(EngineCore* core,
+                                                         std::uint32_t name) noexcept {
   return core != nullptr && core->guard.owned() && core->calls != nullptr
              ? rpc::find_client(*core->calls, name)
              : nullptr;

@@ -191,16 +191,18 @@ constexpr std::uint32_t kManySessions = 128;
 
 }  // namespace
 
-std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept {
+const ibv_wc* take_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
+                               std::uint32_t& events) noexcept {
   Port& port = *r.port;
-  const ibv_wc* const end = wcs + count;
-  for (const ibv_wc* wc = wcs + 1; wc < end; ++wc) {
-    if (agent::is_receive(wc->wr_id))
-      __builtin_prefetch(port.arrival(agent::slot_of(wc->wr_id)) + kRouteBytes);
+  const ibv_wc* ahead = wcs + 1;
+  for (const std::uint32_t ours = wcs->qp_num; ahead != end && ahead->qp_num == ours; ++ahead) {
+    if (agent::is_receive(ahead->wr_id))
+      __builtin_prefetch(port.arrival(agent::slot_of(ahead->wr_id)) + kRouteBytes);
   }
+  end = ahead;
   if (r.clients.size() + r.servers.size() > kManySessions) [[unlikely]]
     fetch_ahead(r, wcs, end);
-  std::uint32_t events = 0;
+  std::uint32_t taken = 0;
   for (const ibv_wc* wc = wcs; wc != end; ++wc) {
     if (!agent::is_receive(wc->wr_id)) {
       port.on_sent(*wc);
@@ -208,9 +210,10 @@ std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept {
     }
     const std::uint32_t slot = agent::slot_of(wc->wr_id);
     port.give_back(slot, take_datagram(r, *wc, {port.block(slot), port.arrival(slot)}));
-    ++events;
+    ++taken;
   }
-  return events;
+  events += taken;
+  return end;
 }
 
 }  // namespace spinwire::rpc

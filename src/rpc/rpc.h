@@ -247,8 +247,10 @@ void drop_route(Rpc& r, Route* route) noexcept;
 wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window) noexcept;
 
 // In arrivals.cc.
-/// Completions of the port's queue pair; answers the number of events. Hot.
-std::uint32_t take_completions(Rpc& r, const ibv_wc* wcs, int count) noexcept;
+/// Takes the completions that are of the port's queue pair, the first of which is, up to the first
+/// of another or the end, which it answers. Adds to the number of events. Hot.
+const ibv_wc* take_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
+                               std::uint32_t& events) noexcept;
 
 // In client.cc.
 /// A record for a session that is being opened; null if rpc.sessions are open. May throw.

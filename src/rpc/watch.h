@@ -30,7 +30,10 @@ class Watch {
     entries_[tail_ & mask_] = {now, session, number};
     return static_cast<std::uint16_t>(tail_++);
   }
-  void end(std::uint16_t place) noexcept { entries_[place & mask_].session = 0; }
+  void end(std::uint16_t place) noexcept {
+    entries_[place & mask_].session = 0;
+    if (((head_ ^ place) & mask_) == 0) ++head_;  // the usual: they end in order
+  }
   [[nodiscard]] const Entry& at(std::uint16_t place) const noexcept {
     return entries_[place & mask_];
   }
