@@ -28,9 +28,10 @@ void fall_silent(Rpc& r) noexcept {
     c.on_closed = nullptr;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) c.calls[slot].done = [](Reply&) {};
     // One without a callback is one that has ended: its payload is dropped here.
-    for (std::uint32_t w = 0; c.waiting != nullptr && w < r.shared.config.rpc.backlog; ++w) {
-      clear(c.waiting[w].payload);
-      c.waiting[w].done = nullptr;
+    for (std::uint32_t w = 0; w < c.waiting_count; ++w) {
+      Waiting& waits = c.waiting[(c.waiting_first + w) % r.shared.config.rpc.backlog];
+      clear(waits.payload);
+      waits.done = nullptr;
     }
     if (c.bulk != nullptr) fall_silent(r, *c.bulk);
   }
