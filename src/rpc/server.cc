@@ -110,7 +110,7 @@ void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
 
 void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   const std::uint64_t now = r.shared.clock.now();
-  if (is_connected(r, s)) s.last_heard = now;  // or it would not be
+  if (!takes_datagrams(*s.route) && is_connected(r, s)) s.last_heard = now;  // or it would not be
   // Time in which we did not look ourselves says nothing about the client.
   s.waited =
       s.last_heard >= s.looked_at ? 0 : s.waited + std::min(now - s.looked_at, 2 * r.keepalive);

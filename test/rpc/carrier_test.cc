@@ -128,6 +128,32 @@ TEST(RpcCarrier, EnginesWithAndWithoutDatagramsCallEachOther) {
   for (const Bare& each : all.all) each.expect_clean();
 }
 
+TEST(RpcCarrier, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
+  if (over_connections()) GTEST_SKIP() << "there are no datagrams";
+  Config c = with(RpcCarrier::automatic);
+  c.connections.credit_idle = c.connections.keepalive = 20ms * slowness();
+  Bares all;
+  Peer server(all.add(c)), client(all.add(c));
+  Session session = client.open(server);
+  ASSERT_TRUE(all.until([&] { return session.ready(); }));
+  expect_echoes(all, session, 1);
+  const ClientSession& ours = *spinwire::rpc::find_client(*client.core.calls, session.name());
+  const auto granted = [&] {
+    return spinwire::rpc::find_server(*server.core.calls, ours.peer)->granted;
+  };
+  EXPECT_EQ(granted(), c.rpc.window);
+  Buffer b(client.core.shared.arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
+  bool done = false;
+  ASSERT_TRUE(server.core.serve(kFold, [](Request& r) { (void)r.reply(fold_of(r.bytes())); }));
+  ASSERT_EQ(session.call(kFold, b.slice(), [&done](Reply&) { done = true; }), Status::ok);
+  ASSERT_TRUE(all.until([&] { return done; }));
+  EXPECT_TRUE(all.until([&] { return granted() == 1; }));  // idle sessions give them back
+  EXPECT_EQ(session.close(), Status::ok);
+  ASSERT_TRUE(all.until([&] { return client.held() + server.held() == 0; }));
+  b.reset();
+  for (const Bare& each : all.all) each.expect_clean();
+}
+
 TEST(RpcCarrier, ADeviceWithoutDatagramsIsNamedWhereTheyAreAskedFor) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
   const Bare bare(with(RpcCarrier::datagrams), nullptr, &without_datagrams());
