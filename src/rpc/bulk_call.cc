@@ -83,7 +83,8 @@ void on_request_sent(Rpc& r, std::uint32_t session, std::uint32_t number, Status
   BulkCall* const k = b != nullptr ? find_call(*b, number) : nullptr;
   if (k == nullptr) return;
   k->pulled_from = false;
-  if (!k->over && (status == Status::no_buffer || status == Status::refused)) settle(*k, status);
+  // One that was refused has its answer on the way: the server does not want what it needs no more.
+  if (!k->over && status == Status::no_buffer) settle(*k, status);
   try_end(r, *b, *k);
   pump_again(r, b, session);
 }

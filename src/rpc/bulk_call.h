@@ -69,6 +69,10 @@ inline bool goes_on(Rpc& r, const BulkClient* b, std::uint32_t session) noexcept
 inline void pump_again(Rpc& r, const BulkClient* b, std::uint32_t session) noexcept {
   if (goes_on(r, b, session)) (void)pump_bulk(r, *find_client(r, session)->bulk);
 }
+/// The same when a slot has become free: those that have one and steps to take are due anyway.
+inline void pump_waiting(Rpc& r, const BulkClient* b, std::uint32_t session) noexcept {
+  if (goes_on(r, b, session) && b->waiting_count != 0) pump_again(r, b, session);
+}
 
 /// How it ends; with try_end() it does.
 inline void settle(BulkCall& k, Status status) noexcept {

@@ -51,7 +51,7 @@ void take_bulk_reply(Rpc& r, BulkClient& b, agent::Agent& a, const BulkHeader& h
     Reply reply(status, m.block(), payload.data(), payload.size());
     asked.done(reply);
     if (reply.kept()) (void)m.take();  // the slice holds it now
-    return pump_again(r, &b, session);
+    return pump_waiting(r, &b, session);
   }
   k->message = m.take();
   extend_deadline(r, *k);
