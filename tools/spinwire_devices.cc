@@ -46,9 +46,10 @@ int show_opened(const Config& config) {
              d.netdev, to_string(d.link_layer));
   fmt::print("  MTU {}, inline {} bytes, {} READs and atomics outstanding\n", d.mtu, d.inline_bytes,
              d.rd_atomic);
-  fmt::print("  shared receives {}, memory windows {}, atomics {}, without locks {}\n",
-             yes_no(d.shared_receives), yes_no(d.memory_windows), yes_no(d.atomics),
-             yes_no(d.single_threaded));
+  fmt::print(
+      "  shared receives {}, memory windows {}, datagrams {}, atomics {}, without locks {}\n",
+      yes_no(d.shared_receives), yes_no(d.memory_windows), yes_no(d.datagrams), yes_no(d.atomics),
+      yes_no(d.single_threaded));
   return tools::kDone;
 }
 

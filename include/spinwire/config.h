@@ -19,6 +19,7 @@ enum class HugepagePolicy : std::uint8_t { require, prefer, off };
 enum class LockPolicy : std::uint8_t { require, prefer, off };
 enum class SharedReceives : std::uint8_t { automatic, off };
 enum class ControlMode : std::uint8_t { automatic, manual };
+enum class RpcCarrier : std::uint8_t { automatic, datagrams, connections };
 
 /// What peers may have of our memory through one connection, and we of theirs.
 struct LeaseLimits {
@@ -116,6 +117,11 @@ struct Config {
 
   /// Remote calls; see rpc.h. Nothing is taken for them before the first method or session.
   struct Rpc {
+    /// What calls go over. automatic: short ones over datagrams where the device has them; without,
+    /// and with a peer that has none, each session has a connection, of `connections.maximum`, for
+    /// all of its calls. datagrams: as automatic, but it is an error if the device has none.
+    /// connections: all calls over connections, and nothing is taken for datagrams
+    RpcCarrier carrier = RpcCarrier::automatic;
     std::uint32_t sessions = 1024;       ///< of the engine, opened and served each; 1 … 1048575
     std::uint32_t window = 8;            ///< calls of a session at once; a power of two, 1 … 64
     std::uint32_t backlog = 16;          ///< further ones that wait here, per session; 1 … 4096

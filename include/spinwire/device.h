@@ -53,6 +53,7 @@ struct DeviceInfo {
   std::uint32_t own_receives = 0;  ///< else each connection has a queue of this many
   std::uint32_t max_sge = 0;       ///< elements of a raw connection's work requests
   bool memory_windows = false;     ///< type 2B
+  bool datagrams = false;          ///< unreliable ones, which remote calls go over
   bool atomics = false;            ///< against other work of this device at least
   bool single_threaded = false;    ///< the device leaves its locks out for us
   std::vector<DeviceCandidate> candidates;  ///< all that were looked at, the chosen one included

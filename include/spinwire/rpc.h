@@ -6,6 +6,17 @@
 // (CallOptions::reply_into), go over a reliable connection, which their session makes when it first
 // needs one, and again when it was lost: long requests are pulled by the server, replies to named
 // memory are written there by its device. They are not in order with short ones.
+//
+// Where one of the two ends has no datagrams, as its device has none or by `rpc.carrier`, all calls
+// go over such a connection, with the same limits of length, window and backlog; the others'
+// sessions in the same engine stay as they are. The session is then ready when its connection is,
+// which counts as one of connections.maximum at both ends. When that is lost (which it finds out by
+// itself, also while idle), calls under way end with peer_lost and the client makes another at
+// once, for which further calls wait; the session stays ready. It ends with peer_lost if that
+// cannot be made, or is lost as well within connections.close_timeout. A server forgets a session
+// that has been without a connection for connections.peer_timeout. (iWARP devices have no
+// datagrams, but no engine opens on them yet: they have no immediates, and connect through rdma_cm
+// alone.)
 #pragma once
 
 #include <cstddef>
@@ -93,7 +104,7 @@ class SPINWIRE_API PendingCall {
   /// Memory of the call's own place in its session, to write a reply of up to `size` bytes into:
   /// nothing is copied and, once the place has it, no pool is asked. What it holds is undefined; it
   /// is this call's until it is answered. Empty if that is longer than a datagram takes, the call
-  /// is long or over, or memory is short. Hot.
+  /// names memory for its reply or is over, or memory is short. Hot.
   [[nodiscard]] std::span<std::byte> reply_space(std::size_t size) const noexcept;
   /// Replies with the first bytes of it. Errors: as reply(); invalid_argument (reply_space() was
   /// not asked for as many). Hot.
@@ -198,7 +209,8 @@ class SPINWIRE_API Session {
   Session() noexcept = default;
   [[nodiscard]] SessionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == SessionState::ready; }
-  /// Longest request and reply that take one datagram, bytes; 0 unless ready.
+  /// Longest request and reply that take one datagram, bytes, and as much over a connection; 0
+  /// unless ready.
   [[nodiscard]] std::size_t longest() const noexcept;
   /// Longest request of all, bytes: connections.message_bytes here and, as soon as there is a
   /// connection for long calls, at the server; 0 unless ready.
@@ -258,7 +270,7 @@ struct SessionOptions {
 struct RpcStats {
   std::uint64_t calls = 0;          ///< of clients here: accepted
   std::uint64_t replies = 0;        ///< of those: ended by a reply, refusals included
-  std::uint64_t retransmits = 0;    ///< requests sent again
+  std::uint64_t retransmits = 0;    ///< requests sent again, as datagrams
   std::uint64_t served = 0;         ///< handlers run here
   std::uint64_t resent = 0;         ///< replies sent again, as the request came again
   std::uint64_t duplicates = 0;     ///< requests dropped: a handler has them, or they are over
@@ -266,7 +278,7 @@ struct RpcStats {
   std::uint64_t bad_datagrams = 0;  ///< dropped: malformed, or of nobody that we know
   std::uint64_t slowed = 0;         ///< times that a session's calls were cut for congestion
   std::uint64_t unsent = 0;         ///< datagrams that the send queue had no room for
-  std::uint64_t bulk_calls = 0;     ///< of `calls`: over connections for long ones
+  std::uint64_t bulk_calls = 0;     ///< of `calls`: over connections
   /// What no peer of this protocol says on such connections, each of which it ended; and
   /// connections that were refused since they fit no session.
   std::uint64_t bad_bulk = 0;

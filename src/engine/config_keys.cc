@@ -17,6 +17,7 @@ using std::string_view;
 constexpr std::array<string_view, 3> kPolicies{"require", "prefer", "off"};
 constexpr std::array<string_view, 2> kSharedReceives{"auto", "off"};
 constexpr std::array<string_view, 2> kControlModes{"automatic", "manual"};
+constexpr std::array<string_view, 3> kCarriers{"automatic", "datagrams", "connections"};
 // In the order of Access.
 constexpr std::array<string_view, 8> kAccess{
     "local",         "remote_read",        "remote_write",        "remote_read_write",
@@ -207,6 +208,8 @@ constexpr std::array kKeys{
     SPINWIRE_CHOICE(queue_pair, QueuePair, access, kAccess,
                     "the most that peers may do with memory"),
 
+    SPINWIRE_CHOICE(rpc, Rpc, carrier, kCarriers,
+                    "what calls go over; automatic: datagrams where the device has them, else connections"),
     SPINWIRE_NUMBER(rpc, Rpc, sessions, integer, 1, 1048575, "",
                     "sessions of the engine, opened and served each"),
     SPINWIRE_NUMBER(rpc, Rpc, window, integer, 1, 64, "",

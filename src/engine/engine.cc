@@ -113,7 +113,8 @@ void EngineCore::end_connections() noexcept {
     if (!shared.agents.in_use(i)) continue;
     Agent& a = shared.agents.at(i);
     if (a.handshake != agent::kNone) drop(handshakes.at(a.handshake));
-    if (a.state == ConnectionState::ready && a.stage == agent::Stage::up && a.raw == nullptr) {
+    const bool speaks = a.state == ConnectionState::ready || (a.closing && !a.goodbye_sent);
+    if (speaks && a.stage == agent::Stage::up && a.raw == nullptr) {
       // The peer shall not have to find out by itself.
       a.goodbye_sent = agent::submit_control(shared, a, agent::OperationKind::goodbye);
       agent::flush(shared, a);

@@ -20,7 +20,18 @@ using wire::FrameKind;
 
 namespace {
 
-Result<void> check_room(const Config& c) {
+Result<void> check_carrier(const agent::Shared& s) {
+  const DeviceInfo& device = s.device->info();
+  if (s.config.rpc.carrier != RpcCarrier::datagrams || device.datagrams) return {};
+  return base::fail(Status::unsupported,
+                    "make remote calls possible with rpc.carrier = \"datagrams\"",
+                    fmt::format("device {} has no unreliable datagrams", device.name),
+                    "set rpc.carrier to \"automatic\" or \"connections\", or open another device");
+}
+
+Result<void> check_room(const agent::Shared& s) {
+  if (!rpc::uses_datagrams(s)) return {};
+  const Config& c = s.config;
   const std::uint64_t needed = engine::most_completions(c) + c.rpc.send_depth + c.rpc.receive_depth;
   if (needed <= c.queues.completion_depth) return {};
   return base::fail(
@@ -37,11 +48,12 @@ Result<void> EngineCore::start_rpc() {
   if (ending) return engine::ending_error("make remote calls possible");
   if (calls != nullptr) return {};
   if (auto left = check_device_left("make remote calls possible"); !left) return left;
-  if (auto room = check_room(shared.config); !room) return room;
+  if (auto carrier = check_carrier(shared); !carrier) return carrier;
+  if (auto room = check_room(shared); !room) return room;
   auto made = rpc::open(shared);
   if (!made) return tl::unexpected(made.error());
   calls = std::move(*made);
-  rpc_qp_num = calls->port->qp_num();
+  rpc_qp_num = rpc::uses_datagrams(shared) ? calls->port->qp_num() : rpc::kNoQueuePair;
   return {};
 }
 
@@ -126,7 +138,7 @@ void EngineCore::take_session_answer(Handshake& h, ClientSession& c) noexcept {
     return rpc::lose(*calls, c, Status::protocol, "the peer has another window than was asked for");
   const auto route = base::no_throw("address a peer", [&] { return rpc::take_route(*calls, end); });
   if (!route) return rpc::lose(*calls, c, route.error());
-  rpc::ready(*calls, c, end, *route);
+  rpc::take_peer(*calls, c, end, *route);
 }
 
 void EngineCore::progress_session(Handshake& h) noexcept {
@@ -173,7 +185,7 @@ void EngineCore::take_open_session(Handshake& h, const wire::SessionEnd& asked) 
   progress_serving(h);
 }
 
-/// Sessions with a first long call, as many as may be connected at once.
+/// Sessions with a first long call or without datagrams, as many as may be connected at once.
 void EngineCore::connect_sessions() noexcept {
   // Those that fail may be wanted again by the callbacks of their calls.
   for (std::uint32_t most = calls->wanting; most != 0; --most) {
@@ -196,7 +208,7 @@ Result<void> EngineCore::connect_session(ClientSession& c) {
   if (a == nullptr) {
     drop(h);
     return tl::unexpected(engine::no_more_connections(
-        shared, fmt::format("connect a session with {} for its long calls", c.address)));
+        shared, fmt::format("connect a session with {} for its calls", c.address)));
   }
   h.joins = c.name;
   engine::name_peer(*a, c.address);
@@ -219,7 +231,7 @@ void EngineCore::say_join(Handshake& h, agent::Agent& a) noexcept {
   say(h, wire::encode(join));
 }
 
-/// A peer connects for the long calls of a session that it has here: no matter of the
+/// A peer connects for calls of a session that it has here: no matter of the
 /// application's.
 void EngineCore::take_join(Handshake& h, const wire::JoinSession& join) noexcept {
   if (find_listener(h.listener, h.listener_generation) == nullptr)
@@ -228,9 +240,13 @@ void EngineCore::take_join(Handshake& h, const wire::JoinSession& join) noexcept
   if (s == nullptr)
     return refuse(h, {Status::refused, "join a session", "there is no such session of that peer's",
                       "open another session"});
-  if (auto left = check_device_left("join a session"); !left) return refuse(h, left.error());
+  const auto keep_out = [&](const Error& why) {
+    if (!rpc::takes_datagrams(*s->route)) rpc::dismiss(*calls, *s);  // this ends it for its client
+    refuse(h, why);
+  };
+  if (auto left = check_device_left("join a session"); !left) return keep_out(left.error());
   agent::Agent* const a = agent::acquire(shared, ConnectionState::exchanging, false);
-  if (a == nullptr) return refuse(h, engine::no_more_connections(shared, "join a session"));
+  if (a == nullptr) return keep_out(engine::no_more_connections(shared, "join a session"));
   h.agent = a->index;
   h.agent_generation = a->generation;
   a->handshake = h.index;
@@ -243,7 +259,7 @@ void EngineCore::take_join(Handshake& h, const wire::JoinSession& join) noexcept
   });
   if (!joined) {
     agent::fail(shared, *a, joined.error());
-    return refuse(h, joined.error());
+    return keep_out(joined.error());
   }
   h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
 }
@@ -300,7 +316,11 @@ inline void post(EngineCore& core, Post when) noexcept {
       rpc::call_bulk(*core.calls, c, asked, options.reply_into ? &options.reply_into : nullptr,
                      done, !engine::deferred(core, options.post));
   if (status != Status::ok) return status;
-  core.calls->wanting != 0 ? core.step_soon() : core.wake_soon();
+  if (core.calls->wanting != 0) {
+    core.step_soon();
+  } else if (core.calls->due_first != nullptr) {
+    core.wake_soon();
+  }
   return status;
 }
 
@@ -419,13 +439,12 @@ std::span<std::byte> PendingCall::reply_space(std::size_t size) const noexcept {
 }
 
 Status PendingCall::reply_written(std::size_t size) const noexcept {
-  detail::Block* block = nullptr;
+  rpc::Written written;
   if (rpc_ != nullptr && rpc_->shared.core->guard.owned()) {
-    block = rpc::space_of(*rpc_, session_, number_, size);
-    if (block == nullptr) return Status::invalid_argument;
+    written = rpc::space_of(*rpc_, session_, number_, size);
+    if (written.block == nullptr) return Status::invalid_argument;
   }
-  return answer(rpc_, session_, number_, Status::ok, block != nullptr ? block->payload : nullptr,
-                size, block);
+  return answer(rpc_, session_, number_, Status::ok, written.data, size, written.block);
 }
 
 std::size_t PendingCall::room() const noexcept {

@@ -3,6 +3,9 @@
 // keys, the loss of peers. A call is a header and, unless it is short, its request as a message
 // that carries the call's number. The reply is a message, or a WRITE with that number to memory
 // that the call has named. Cold, next to what the device moves.
+//
+// Where one of the two ends has no datagrams all calls go this way: then the connection is made at
+// once, the session is ready when it is and ends with it, if no other can be made.
 #pragma once
 
 #include <array>
@@ -64,6 +67,7 @@ struct BulkClient : BulkEnd {
   std::uint32_t waiting_count = 0;
   bool wants = false;  ///< a connection; counted in Rpc::wanting
   bool was_ready = false;
+  std::uint64_t ready_at = 0;  ///< tick
   bool lost_one = false;  ///< one that was ready: another that cannot be made is the server's loss
   bool leaving = false;   ///< the session ends with its connection, of this:
   Error why;
@@ -86,6 +90,7 @@ struct BulkService {
 struct BulkServer : BulkEnd {
   std::uint32_t window = 0;
   std::unique_ptr<BulkService[]> services;
+  std::unique_ptr<Space[]> spaces;  ///< as ServerSession::spaces
 };
 
 // In bulk.cc.
@@ -124,8 +129,10 @@ Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice
                  const ReplyCallback& done, bool now) noexcept;
 std::size_t longest_bulk(const Rpc& r, const ClientSession& c) noexcept;
 Status cancel_bulk(Rpc& r, ClientSession& c, std::uint32_t id) noexcept;
-/// The session closes, and its connection with it.
-void close_bulk(Rpc& r, ClientSession& c) noexcept;
+/// For a session whose calls all need a connection. Errors: no_memory.
+Status connect_at_once(Rpc& r, ClientSession& c) noexcept;
+/// The session closes, and its connection with it, if there is one.
+bool close_bulk(Rpc& r, ClientSession& c) noexcept;
 /// The session ends of `why`. False: it does when its connection has, with lose() called again.
 bool leave_bulk(Rpc& r, ClientSession& c, const Error& why) noexcept;
 /// Ends what is too late; answers the tick of the next look. The session may be gone afterwards.
@@ -148,6 +155,13 @@ bool pump_bulk(Rpc& r, BulkClient& b) noexcept;
 void post_bulk(Rpc& r, BulkClient& b) noexcept;
 
 // In bulk_server.cc.
+/// As reply_space() and space_of().
+std::span<std::byte> bulk_space(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                std::size_t size) noexcept;
+Written bulk_space_of(Rpc& r, std::uint32_t session, std::uint32_t number,
+                      std::size_t size) noexcept;
+/// Whether the session's connection is there.
+bool is_connected(const Rpc& r, const ServerSession& s) noexcept;
 /// The session that a connection is for; null if it fits none.
 ServerSession* find_joined(Rpc& r, const wire::JoinSession& join) noexcept;
 /// The connection is the session's, in the place of the one before. May throw.

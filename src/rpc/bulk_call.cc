@@ -55,6 +55,9 @@ Status expose_reply(Rpc& r, agent::Agent& a, BulkCall& k) noexcept {
   return status;
 }
 
+/// So many bytes of a request are copied behind its header, which costs less than a message more.
+constexpr std::uint32_t kCopied = 1024;
+
 Status send_head(Rpc& r, agent::Agent& a, BulkCall& k) noexcept {
   if (k.asked.reply && !k.exposed) {
     if (const Status status = expose_reply(r, a, k); status != Status::ok) return status;
@@ -65,10 +68,11 @@ Status send_head(Rpc& r, agent::Agent& a, BulkCall& k) noexcept {
     header.address = reinterpret_cast<std::uint64_t>(k.asked.reply.data());
     header.rkey = k.rkey;
   }
-  const bool within = k.asked.payload.block == nullptr && is_eager(a, k.asked.size);
-  const auto* text = reinterpret_cast<const std::byte*>(&k.asked.payload.text);
+  const Payload& payload = k.asked.payload;
+  const bool within = k.asked.size <= kCopied && is_eager(a, k.asked.size);
+  const std::byte* const data = payload.block == nullptr ? payload.text : payload.data;
   const Status status =
-      send_bulk(r, a, header, {text, within ? std::size_t{k.asked.size} : std::size_t{0}});
+      send_bulk(r, a, header, {data, within ? std::size_t{k.asked.size} : std::size_t{0}});
   if (status == Status::ok) k.told = within || k.asked.size == 0 ? Told::all : Told::header;
   return status;
 }
@@ -79,7 +83,8 @@ void on_request_sent(Rpc& r, std::uint32_t session, std::uint32_t number, Status
   BulkCall* const k = b != nullptr ? find_call(*b, number) : nullptr;
   if (k == nullptr) return;
   k->pulled_from = false;
-  if (!k->over && (status == Status::no_buffer || status == Status::refused)) settle(*k, status);
+  // One that was refused has its answer on the way: the server does not want what it needs no more.
+  if (!k->over && status == Status::no_buffer) settle(*k, status);
   try_end(r, *b, *k);
   pump_again(r, b, session);
 }
@@ -133,13 +138,7 @@ BulkCall* take_waiting(const Rpc& r, BulkClient& b) noexcept {
     if (lives && slot >= b.window) return nullptr;
     BulkAsked asked = pop_waiting(r, b);
     if (!lives) continue;
-    BulkCall& k = b.calls[slot];
-    const std::uint32_t number = k.number;
-    k = {};
-    k.number = number;
-    k.asked = std::move(asked);
-    b.active |= bit(slot);
-    return &k;
+    return &occupy(b, slot, std::move(asked));
   }
   return nullptr;
 }
@@ -210,6 +209,11 @@ bool pump_bulk(Rpc& r, BulkClient& b) noexcept {
   }
   if (b.waiting_count != 0 && free_slot(b) < b.window) make_due(r, b);
   return true;
+}
+
+void post_call(Rpc& r, BulkClient& b, agent::Agent& a, BulkCall& k) noexcept {
+  if (push_call(r, b, a, k) != Status::ok) make_due(r, b);
+  (void)agent::flush(r.shared, a);
 }
 
 void post_bulk(Rpc& r, BulkClient& b) noexcept {

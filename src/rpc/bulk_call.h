@@ -40,6 +40,17 @@ inline BulkAsked pop_waiting(const Rpc& r, BulkClient& b) noexcept {
   return first;
 }
 
+/// Begins a call in a free slot, which takes no step yet.
+inline BulkCall& occupy(BulkClient& b, std::uint32_t slot, BulkAsked&& asked) noexcept {
+  BulkCall& k = b.calls[slot];
+  const std::uint32_t number = k.number;
+  k = {};
+  k.number = number;
+  k.asked = std::move(asked);
+  b.active |= bit(slot);
+  return k;
+}
+
 inline void want_connection(Rpc& r, BulkClient& b) noexcept {
   if (b.wants || b.agent != kNone) return;
   b.wants = true;
@@ -58,6 +69,10 @@ inline bool goes_on(Rpc& r, const BulkClient* b, std::uint32_t session) noexcept
 inline void pump_again(Rpc& r, const BulkClient* b, std::uint32_t session) noexcept {
   if (goes_on(r, b, session)) (void)pump_bulk(r, *find_client(r, session)->bulk);
 }
+/// The same when a slot has become free: those that have one and steps to take are due anyway.
+inline void pump_waiting(Rpc& r, const BulkClient* b, std::uint32_t session) noexcept {
+  if (goes_on(r, b, session) && b->waiting_count != 0) pump_again(r, b, session);
+}
 
 /// How it ends; with try_end() it does.
 inline void settle(BulkCall& k, Status status) noexcept {
@@ -72,6 +87,9 @@ void try_end(Rpc& r, BulkClient& b, BulkCall& k) noexcept;
 void give_up_call(Rpc& r, ClientSession& c, BulkCall& k, Status status) noexcept;
 /// The slot is free before its call's callback runs.
 BulkAsked vacate_slot(BulkClient& b, BulkCall& k) noexcept;
+
+/// The first steps of a call, with a doorbell; without room for them it is due.
+void post_call(Rpc& r, BulkClient& b, agent::Agent& a, BulkCall& k) noexcept;
 
 // In bulk_client.cc.
 /// Ends those that wait, but for what callbacks begin meanwhile.

@@ -69,8 +69,12 @@ Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice
     return Status::no_memory;
   }
   BulkClient& b = *c.bulk;
-  if (b.waiting_count == r.shared.config.rpc.backlog) return Status::would_block;
-  BulkAsked& w = waiting_at(r, b, b.waiting_count);
+  agent::Agent* const a = agent_of(r, b);
+  const bool connected = a != nullptr && a->state == ConnectionState::ready;
+  const std::uint32_t slot = free_slot(b);
+  const bool waits = !connected || b.waiting_count != 0 || slot >= b.window;
+  if (waits && b.waiting_count == r.shared.config.rpc.backlog) return Status::would_block;
+  BulkAsked w;
   if (!fill(r, w.payload, asked.data, asked.size, asked.block)) return Status::no_buffer;
   w.method = asked.method;
   w.size = static_cast<std::uint32_t>(asked.size);
@@ -78,15 +82,34 @@ Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice
   w.deadline = asked.deadline;
   w.done = done;
   if (reply_into != nullptr) w.reply = *reply_into;
-  ++b.waiting_count;
   ++r.stats.calls;
   ++r.stats.bulk_calls;
   look_by(r, c, asked.deadline);
-  if (b.agent == kNone) {
-    want_connection(r, b);
+  if (b.agent == kNone) want_connection(r, b);
+  BulkCall* k = nullptr;
+  if (waits) {
+    waiting_at(r, b, b.waiting_count++) = std::move(w);
   } else {
-    now ? post_bulk(r, b) : make_due(r, b);
+    k = &occupy(b, slot, std::move(w));
   }
+  if (!connected) return Status::ok;
+  if (!now) {
+    make_due(r, b);
+  } else if (k == nullptr || b.due) {
+    post_bulk(r, b);
+  } else {
+    post_call(r, b, *a, *k);
+  }
+  return Status::ok;
+}
+
+Status connect_at_once(Rpc& r, ClientSession& c) noexcept {
+  try {
+    make_bulk(r, c);
+  } catch (const std::bad_alloc&) {
+    return Status::no_memory;
+  }
+  want_connection(r, *c.bulk);
   return Status::ok;
 }
 
@@ -111,6 +134,20 @@ Status cancel_bulk(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
   return Status::invalid_argument;
 }
 
+namespace {
+
+/// Ends the calls of a session that closes, but for those whose memory the server may be using.
+void end_unused(Rpc& r, BulkClient& b, Status status) noexcept {
+  for (std::uint32_t slot = 0; slot < b.window; ++slot) {
+    BulkCall& k = b.calls[slot];
+    if (!is_active(b, slot) || k.over || k.pulled_from || k.exposed) continue;
+    settle(k, status);
+    try_end(r, b, k);
+  }
+}
+
+}  // namespace
+
 void end_waiting(Rpc& r, BulkClient& b, Status status) noexcept {
   for (std::uint32_t most = b.waiting_count; most != 0 && b.waiting_count != 0; --most) {
     BulkAsked w = pop_waiting(r, b);
@@ -118,13 +155,15 @@ void end_waiting(Rpc& r, BulkClient& b, Status status) noexcept {
   }
 }
 
-void close_bulk(Rpc& r, ClientSession& c) noexcept {
-  if (c.bulk == nullptr) return;
+bool close_bulk(Rpc& r, ClientSession& c) noexcept {
+  if (c.bulk == nullptr) return false;
   BulkClient& b = *c.bulk;
   drop_want(r, b);
   end_waiting(r, b, Status::flushed);
+  end_unused(r, b, Status::flushed);
   agent::Agent* const a = agent_of(r, b);
   if (a != nullptr && a->state != ConnectionState::draining) agent::close(r.shared, *a);
+  return a != nullptr;
 }
 
 bool leave_bulk(Rpc& r, ClientSession& c, const Error& why) noexcept {
@@ -199,6 +238,7 @@ ClientSession* next_wanting(Rpc& r) noexcept {
 
 void fail_wanting(Rpc& r, ClientSession& c, const Error& why) noexcept {
   drop_want(r, *c.bulk);
+  if (!takes_datagrams(*c.route)) return lose(r, c, why);
   end_waiting(r, *c.bulk, why.status);
 }
 

@@ -1,7 +1,9 @@
 // What a session's connection for long calls brings to the client: replies, as messages or written
 // in place, what the server confirms, and the ends of keys and of the connection itself.
 #include <algorithm>
+#include <utility>
 
+#include "base/error.h"
 #include "rpc/bulk_call.h"
 
 namespace spinwire::rpc {
@@ -49,7 +51,7 @@ void take_bulk_reply(Rpc& r, BulkClient& b, agent::Agent& a, const BulkHeader& h
     Reply reply(status, m.block(), payload.data(), payload.size());
     asked.done(reply);
     if (reply.kept()) (void)m.take();  // the slice holds it now
-    return pump_again(r, &b, session);
+    return pump_waiting(r, &b, session);
   }
   k->message = m.take();
   extend_deadline(r, *k);
@@ -120,6 +122,9 @@ void on_client_ready(Rpc& r, std::uint32_t session, const Connection& which) noe
   BulkClient* const b = bulk_of(r, session);
   if (b == nullptr || !is_connection_of(r, *b, which)) return;
   b->was_ready = true;
+  b->ready_at = r.shared.clock.now();
+  ClientSession& c = *find_client(r, session);
+  if (c.state == SessionState::opening) become_ready(r, c);
   pump_again(r, b, session);
 }
 
@@ -136,6 +141,31 @@ void end_active(Rpc& r, BulkClient& b, Status status) noexcept {
   }
 }
 
+/// Of a connection that could not be made again.
+Error not_again(const ClientSession& c, const Error& why) noexcept {
+  try {
+    return {Status::peer_lost, "talk with " + c.address,
+            "its connection was lost, and another could not be made: " + why.found, why.remedy};
+  } catch (...) {
+    return base::out_of_memory();
+  }
+}
+
+/// What becomes of a session without datagrams when its connection has ended. One that was lost is
+/// made again, unless it had hardly been made in the place of another: the next would be lost, too.
+void lose_only_way(Rpc& r, ClientSession& c, bool was_ready, const Error& why) noexcept {
+  if (c.state == SessionState::closing) return lose(r, c, Status::ok, nullptr);
+  if (c.state == SessionState::opening && why.status == Status::ok)
+    return lose(r, c, Status::peer_lost, "the server has ended its connection");
+  // Else the server has ended the session.
+  if (c.state == SessionState::opening || why.status == Status::ok) return lose(r, c, why);
+  BulkClient& b = *c.bulk;
+  if (!was_ready) return lose(r, c, not_again(c, why));
+  const bool brief = r.shared.clock.now() - b.ready_at < r.close_timeout;
+  if (std::exchange(b.lost_one, true) && brief) return lose(r, c, why);
+  want_connection(r, b);
+}
+
 void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
                       const Error& why) noexcept {
   ClientSession* const c = find_client(r, session);
@@ -144,9 +174,15 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   b->agent = kNone;
   const bool was_ready = std::exchange(b->was_ready, false);
   const bool wanted = c->state == SessionState::ready;
+  const bool only_way = !takes_datagrams(*c->route) && !b->leaving;
   Status status = wanted ? Status::peer_lost : Status::flushed;
   if (b->leaving && b->why.status != Status::ok) status = b->why.status;
+  if (only_way && why.status == Status::ok) status = Status::flushed;
   end_active(r, *b, status);
+  if (only_way) {
+    if (find_client(r, session) == c && c->bulk.get() == b) lose_only_way(r, *c, was_ready, why);
+    return;
+  }
   // A connection that could not be made would not be the next time.
   const bool tells = wanted && !b->lost_one && why.status != Status::ok;
   b->lost_one = b->lost_one || was_ready;

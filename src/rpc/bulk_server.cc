@@ -55,11 +55,13 @@ bool push_service(Rpc& r, agent::Agent& a, BulkService& v) noexcept {
   return !is_passing(status);
 }
 
-/// The answer as a message: header and payload in one block.
-Status lay_out(Rpc& r, BulkService& v, Status status, const std::byte* data,
-               std::size_t size) noexcept {
+/// The answer as a message: header and payload in one block. If that is `within` already, the
+/// header goes in front of it.
+Status lay_out(Rpc& r, BulkService& v, Status status, const std::byte* data, std::size_t size,
+               Block* within) noexcept {
   const std::size_t bytes = wire::kBulkHeaderBytes + size;
-  Block* const block = r.shared.arena->allocate(memory::PoolId::send, bytes);
+  const bool there = within != nullptr && data == within->payload + wire::kBulkHeaderBytes;
+  Block* const block = there ? within : r.shared.arena->allocate(memory::PoolId::send, bytes);
   if (block == nullptr) return Status::no_buffer;
   BulkHeader header;
   header.number = v.number;
@@ -68,7 +70,11 @@ Status lay_out(Rpc& r, BulkService& v, Status status, const std::byte* data,
   header.size = static_cast<std::uint32_t>(size);
   const auto head = wire::encode(header);
   std::memcpy(block->payload, head.data(), head.size());
-  if (size != 0) std::memcpy(block->payload + head.size(), data, size);
+  if (there) {
+    detail::retain(block);
+  } else if (size != 0) {
+    std::memcpy(block->payload + head.size(), data, size);
+  }
   v.block = block;
   v.data = block->payload;
   v.size = static_cast<std::uint32_t>(bytes);
@@ -92,6 +98,12 @@ Status refer(Rpc& r, BulkService& v, const std::byte* data, std::size_t size,
   v.size = static_cast<std::uint32_t>(size);
   v.write = true;
   return Status::ok;
+}
+
+/// Of those without memory of the client's.
+std::size_t longest_reply(const ServerSession& s, const agent::Agent& a) noexcept {
+  const std::uint32_t longest = std::max(a.max_message, a.longest_message);
+  return std::min<std::size_t>(wire::rpc_payload(s.mtu), longest - wire::kBulkHeaderBytes);
 }
 
 void refuse_bulk(Rpc& r, std::uint32_t session, std::uint32_t number, Status status,
@@ -192,19 +204,27 @@ void on_server_offer(Rpc& r, std::uint32_t name, const Connection& from, Offer& 
   if (v.number == *offer.immediate() && v.state == State::over) offer.refuse();
 }
 
-void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone) noexcept {
+void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
+                      const Error& why) noexcept {
   ServerSession* const s = find_server(r, name);
   if (s == nullptr || s->bulk == nullptr) return;
   BulkServer& b = *s->bulk;
   if (!(Connection(r.shared.core, b.agent, b.agent_generation) == gone)) return;
   b.agent = kNone;
-  dismiss_bulk(r, *s);
+  // Without datagrams a client ends its session with its connection. One that has lost it comes
+  // again, or is forgotten after a while.
+  const bool over = why.status == Status::ok && !takes_datagrams(*s->route);
+  over ? dismiss(r, *s) : dismiss_bulk(r, *s);
 }
 
 }  // namespace
 
 void BulkDeleter::operator()(BulkServer* bulk) const noexcept {
-  for (std::uint32_t i = 0; i < bulk->window; ++i) drop_answer(bulk->services[i]);
+  for (std::uint32_t i = 0; i < bulk->window; ++i) {
+    drop_answer(bulk->services[i]);
+    if (bulk->spaces != nullptr && bulk->spaces[i].block != nullptr)
+      detail::release(bulk->spaces[i].block);
+  }
   delete bulk;
 }
 
@@ -237,8 +257,8 @@ void join_session(Rpc& r, ServerSession& s, agent::Agent& a) {
   a.handlers.on_offer = [self, name](Connection from, Offer& offer) {
     on_server_offer(*self, name, from, offer);
   };
-  a.handlers.on_closed = [self, name](Connection gone, const Error&) {
-    on_server_closed(*self, name, gone);
+  a.handlers.on_closed = [self, name](Connection gone, const Error& why) {
+    on_server_closed(*self, name, gone, why);
   };
 }
 
@@ -263,8 +283,38 @@ std::size_t room_of(Rpc& r, std::uint32_t session, std::uint32_t number) noexcep
   const BulkService& v = service_of(*s->bulk, number);
   if (v.number != number || v.state != State::running) return 0;
   if (v.reply.length != 0) return std::min(v.reply.length, agent::kLongestTransfer);
-  const std::uint32_t longest = std::max(a->max_message, a->longest_message);
-  return std::min<std::size_t>(wire::rpc_payload(s->mtu), longest - wire::kBulkHeaderBytes);
+  return longest_reply(*s, *a);
+}
+
+bool is_connected(const Rpc& r, const ServerSession& s) noexcept {
+  const agent::Agent* const a = s.bulk != nullptr ? agent_of(r, *s.bulk) : nullptr;
+  return a != nullptr && a->state == ConnectionState::ready;
+}
+
+std::span<std::byte> bulk_space(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                std::size_t size) noexcept {
+  ServerSession* const s = find_server(r, session & ~kBulkName);
+  const agent::Agent* const a =
+      s != nullptr && s->bulk != nullptr ? agent_of(r, *s->bulk) : nullptr;
+  if (a == nullptr) return {};
+  BulkServer& b = *s->bulk;
+  const BulkService& v = service_of(b, number);
+  const std::size_t longest = longest_reply(*s, *a);
+  const bool runs = v.number == number && v.state == State::running;
+  if (!runs || v.reply.length != 0 || size > longest) return {};
+  if (b.spaces == nullptr) b.spaces.reset(new (std::nothrow) Space[b.window]);
+  if (b.spaces == nullptr) return {};
+  return take_space(r, b.spaces[number & (b.window - 1)], number, size,
+                    wire::kBulkHeaderBytes + longest, wire::kBulkHeaderBytes);
+}
+
+Written bulk_space_of(Rpc& r, std::uint32_t session, std::uint32_t number,
+                      std::size_t size) noexcept {
+  const ServerSession* const s = find_server(r, session & ~kBulkName);
+  if (s == nullptr || s->bulk == nullptr || s->bulk->spaces == nullptr) return {};
+  const Space& space = s->bulk->spaces[number & (s->window - 1)];
+  if (space.number != number || space.block == nullptr || size > space.size) return {};
+  return {space.block, space.block->payload + wire::kBulkHeaderBytes};
 }
 
 Status answer_bulk(Rpc& r, std::uint32_t session, std::uint32_t number, Status status,
@@ -277,7 +327,8 @@ Status answer_bulk(Rpc& r, std::uint32_t session, std::uint32_t number, Status s
   if (v.number != number || v.state != State::running) return Status::not_connected;
   const bool write = status == Status::ok && v.reply.length != 0;
   if (status == Status::ok && size > room_of(r, session, number)) return Status::message_too_long;
-  const Status kept = write ? refer(r, v, data, size, block) : lay_out(r, v, status, data, size);
+  const Status kept =
+      write ? refer(r, v, data, size, block) : lay_out(r, v, status, data, size, block);
   if (kept != Status::ok) return kept;
   v.state = State::answering;
   if (!push_service(r, *a, v)) make_due(r, *s->bulk);

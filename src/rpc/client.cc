@@ -16,8 +16,9 @@ namespace {
 using wire::RpcHeader;
 using wire::RpcKind;
 
+/// Where there are no datagrams, the session's connection tells.
 void tell(Rpc& r, const ClientSession& c, RpcKind kind) noexcept {
-  (void)send(r, c.route->to, {c.peer, 0, 0, kind, 0, 0, 0}, {});
+  if (takes_datagrams(*c.route)) (void)send(r, c.route->to, {c.peer, 0, 0, kind, 0, 0, 0}, {});
 }
 
 void stall(Rpc& r, ClientSession& c) noexcept {
@@ -78,11 +79,18 @@ ClientSession* make_session(Rpc& r, std::uint32_t window) {
   return &c;
 }
 
-void ready(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route) noexcept {
+void take_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route) noexcept {
   c.route = route;
   c.peer = peer.name;
   c.longest = static_cast<std::uint16_t>(
       wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.port->mtu())));
+  if (takes_datagrams(*route)) return become_ready(r, c);
+  c.granted = c.allowed = 0;  // so that no call takes the way of datagrams
+  if (const Status status = connect_at_once(r, c); status != Status::ok)
+    lose(r, c, status, "there is no memory for its calls");
+}
+
+void become_ready(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::ready;
   c.last_heard = c.looked_at = r.shared.clock.now();
   r.shared.timers.reschedule(c.timer, c.last_heard + r.keepalive);
@@ -90,6 +98,7 @@ void ready(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route)
 }
 
 Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done) noexcept {
+  if (!takes_datagrams(*c.route)) return Status::message_too_long;  // for that way
   const std::uint32_t room = r.shared.config.rpc.backlog;
   if (c.waiting_count == room) return Status::would_block;
   if (c.waiting == nullptr && !make_waiting(r, c)) return Status::no_buffer;
@@ -194,9 +203,12 @@ Status close(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::closing;
   c.deadline = r.shared.clock.now() + r.close_timeout;
   end_calls(r, c, Status::flushed);
-  close_bulk(r, c);
+  const bool connected = close_bulk(r, c);
   tell(r, c, RpcKind::close);
-  r.shared.timers.reschedule(c.timer, r.shared.clock.now() + r.least_patience);
+  std::uint64_t next = c.deadline;  // the connection's end comes first
+  if (takes_datagrams(*c.route) || !connected) next = r.shared.clock.now() + r.least_patience;
+  if (!takes_datagrams(*c.route) && !connected) c.deadline = next;  // nobody could be told
+  r.shared.timers.reschedule(c.timer, next);
   return Status::ok;
 }
 
@@ -205,7 +217,7 @@ namespace {
 Error reason(const ClientSession& c, Status status, const char* found) noexcept {
   try {
     if (status == Status::ok) return {Status::ok, {}, {}, {}};
-    const bool opened = c.peer != 0;
+    const bool opened = c.state != SessionState::opening;
     return {status, (opened ? "talk with " : "open a session with ") + c.address, found,
             opened ? "see whether its process is there and polls"
                    : "see whether an engine listens there, and what it says"};
@@ -302,10 +314,11 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
     tell(r, c, RpcKind::close);
     return r.shared.timers.schedule(c.timer, std::min(now + 2 * c.patience, c.deadline));
   }
-  if (silent_too_long(r, c, now)) {
-    return lose(r, c, Status::peer_lost, "no datagram came from it any more");
+  if (takes_datagrams(*c.route)) {  // a connection finds out by itself
+    if (silent_too_long(r, c, now))
+      return lose(r, c, Status::peer_lost, "no datagram came from it any more");
+    if (now - std::min(c.last_heard, now) >= r.keepalive) tell(r, c, RpcKind::ping);
   }
-  if (now - std::min(c.last_heard, now) >= r.keepalive) tell(r, c, RpcKind::ping);
   const std::uint32_t name = c.name;
   std::uint64_t next = look_at_calls(r, c, now);
   if (c.name == name && c.state == SessionState::ready && c.bulk != nullptr)

@@ -33,25 +33,44 @@ Origin origin_of(const wire::SessionEnd& peer) noexcept {
   return origin;
 }
 
+namespace {
+
+base::Random random_of(const agent::Shared& s) noexcept {
+  return base::Random(s.incarnation ^ s.clock.now());
+}
+std::uint32_t random_bits(base::Random& random, unsigned bits) noexcept {
+  return static_cast<std::uint32_t>(random.next()) & ((1u << bits) - 1);
+}
+/// Those with the top bit are the system's.
+constexpr unsigned kQkeyBits = 31;
+
+}  // namespace
+
 Port::Port(agent::Shared& s, const PortOptions& options) noexcept
     : depth_(options.send_depth),
       mask_(options.send_depth - 1),
       entry_mask_(mask_),
       list_length_(s.list_length),
-      shared_(s) {}
+      shared_(s),
+      mtu_(std::min(s.device->place().mtu, kLongestDatagram)) {}
+
+std::unique_ptr<Port> Port::none(agent::Shared& s) {
+  std::unique_ptr<Port> port(new Port(s, {}));
+  base::Random random = random_of(s);
+  port->qkey_ = random_bits(random, kQkeyBits);
+  return port;
+}
 
 Result<std::unique_ptr<Port>> Port::open(agent::Shared& s, const PortOptions& options) {
   std::unique_ptr<Port> port(new Port(s, options));
   verbs::Device& device = *s.device;
-  base::Random random(s.incarnation ^ s.clock.now());
+  base::Random random = random_of(s);
   verbs::DatagramOptions asked;
   asked.send_depth = options.send_depth;
   asked.receive_depth = options.receive_depth;
   asked.inline_bytes = device.info().inline_bytes;
-  asked.psn = static_cast<std::uint32_t>(random.next()) & 0xffffff;
-  // Those with the top bit are the system's.
-  port->qkey_ = asked.qkey = static_cast<std::uint32_t>(random.next()) & 0x7fffffff;
-  port->mtu_ = std::min(device.place().mtu, kLongestDatagram);
+  asked.psn = random_bits(random, 24);
+  port->qkey_ = asked.qkey = random_bits(random, kQkeyBits);
   port->inline_ = asked.inline_bytes >= kLineBytes ? unsigned{IBV_SEND_INLINE} : 0u;
   auto qp = device.create_datagram_qp(asked);
   if (!qp) return tl::unexpected(qp.error());

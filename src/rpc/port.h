@@ -71,11 +71,15 @@ class Port {
  public:
   /// Errors: no_memory, system, limit (the receive pool has not enough blocks).
   static Result<std::unique_ptr<Port>> open(agent::Shared& s, const PortOptions& options);
+  /// Of an engine whose calls go over connections alone: it has no queue pair and is full for ever,
+  /// so that paths of datagrams need not know. May throw.
+  static std::unique_ptr<Port> none(agent::Shared& s);
   Port(const Port&) = delete;
   Port& operator=(const Port&) = delete;
   ~Port();
 
-  [[nodiscard]] std::uint32_t qp_num() const noexcept { return qp_->qp_num; }
+  /// 0: none().
+  [[nodiscard]] std::uint32_t qp_num() const noexcept { return qp_ != nullptr ? qp_->qp_num : 0; }
   [[nodiscard]] std::uint32_t qkey() const noexcept { return qkey_; }
   [[nodiscard]] std::uint32_t mtu() const noexcept { return mtu_; }
 

@@ -24,7 +24,7 @@ Rpc::Rpc(agent::Shared& s)
       watch(budget) {
   const Config& c = s.config;
   watch_timer.kind = kWatchTimer;
-  nowhere.from.qp_num = ~0u;  // a datagram names 24 bits
+  nowhere.from.qp_num = kNoQueuePair;
   least_patience = s.clock.ticks(c.rpc.least_timeout);
   idle = s.clock.ticks(c.connections.credit_idle);
   keepalive = s.clock.ticks(c.connections.keepalive);
@@ -37,11 +37,18 @@ Rpc::Rpc(agent::Shared& s)
 Rpc::~Rpc() {
   shared.timers.cancel(watch_timer);
   port.reset();
-  for (const auto& route : routes) shared.device->destroy_ah(route->to.ah);
+  for (const auto& route : routes) {
+    if (takes_datagrams(*route)) shared.device->destroy_ah(route->to.ah);
+  }
 }
 
 Result<std::unique_ptr<Rpc>> open(agent::Shared& s) {
   auto r = std::make_unique<Rpc>(s);
+  if (!uses_datagrams(s)) {
+    r->port = Port::none(s);
+    cover(*r);
+    return r;
+  }
   auto port = Port::open(s, {s.config.rpc.send_depth, s.config.rpc.receive_depth});
   if (!port) return tl::unexpected(port.error());
   r->port = std::move(*port);
@@ -54,7 +61,7 @@ void end(Rpc& r) noexcept {
     if (!r.clients.in_use(i)) continue;
     ClientSession& c = r.clients.at(i);
     if (c.name == 0) continue;
-    if (c.state == SessionState::ready)
+    if (c.state == SessionState::ready && takes_datagrams(*c.route))
       (void)send(r, c.route->to, {c.peer, 0, 0, RpcKind::close, 0, 0, 0}, {});
     r.port->flush();
     lose(r, c, Status::ok, nullptr);
@@ -62,7 +69,8 @@ void end(Rpc& r) noexcept {
   for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
     if (!r.servers.in_use(i)) continue;
     ServerSession& s = r.servers.at(i);
-    (void)send(r, s.route->to, {s.peer, 0, 0, RpcKind::closed, 0, 0, 0}, {});
+    if (takes_datagrams(*s.route))
+      (void)send(r, s.route->to, {s.peer, 0, 0, RpcKind::closed, 0, 0, 0}, {});
     r.port->flush();
     dismiss(r, s);
   }
@@ -124,13 +132,17 @@ Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
   std::memcpy(&route->gid, peer.gid.data(), sizeof route->gid);
   route->lid = peer.lid;
   route->users = 1;
-  verbs::RemoteQueuePair remote;
-  remote.gid = route->gid;
-  remote.lid = peer.lid;
-  auto ah = r.shared.device->create_ah(r.shared.attributes.queue_pair, remote);
-  if (!ah) return tl::unexpected(ah.error());
-  route->to = {*ah, peer.qp_num, peer.qkey};
-  route->from = origin_of(peer);
+  route->to = {nullptr, peer.qp_num, peer.qkey};
+  route->from.qp_num = kNoQueuePair;
+  if (peer.qp_num != 0 && uses_datagrams(r.shared)) {
+    verbs::RemoteQueuePair remote;
+    remote.gid = route->gid;
+    remote.lid = peer.lid;
+    auto ah = r.shared.device->create_ah(r.shared.attributes.queue_pair, remote);
+    if (!ah) return tl::unexpected(ah.error());
+    route->to.ah = *ah;
+    route->from = origin_of(peer);
+  }
   r.routes.push_back(std::move(route));
   return r.routes.back().get();
 }
@@ -138,7 +150,7 @@ Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
 void drop_route(Rpc& r, Route* route) noexcept {
   if (--route->users != 0) return;
   r.port->flush();  // nothing refers to it any more
-  r.shared.device->destroy_ah(route->to.ah);
+  if (takes_datagrams(*route)) r.shared.device->destroy_ah(route->to.ah);
   std::erase_if(r.routes, [route](const auto& each) { return each.get() == route; });
 }
 

@@ -84,7 +84,8 @@ struct Waiting {
   Payload payload;
 };
 
-/// A peer engine's datagrams, as its sessions share them.
+/// A peer engine's datagrams, as its sessions share them. Where it or we have none, `to` says who
+/// it is and no more, and no datagram is from there.
 struct Route {
   Destination to;
   Origin from;
@@ -93,7 +94,10 @@ struct Route {
   std::uint32_t users = 0;
 };
 
-// Calls that are longer than a datagram, see bulk.h.
+inline bool takes_datagrams(const Route& route) noexcept { return route.to.ah != nullptr; }
+inline constexpr std::uint32_t kNoQueuePair = ~0u;  ///< a datagram names 24 bits
+
+// Calls that are longer than a datagram, or that no datagrams are there for, see bulk.h.
 struct BulkEnd;
 struct BulkClient;
 struct BulkServer;
@@ -220,6 +224,10 @@ struct Rpc {
 };
 
 // In rpc.cc.
+/// Whether calls may go over datagrams here.
+inline bool uses_datagrams(const agent::Shared& s) noexcept {
+  return s.config.rpc.carrier != RpcCarrier::connections && s.device->info().datagrams;
+}
 /// Makes the port. Errors: as Port::open().
 Result<std::unique_ptr<Rpc>> open(agent::Shared& s);
 /// The engine ends: all calls end with `flushed`, each on_closed runs, servers' peers are told.
@@ -239,7 +247,8 @@ void upkeep(Rpc& r) noexcept;
 void on_timer(Rpc& r, base::Timer& timer) noexcept;
 [[nodiscard]] Result<void> audit(Rpc& r);
 [[nodiscard]] RpcStats stats(const Rpc& r) noexcept;
-/// The route to a peer's datagrams, made if need be: a control verb. Errors: no_memory, system.
+/// The route to a peer's datagrams, made if need be: a control verb, unless one of us has none.
+/// Errors: no_memory, system.
 Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer);
 void drop_route(Rpc& r, Route* route) noexcept;
 
@@ -255,7 +264,9 @@ const ibv_wc* take_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
 // In client.cc.
 /// A record for a session that is being opened; null if rpc.sessions are open. May throw.
 ClientSession* make_session(Rpc& r, std::uint32_t window);
-void ready(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route) noexcept;
+/// The server's end is known: the session is ready, or will be when its connection is.
+void take_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route) noexcept;
+void become_ready(Rpc& r, ClientSession& c) noexcept;
 /// Ends it at once: its calls, with the status or, if that is ok, as `flushed`; then on_closed.
 void lose(Rpc& r, ClientSession& c, const Error& why) noexcept;
 void lose(Rpc& r, ClientSession& c, Status status, const char* found) noexcept;
@@ -331,8 +342,16 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept;
 /// Room for a reply, of the call's own slot; empty if there is none.
 std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t number,
                                  std::size_t size) noexcept;
-/// The block it lies in; null if this call has not asked for as many bytes.
-Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number, std::size_t size) noexcept;
+/// The same in a block of `most` bytes, after `offset` of them.
+std::span<std::byte> take_space(Rpc& r, Space& space, std::uint32_t number, std::size_t size,
+                                std::size_t most, std::size_t offset) noexcept;
+/// Where that is.
+struct Written {
+  Block* block = nullptr;
+  const std::byte* data = nullptr;
+};
+/// No block if this call has not asked for as many bytes.
+Written space_of(Rpc& r, std::uint32_t session, std::uint32_t number, std::size_t size) noexcept;
 /// Null if rpc.sessions are there. May throw.
 ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route);
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {

@@ -59,6 +59,7 @@ void dismiss(Rpc& r, ServerSession& s) noexcept {
 
 std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t number,
                                  std::size_t size) noexcept {
+  if ((session & kBulkName) != 0) return bulk_space(r, session, number, size);
   ServerSession* const s = find_server(r, session);
   if (s == nullptr) return {};
   const std::uint32_t slot = number & (s->window - 1);
@@ -67,22 +68,28 @@ std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t nu
   if (v.number != number || v.state != ServiceState::running || size > longest) return {};
   if (s->spaces == nullptr) s->spaces.reset(new (std::nothrow) Space[s->window]);
   if (s->spaces == nullptr) return {};
-  Space& space = s->spaces[slot];
+  return take_space(r, s->spaces[slot], number, size, longest, 0);
+}
+
+std::span<std::byte> take_space(Rpc& r, Space& space, std::uint32_t number, std::size_t size,
+                                std::size_t most, std::size_t offset) noexcept {
   // The last reply may be in the send queue still.
   if (space.block != nullptr && space.block->refs != 1)
     detail::release(std::exchange(space.block, nullptr));
-  if (space.block == nullptr) space.block = r.shared.arena->allocate(memory::PoolId::send, longest);
+  if (space.block == nullptr) space.block = r.shared.arena->allocate(memory::PoolId::send, most);
   if (space.block == nullptr) return {};
   space.number = number;
   space.size = static_cast<std::uint32_t>(size);
-  return {space.block->payload, size};
+  return {space.block->payload + offset, size};
 }
 
-Block* space_of(Rpc& r, std::uint32_t session, std::uint32_t number, std::size_t size) noexcept {
+Written space_of(Rpc& r, std::uint32_t session, std::uint32_t number, std::size_t size) noexcept {
+  if ((session & kBulkName) != 0) return bulk_space_of(r, session, number, size);
   const ServerSession* const s = find_server(r, session);
-  if (s == nullptr || s->spaces == nullptr) return nullptr;
+  if (s == nullptr || s->spaces == nullptr) return {};
   const Space& space = s->spaces[number & (s->window - 1)];
-  return space.number == number && size <= space.size ? space.block : nullptr;
+  if (space.number != number || space.block == nullptr || size > space.size) return {};
+  return {space.block, space.block->payload};
 }
 
 void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
@@ -103,6 +110,7 @@ void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
 
 void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   const std::uint64_t now = r.shared.clock.now();
+  if (!takes_datagrams(*s.route) && is_connected(r, s)) s.last_heard = now;  // or it would not be
   // Time in which we did not look ourselves says nothing about the client.
   s.waited =
       s.last_heard >= s.looked_at ? 0 : s.waited + std::min(now - s.looked_at, 2 * r.keepalive);

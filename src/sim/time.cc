@@ -140,6 +140,7 @@ std::uint64_t Simulation::State::trace_hash() const noexcept {
 }
 
 std::uint32_t sim::datagram_receives(const detail::EngineCore& core) noexcept {
+  if (core.calls->port->queue_pair() == nullptr) return 0;
   const auto& qp = *static_cast<const softverbs::Qp*>(core.calls->port->queue_pair());
   const auto& cq = *static_cast<const softverbs::Cq*>(qp.recv_cq);
   std::uint32_t count = qp.receives->count();

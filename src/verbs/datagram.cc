@@ -18,6 +18,17 @@ tl::unexpected<Error> refused(const char* asked, const char* call, int error) {
 
 }  // namespace
 
+/// No attribute tells. One that could not be made for want of something else may be later.
+void Device::probe_datagrams() noexcept {
+  ibv_qp_init_attr init{};
+  init.send_cq = init.recv_cq = cq_;
+  init.qp_type = IBV_QPT_UD;
+  init.cap = {1, 1, 1, 1, 0};
+  ibv_qp* const qp = provider().create_qp(queue_pd(), &init);
+  info_.datagrams = qp != nullptr || (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL);
+  if (qp != nullptr) (void)provider().destroy_qp(qp);
+}
+
 Result<ibv_qp*> Device::create_datagram_qp(const DatagramOptions& options) {
   destroy_left();
   leaving_.reserve(queue_pairs_ + 1);

@@ -139,6 +139,7 @@ Result<void> Device::make_queues() {
         "ibv_create_cq", errno, std::uint64_t{options_.completion_depth} * kEntryBytes);
   }
   if (auto made = make_shared_receives(); !made) return made;
+  probe_datagrams();
   return probe_queue_pair();
 }
 

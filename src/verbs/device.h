@@ -183,6 +183,7 @@ class Device {
   Result<void> make_shared_receives();
   Result<void> probe_queue_pair();
   void probe_memory_windows() noexcept;
+  void probe_datagrams() noexcept;
   void make_thread_domain() noexcept;
   [[nodiscard]] ibv_pd* queue_pd() const noexcept { return domain_ != nullptr ? domain_ : pd_; }
   ibv_qp* try_qp(const QueuePairOptions& options, ibv_pd* domain = nullptr) noexcept;

@@ -167,6 +167,11 @@ Frame encode_session(FrameKind kind, const SessionEnd& e, const Speaker& speaker
   return frame;
 }
 
+Result<void> check_qp_num(std::string_view what, std::uint32_t qp_num) {
+  if (qp_num >= kQpNumMin && qp_num <= kQpNumMax) return {};
+  return bad_field(what, "qp_num", fmt::format("{:#x}", qp_num), "0x2 to 0xfffffe");
+}
+
 /// Of an Endpoint or a SessionEnd.
 template <typename End>
 Result<void> check_address(std::string_view what, const End& e) {
@@ -179,9 +184,6 @@ Result<void> check_address(std::string_view what, const End& e) {
   }
   if (e.gid_type == GidType::infiniband && (e.lid == 0 || e.lid > kLidMax)) {
     return bad_field(what, "lid", fmt::format("{:#x}", e.lid), "0x1 to 0xbfff on ib");
-  }
-  if (e.qp_num < kQpNumMin || e.qp_num > kQpNumMax) {
-    return bad_field(what, "qp_num", fmt::format("{:#x}", e.qp_num), "0x2 to 0xfffffe");
   }
   return {};
 }
@@ -320,6 +322,7 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
 Result<void> check(const Endpoint& e) {
   constexpr std::string_view kWhat = "endpoint";
   if (auto address = check_address(kWhat, e); !address) return address;
+  if (auto number = check_qp_num(kWhat, e.qp_num); !number) return number;
   if (e.psn > kPsnMax) {
     return bad_field(kWhat, "psn", fmt::format("{:#x}", e.psn), "0 to 0xffffff");
   }
@@ -395,6 +398,9 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body) {
   e.lid = r.get<std::uint16_t>(session_at::lid);
   e.gid_type = static_cast<GidType>(r.get<std::uint8_t>(session_at::gid_type));
   if (auto address = check_address(kWhat, e); !address) return tl::unexpected(address.error());
+  if (e.qp_num != 0) {
+    if (auto number = check_qp_num(kWhat, e.qp_num); !number) return tl::unexpected(number.error());
+  }
   if (r.get<std::uint8_t>(session_at::reserved) != 0)
     return bad_field(kWhat, "the last byte", "not 0", "0");
   if (e.name == 0) return bad_field(kWhat, "name", "0", "any other number");

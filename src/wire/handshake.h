@@ -76,7 +76,7 @@ enum class FrameKind : std::uint16_t {
   ready = 4,
   open_session = 5,    ///< instead of a hello: a session for remote calls
   session_opened = 6,  ///< the answer, after which the stream ends
-  join_session = 7,    ///< instead of a hello: the connection is for a session's long calls
+  join_session = 7,    ///< instead of a hello: the connection is for a session's calls
 };
 std::string_view to_string(FrameKind kind) noexcept;
 
@@ -110,11 +110,11 @@ struct SessionEnd {
   std::array<std::uint8_t, 16> gid{};
   GidType gid_type = GidType::unknown;
   std::uint16_t lid = 0;
-  std::uint32_t qp_num = 0;
+  std::uint32_t qp_num = 0;  ///< 0: no datagrams, so that all calls need a connection
   std::uint32_t qkey = 0;
   std::uint32_t name = 0;    ///< not 0
   std::uint16_t window = 0;  ///< calls at once: a power of two up to kSessionWindowMax
-  std::uint16_t mtu = 0;     ///< longest datagram, bytes
+  std::uint16_t mtu = 0;     ///< longest datagram, bytes; without such, what bounds short calls
 };
 inline constexpr std::uint16_t kSessionWindowMax = 64;
 struct OpenSession {

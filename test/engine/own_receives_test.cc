@@ -10,6 +10,7 @@
 
 #include "engine/core.h"
 #include "engine/harness.h"
+#include "engine/run_again.h"
 #include "verbs/providers.h"
 
 namespace own_receives_test {
@@ -474,43 +475,16 @@ TEST(EngineExposure, NeedsNoMemoryWindows) {
   EXPECT_TRUE(Node::holds(memory, 7));
 }
 
-/// Runs tests of this program again in a process of its own, each connection with its own receives.
-std::string run_again(const std::string& filter) {
-  int out[2];
-  EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
-  const std::string option = "--gtest_filter=" + filter;
-  const pid_t pid = fork();
-  if (pid == 0) {
-    (void)dup2(out[1], 1);
-    (void)dup2(out[1], 2);
-    (void)setenv("SPINWIRE_TEST_OWN_RECEIVES", "1", 1);
-    (void)execl("/proc/self/exe", "spinwire-tests", option.c_str(), "--gtest_color=no", nullptr);
-    _exit(127);
-  }
-  close(out[1]);
-  std::string text;
-  char piece[4096];
-  for (ssize_t n = 0; (n = read(out[0], piece, sizeof piece)) > 0;)
-    text.append(piece, static_cast<std::size_t>(n));
-  close(out[0]);
-  int status = 0;
-  EXPECT_EQ(waitpid(pid, &status, 0), pid);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << text;
-  return text;
-}
-
 TEST(SlowEngineOwnReceives, PassTheEnginesSuites) {
-  const std::string text = run_again(
+  const std::string text = engine_test::run_again(
+      "SPINWIRE_TEST_OWN_RECEIVES", "1",
       "EngineMessages.*:EngineDoorbells.*:EnginePoll.*:EngineHandlers.*:Credits.*:EngineClose.*:"
       "EngineDestruction.*:EngineHandshakes.*:EngineRefusals.*:EngineReconnect.*:EngineByHand.*:"
       "EngineExposure.*:EngineZeroCost.*:PeerLoss.*:HandshakeAttack.*:*/EngineCloseInside.*"
       // These are of receives that connections take from each other.
       ":-Credits.ReceivesAreSharedFairlyWhenThereAreTooFew:"
       "Credits.GreedyConnectionLeavesRoomForNewOnes");
-  // So many that the names above are still right.
-  const std::size_t at = text.rfind("[  PASSED  ] ");
-  ASSERT_NE(at, std::string::npos) << text;
-  EXPECT_GT(std::stoi(text.substr(at + 13)), 80) << text;
+  EXPECT_GT(engine_test::passed(text), 80) << text;  // so that the names above are still right
 }
 
 }  // namespace

@@ -120,6 +120,9 @@ void sow(Seeds& seeds) {
     sow_frame(encode(Ready{77}, speaker), ours);
     sow_frame(encode(OpenSession{sample_session()}, speaker), ours);
     sow_frame(encode(SessionOpened{sample_session()}, speaker), ours);
+    SessionEnd without = sample_session();  // datagrams
+    without.qp_num = 0;
+    sow_frame(encode(OpenSession{without}, speaker), ours);
     sow_frame(encode(JoinSession{sample_endpoint(), 5, 6, 7, 8}, speaker), ours);
   }
   seeds.add(std::string_view("\0GET / HTTP/1.1", 15));

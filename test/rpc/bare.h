@@ -15,10 +15,13 @@ using spinwire::detail::EngineCore;
 
 /// An engine without its handle: its device can be told to fail, and its port to lie.
 struct Bare {
-  explicit Bare(const Config& c, const std::uint64_t* ticks = nullptr) {
+  /// On `device` alone, if that is given.
+  explicit Bare(const Config& c, const std::uint64_t* ticks = nullptr,
+                const spinwire::verbs::Provider* device = nullptr) {
     core = std::make_unique<EngineCore>(c, ticks != nullptr ? Clock::manual(ticks) : Clock::real(),
                                         std::move(*spinwire::base::OwnerGuard::create()));
-    const auto opened = core->open();
+    const spinwire::verbs::Provider* const all[] = {device};
+    const auto opened = device != nullptr ? core->open(all) : core->open();
     EXPECT_TRUE(opened) << opened.error().message();
   }
   void set(const spinwire::softverbs::FaultPlan& plan) const {

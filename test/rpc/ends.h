@@ -26,6 +26,12 @@ using spinwire::Session;
 using spinwire::SessionOptions;
 using spinwire::SessionState;
 
+/// Whether all calls go over connections, as SPINWIRE_TEST_CARRIER=connections says.
+inline bool over_connections() {
+  const char* carrier = std::getenv("SPINWIRE_TEST_CARRIER");
+  return carrier != nullptr && std::string(carrier) == "connections";
+}
+
 inline Config rpc_config() {
   Config c = small_config();
   c.memory.receive_bytes = 8u << 20;
@@ -35,6 +41,10 @@ inline Config rpc_config() {
   c.rpc.receive_depth = 256;
   c.rpc.least_timeout *= slowness();
   c.rpc.target_delay = 1s;  // whatever is slow here is no network
+  if (over_connections()) {
+    c.rpc.carrier = spinwire::RpcCarrier::connections;
+    c.connections.peer_timeout = 2s;  // until a server forgets who has lost his connection
+  }
   return c;
 }
 

@@ -136,8 +136,11 @@ TEST(RpcEndures, OneRequestThatGoesToMany) {
                                  [&] { return ended == 3; }));
   EXPECT_EQ(seen, std::vector<Bytes>(3, bytes));
   for (Session& s : sessions) EXPECT_EQ(s.close(), Status::ok);
-  ASSERT_TRUE(engine_test::until({&client, &servers[0], &servers[1], &servers[2]},
-                                 [&] { return client.engine.rpc_stats().sessions == 0; }));
+  ASSERT_TRUE(engine_test::until({&client, &servers[0], &servers[1], &servers[2]}, [&] {
+    std::uint32_t left = client.engine.rpc_stats().sessions + client.engine.stats().connections;
+    for (const Node& each : servers) left += each.engine.stats().connections;
+    return left == 0;
+  }));
   client.expect_clean();
   for (Node& server : servers) server.expect_clean();
 }

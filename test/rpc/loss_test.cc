@@ -47,9 +47,11 @@ class Storm {
     }
     const auto c = spinwire::rpc::stats(*client_.core->calls);
     const auto s = spinwire::rpc::stats(*server_.core->calls);
-    EXPECT_GT(c.retransmits, most_ / 50);
-    EXPECT_GT(s.resent + s.duplicates, most_ / 50);
-    EXPECT_GT(c.late, 0u);
+    if (!over_connections()) {  // else it is the device that sends again
+      EXPECT_GT(c.retransmits, most_ / 50);
+      EXPECT_GT(s.resent + s.duplicates, most_ / 50);
+      EXPECT_GT(c.late, 0u);
+    }
     EXPECT_EQ(s.served, most_);
     EXPECT_EQ(c.bad_datagrams + s.bad_datagrams, 0u);
     client_.expect_clean();
@@ -189,6 +191,7 @@ TEST(RpcLoss, AnIdleServerThatDiesIsNoticed) {
 
 TEST(RpcLoss, AClientThatDiesIsForgotten) {
   Node server(watchful());
+  server.stale_allowed = over_connections();  // what it was being told
   server.listen();
   ASSERT_TRUE(server.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
   const std::string address = server.listener.address();

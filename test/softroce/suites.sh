@@ -8,7 +8,7 @@ tool_tests=(
 )
 suite_tests=(
   IsTriedByTheSpecification RunsTheEnginesSuites RunsTheScenarios RunsTheTools ExchangesOverALossyNetwork
-  CallsOverALossyNetwork
+  CallsOverALossyNetwork CallsWithoutDatagrams
   SurvivesUnplugging LeavesNoObjectsBehind
 )
 
@@ -260,6 +260,19 @@ CallsOverALossyNetwork() {
   expect_equal 'exit status' $status 0
   expect_text output "$calls calls ran and were answered once each" "$dir/out"
   grep -hE 'once each|sent again' "$dir/out"
+}
+
+# As on a device that has none.
+CallsWithoutDatagrams() {
+  local status=0
+  timeout 300 "$vm" --timeout 240 --env SPINWIRE_TEST_DEVICE=rxe0 \
+    --env SPINWIRE_TEST_CARRIER=connections --env SPINWIRE_TEST_SLOWNESS=20 -- \
+    "$bin/spinwire-tests" --gtest_color=no \
+    --gtest_filter="RpcCalls*:RpcBulk.*:RpcEndures*:RpcCarrier.A*:RpcCarrier.M*:RpcCarrier.O*:RpcCarrier.R*:-RpcEndures.AHandler*:RpcBulk.RequestsOfAny*:RpcBulk.WhatIsWrong*:RpcBulk.AWindow*" \
+    >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output '[  PASSED  ]' "$dir/out"
+  ((status == 0)) || grep -E -A5 '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
 }
 
 # The peer's machine goes as well, which the tool takes for a failure of its own.

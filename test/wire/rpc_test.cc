@@ -122,6 +122,15 @@ TEST(SessionFrames, ComeBackAsSent) {
   }
 }
 
+TEST(SessionFrames, TellOfAnEndWithoutDatagrams) {
+  SessionEnd e = valid_session();
+  e.qp_num = 0;
+  const auto open = decode_frame(encode(OpenSession{e}));
+  ASSERT_TRUE(open) << open.error().message();
+  EXPECT_EQ(std::get<OpenSession>(open->body).end.qp_num, 0u);
+  EXPECT_EQ(std::get<OpenSession>(open->body).end.qkey, e.qkey);
+}
+
 TEST(SessionFrames, EveryFieldBeyondItsLimitIsRefusedByName) {
   const auto refused = [](const SessionEnd& e, const char* field) {
     const auto read = decode_frame(encode(OpenSession{e}));

@@ -58,6 +58,7 @@ void SimWorld::open_session(NodeId from, NodeId to) {
   s.life = sim_.life(from);
   s.to_life = sim_.life(to);
   s.troubled = in_trouble(from, to);
+  s.connected = actors_[from].connects || actors_[to].connects;
   SessionOptions options;
   options.window = 1u << sim_.random(5);
   options.on_ready = [this, index](Session) { sessions_[index].ready = true; };
@@ -79,7 +80,8 @@ void SimWorld::on_session_closed(std::uint32_t index, const Error& why) {
   if (std::exchange(s.over, true)) fail("session {} is closed twice", index);
   const bool good = why.status == Status::ok;
   if (good && !s.closing) fail("session {} is closed, and nobody has asked for that", index);
-  if (!good && !s.troubled && worst_loss_ <= 0.15 && !(s.closing && !s.ready))
+  const bool lost = s.connected && is_shaken(s);  // its connection
+  if (!good && !s.troubled && worst_loss_ <= 0.15 && !lost && !(s.closing && !s.ready))
     fail("session {} from {} to {} ends without a reason: {}", index, s.from, s.to, why.message());
   if (winding_up_) return;
   const auto again = [this, from = s.from, to = s.to, life = s.life] {
@@ -195,10 +197,18 @@ Status SimWorld::post_call(SimSession& s, std::uint64_t number, const ReplyCallb
   return s.handle.call(c.method, buffer.slice(0, c.size), done, options);
 }
 
+/// Whether its connection may have been lost for another reason than the network.
+bool SimWorld::is_shaken(const SimSession& s) const {
+  return s.shaken || actors_[s.from].shaky || actors_[s.to].shaky;
+}
+/// Whether it goes over a connection, whatever its length.
+bool SimWorld::is_connected(const SimCall& c) const {
+  return c.bulk || sessions_[c.session].connected;
+}
+
 bool SimWorld::excused(const SimCall& c) const {
   const SimSession& s = sessions_[c.session];
-  return s.troubled || worst_loss_ > 0.15 ||
-         (c.bulk && (s.shaken || actors_[s.from].shaky || actors_[s.to].shaky));
+  return s.troubled || worst_loss_ > 0.15 || (is_connected(c) && is_shaken(s));
 }
 
 void SimWorld::on_reply(std::uint64_t number, Reply& reply) {
@@ -232,7 +242,7 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
   const bool numbered = c.method != kSimTiny;
   const Nanoseconds now = sim_.now();
   // Memory of a long call may be in use until its connection is given up.
-  if (now > c.deadline + slack_ + (c.bulk ? 2s : 0s)) told("too late");
+  if (now > c.deadline + slack_ + (is_connected(c) ? 2s : 0s)) told("too late");
   switch (c.status) {
     case Status::ok: {
       const bool answers = c.method == kSimTiny || c.method == kSimEcho || c.method == kSimLater ||
@@ -273,7 +283,7 @@ void SimWorld::judge_reply(const SimCall& c, std::uint64_t number, Reply& reply)
       if (!excused(c)) return told("without a reason");
       return;
     default:
-      if (c.bulk && excused(c)) return;
+      if (is_connected(c) && excused(c)) return;
       return told("which no call should");
   }
 }
@@ -291,12 +301,12 @@ void SimWorld::cancel_one(NodeId node) {
   c.cancelling = true;
   s.shaken = s.shaken || c.bulk;
   const Status status = s.handle.cancel(c.name);
-  c.cancelling = c.bulk;
+  c.cancelling = is_connected(c);
   // One that is too late already ends when its memory is let go of.
-  const bool late = c.bulk && sim_.now() >= c.deadline;
+  const bool late = is_connected(c) && sim_.now() >= c.deadline;
   if (status != Status::ok && !late)
     fail("call {} cannot be cancelled: {}", number, to_string(status));
-  if (c.ended != 1 && !c.bulk)
+  if (c.ended != 1 && !is_connected(c))
     fail("call {} is cancelled, but has ended {} times", number, c.ended);
 }
 
@@ -402,7 +412,9 @@ Status SimWorld::give_reply(std::uint64_t number, NodeId node, const PendingCall
 void SimWorld::check_answered(std::uint64_t number, Status status) {
   const SimCall& c = calls_[number];
   if (status == Status::ok) return;
-  const bool told = c.bulk && sim_.now() >= c.deadline;  // it lets go of the memory meanwhile
+  const bool told =
+      is_connected(c) &&
+      (c.cancelling || sim_.now() >= c.deadline);  // it lets go of the memory meanwhile
   const bool over = told || c.ended != 0 || c.orphan || excused(c) || sessions_[c.session].closing;
   if (status != Status::not_connected || !over)
     fail("call {} cannot be answered: {}", number, to_string(status));

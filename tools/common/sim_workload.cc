@@ -87,10 +87,12 @@ void SimWorld::build() {
   const std::array<Nanoseconds, 4> paces = {30us, 200us, 1ms, 5ms};
   pace_ = paces[sim_.random(paces.size())];
   slack_ = 50ms;  // two pauses, and timers
-  const Config config = config_of(sim_);
+  Config config = config_of(sim_);
   const auto nodes = static_cast<NodeId>(8 + sim_.random(3));
+  const double without = sim_.chance(0.3) ? 0.4 : 0;  // datagrams
   for (NodeId node = 0; node < nodes; ++node) {
-    actors_.emplace_back();
+    actors_.emplace_back().connects = sim_.chance(without);
+    config.rpc.carrier = actors_.back().connects ? RpcCarrier::connections : RpcCarrier::automatic;
     if (auto added = sim_.add(config); !added) return fail("{}", added.error().message());
   }
   outcome_.nodes = nodes;

@@ -42,7 +42,8 @@ struct SimPath {
 };
 
 struct SimSession : SimPath {
-  bool shaken = false;  ///< its connection for long calls may have been given up
+  bool shaken = false;     ///< its connection for long calls may have been given up
+  bool connected = false;  ///< which all of its calls go over: an end has no datagrams
   Session handle;
 };
 
@@ -95,7 +96,8 @@ struct SimActor {
   std::vector<std::uint32_t> links;
   std::deque<SimKept> kept;
   bool dies_in_handler = false;
-  bool shaky = false;  ///< a work request of its device will fail
+  bool shaky = false;     ///< a work request of its device will fail
+  bool connects = false;  ///< it calls over connections alone
 };
 
 /// One run. The files: sim_workload.cc drives it, sim_calls.cc calls and serves, sim_messages.cc
@@ -157,6 +159,8 @@ class SimWorld {
   void on_nested(std::uint64_t inner, const PendingCall& outer);
   void make_bulk(SimCall& c, NodeId from);
   void judge_reply(const SimCall& c, std::uint64_t number, Reply& reply);
+  [[nodiscard]] bool is_shaken(const SimSession& s) const;
+  [[nodiscard]] bool is_connected(const SimCall& c) const;
   [[nodiscard]] bool excused(const SimCall& c) const;
   void on_request(NodeId node, Request& request);
   void answer(std::uint64_t number, NodeId node, Request& request);

@@ -1,0 +1,364 @@
+// Calls where one of the ends has no datagrams: all of them go over connections.
+#include <utility>
+
+#include "engine/run_again.h"
+#include "rpc/bare.h"
+#include "rpc/bulk.h"
+#include "rpc/bulk_ends.h"
+#include "verbs/providers.h"
+
+namespace rpc_carrier_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using spinwire::RpcCarrier;
+using spinwire::rpc::ClientSession;
+using spinwire::verbs::Provider;
+
+Config with(RpcCarrier carrier) {
+  Config c = bulk_config();
+  c.rpc.carrier = carrier;
+  return c;
+}
+
+/// The server does not wait long for clients that have lost their connections.
+Config forgetful() {
+  Config c = with(RpcCarrier::connections);
+  c.connections.keepalive = 20ms * slowness();
+  c.connections.peer_timeout = 200ms * slowness();
+  return c;
+}
+
+/// The embedded device, as one that makes reliable queue pairs alone.
+const Provider& without_datagrams() {
+  static const Provider provider = [] {
+    Provider p = spinwire::verbs::softverbs_provider();
+    p.create_qp = [](ibv_pd* pd, ibv_qp_init_attr* init) -> ibv_qp* {
+      if (init->qp_type == IBV_QPT_RC)
+        return spinwire::verbs::softverbs_provider().create_qp(pd, init);
+      errno = EOPNOTSUPP;
+      return nullptr;
+    };
+    return p;
+  }();
+  return provider;
+}
+
+/// Engines whose insides are reached, all polled in turn.
+struct Bares {
+  Bare& add(const Config& c, const Provider* device = nullptr) {
+    return all.emplace_back(c, nullptr, device);
+  }
+  template <typename Done>
+  bool until(Done&& done) {
+    return engine_test::until({}, [&] {
+      for (const Bare& each : all) (void)each.core->poll();
+      return done();
+    });
+  }
+  std::deque<Bare> all;
+};
+
+/// Serves an echo, and opens sessions with others.
+struct Peer {
+  explicit Peer(Bare& bare) : core(*bare.core) {
+    listener = core.listen("127.0.0.1:0", {}).value();
+    EXPECT_TRUE(core.serve(kEcho, [](Request& r) { EXPECT_EQ(r.reply(r.bytes()), Status::ok); }));
+  }
+  Session open(const Peer& to) {
+    SessionOptions options;
+    options.on_closed = [this](Session, const Error& e) { closed.push_back(e); };
+    auto made = core.open_session(to.listener.address(), options);
+    EXPECT_TRUE(made) << made.error().message();
+    return made ? *made : Session();
+  }
+  [[nodiscard]] RpcStats stats() const { return spinwire::rpc::stats(*core.calls); }
+  /// Sessions and connections, of either side.
+  [[nodiscard]] std::uint32_t held() const {
+    return stats().sessions + stats().served_sessions + core.shared.agents.size();
+  }
+  EngineCore& core;
+  Listener listener;
+  std::vector<Error> closed;
+};
+
+/// Calls from `from` until each of these has been answered.
+void expect_echoes(Bares& all, Session session, int count) {
+  int good = 0;
+  for (int i = 0; i < count; ++i) {
+    const Bytes bytes = filled(static_cast<std::size_t>(i) % kShortCall, 7);
+    const auto done = [&good, &bytes](Reply& r) {
+      good += r.status() == Status::ok && bytes_of(r.bytes()) == bytes ? 1 : 0;
+    };
+    const int before = good;
+    ASSERT_EQ(session.call(kEcho, std::span<const std::byte>(bytes), done), Status::ok);
+    ASSERT_TRUE(all.until([&] { return good == before + 1; }));
+  }
+}
+
+TEST(RpcCarrier, EnginesWithAndWithoutDatagramsCallEachOther) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
+  Bares all;
+  Peer with_them(all.add(with(RpcCarrier::automatic)));
+  Peer as_well(all.add(with(RpcCarrier::datagrams)));
+  Peer without(all.add(with(RpcCarrier::automatic), &without_datagrams()));
+  EXPECT_TRUE(with_them.core.shared.device->info().datagrams);
+  EXPECT_FALSE(without.core.shared.device->info().datagrams);
+  // Both sorts of sessions in one engine, at the same time.
+  Session datagrams = with_them.open(as_well);
+  Session there = with_them.open(without);
+  Session back = without.open(with_them);
+  ASSERT_TRUE(all.until([&] { return datagrams.ready() && there.ready() && back.ready(); }));
+  EXPECT_EQ(there.longest(), datagrams.longest());
+  EXPECT_EQ(there.longest_bulk(), datagrams.longest_bulk());
+  expect_echoes(all, datagrams, 20);
+  EXPECT_EQ(with_them.stats().bulk_calls, 0u);
+  expect_echoes(all, there, 20);
+  EXPECT_EQ(with_them.stats().bulk_calls, 20u);
+  expect_echoes(all, back, 20);
+  EXPECT_EQ(without.stats().bulk_calls, 20u);
+  expect_echoes(all, datagrams, 20);
+  EXPECT_EQ(with_them.stats().bulk_calls, 20u);
+  for (Session* each : {&datagrams, &there, &back}) EXPECT_EQ(each->close(), Status::ok);
+  ASSERT_TRUE(all.until([&] { return with_them.held() + as_well.held() + without.held() == 0; }));
+  for (const Peer* each : {&with_them, &without}) {
+    for (const Error& e : each->closed) EXPECT_EQ(e.status, Status::ok) << e.message();
+    EXPECT_EQ(each->stats().bad_datagrams + each->stats().bad_bulk, 0u);
+  }
+  for (const Bare& each : all.all) each.expect_clean();
+}
+
+TEST(RpcCarrier, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
+  if (over_connections()) GTEST_SKIP() << "there are no datagrams";
+  Config c = with(RpcCarrier::automatic);
+  c.connections.credit_idle = c.connections.keepalive = 20ms * slowness();
+  Bares all;
+  Peer server(all.add(c)), client(all.add(c));
+  Session session = client.open(server);
+  ASSERT_TRUE(all.until([&] { return session.ready(); }));
+  expect_echoes(all, session, 1);
+  const ClientSession& ours = *spinwire::rpc::find_client(*client.core.calls, session.name());
+  const auto granted = [&] {
+    return spinwire::rpc::find_server(*server.core.calls, ours.peer)->granted;
+  };
+  EXPECT_EQ(granted(), c.rpc.window);
+  Buffer b(client.core.shared.arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
+  bool done = false;
+  ASSERT_TRUE(server.core.serve(kFold, [](Request& r) { (void)r.reply(fold_of(r.bytes())); }));
+  ASSERT_EQ(session.call(kFold, b.slice(), [&done](Reply&) { done = true; }), Status::ok);
+  ASSERT_TRUE(all.until([&] { return done; }));
+  EXPECT_TRUE(all.until([&] { return granted() == 1; }));  // idle sessions give them back
+  EXPECT_EQ(session.close(), Status::ok);
+  ASSERT_TRUE(all.until([&] { return client.held() + server.held() == 0; }));
+  b.reset();
+  for (const Bare& each : all.all) each.expect_clean();
+}
+
+TEST(RpcCarrier, ADeviceWithoutDatagramsIsNamedWhereTheyAreAskedFor) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
+  const Bare bare(with(RpcCarrier::datagrams), nullptr, &without_datagrams());
+  const auto served = bare.core->serve(kEcho, [](Request&) {});
+  ASSERT_FALSE(served);
+  EXPECT_EQ(served.error().status, Status::unsupported);
+  for (const char* part : {"rpc.carrier", "softverbs has no unreliable datagrams", "automatic"})
+    EXPECT_NE(served.error().message().find(part), std::string::npos) << served.error().message();
+}
+
+TEST(RpcCarrier, OverConnectionsAloneNothingIsTakenForDatagrams) {
+  Config c = with(RpcCarrier::connections);
+  c.rpc.receive_depth = 32768;  // neither pool nor completion queue has room for these
+  BulkCalls t(c);
+  EXPECT_EQ(t.call(kEcho, filled(9, 1)).bytes, filled(9, 1));
+  EXPECT_EQ(t.client.engine.stats().connected, 1u);
+  t.finish_bulk();
+}
+
+TEST(RpcCarrier, AWindowAndABacklogAreTakenAtOnce) {
+  Config c = with(RpcCarrier::connections);
+  c.rpc.backlog = 3;
+  BulkCalls t(c, nullptr, 4);
+  CallOptions deferred;
+  deferred.post = Post::defer;
+  for (int i = 0; i < 7; ++i) ASSERT_EQ(t.begin(kLater, filled(4, 1), deferred), Status::ok) << i;
+  EXPECT_EQ(t.begin(kLater, filled(4, 1), deferred), Status::would_block);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 4; }));
+  for (int i = 0; i < 100; ++i) (void)(t.client.poll() + t.server.poll());
+  EXPECT_EQ(t.later.size(), 4u);
+  std::size_t answered = 0;
+  ASSERT_TRUE(t.until([&] {
+    for (; answered < t.later.size(); ++answered)
+      EXPECT_EQ(t.later[answered].call.reply(t.later[answered].bytes), Status::ok);
+    return t.all_ended();
+  }));
+  EXPECT_EQ(answered, 7u);
+  t.finish_bulk();
+}
+
+TEST(RpcCarrier, MoreSessionsAreOpenedThanCanBeConnectedAtOnce) {
+  Config c = with(RpcCarrier::connections);
+  c.connections.handshakes = 16;
+  BulkCalls t(c);
+  std::vector<Session> more;
+  for (int i = 0; i < 16; ++i) more.push_back(t.open());
+  ASSERT_TRUE(t.until([&] {
+    return std::all_of(more.begin(), more.end(), [](const Session& s) { return s.ready(); });
+  }));
+  EXPECT_EQ(t.server.engine.stats().connections, 17u);
+  for (Session& each : more) EXPECT_EQ(each.close(), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.closed.size() == 16; }));
+  t.finish_bulk();
+}
+
+TEST(RpcCarrier, ASessionThatCannotBeConnectedIsNotOpened) {
+  Config few = forgetful();
+  few.connections.maximum = 1;
+  BulkCalls t(few);
+  Node other(with(RpcCarrier::connections));
+  std::vector<Error> closed;
+  SessionOptions options;
+  options.on_closed = [&closed](Session, const Error& e) { closed.push_back(e); };
+  ASSERT_TRUE(other.engine.open_session(t.server.listener.address(), options));
+  ASSERT_TRUE(engine_test::until({&t.client, &t.server, &other}, [&] { return !closed.empty(); }));
+  EXPECT_EQ(closed[0].status, Status::limit) << closed[0].message();
+  EXPECT_EQ(t.server.engine.rpc_stats().served_sessions, 1u);
+  // The limit of the client's own engine.
+  (void)t.open();
+  ASSERT_TRUE(t.until([&] { return t.closed.size() == 1; }));
+  EXPECT_EQ(t.closed[0].status, Status::limit) << t.closed[0].message();
+  EXPECT_EQ(t.call(kEcho, filled(9, 1)).bytes, filled(9, 1));
+  other.expect_clean();
+  EXPECT_EQ(t.session.close(), Status::ok);
+  t.finish_bulk();
+}
+
+TEST(RpcCarrier, RepliesOfLongCallsCanBeWrittenWhereTheyAreSentFrom) {
+  BulkCalls t;
+  ASSERT_TRUE(t.server.engine.serve(9, [](Request& r) {
+    const std::span<std::byte> space = r.reply_space(r.room());
+    ASSERT_EQ(space.size(), r.room());
+    const Bytes bytes = filled(space.size(), 3);
+    std::copy(bytes.begin(), bytes.end(), space.begin());
+    EXPECT_EQ(r.reply_written(space.size()), Status::ok);
+  }));
+  const std::size_t longest = t.session.longest();
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(t.call(9, filled(50000, 1)).bytes, filled(longest, 3));
+  ASSERT_TRUE(t.server.engine.serve(9, [](Request& r) {
+    EXPECT_TRUE(r.reply_space(1).empty()) << "the client has named the memory for it";
+    EXPECT_EQ(r.reply(filled(10, 4)), Status::ok);
+  }));
+  t.expect_into(9, filled(9, 1), filled(10, 4));
+  t.finish_bulk();
+}
+
+/// A session over a connection, which the test loses.
+struct Losing {
+  explicit Losing(const Config& c = with(RpcCarrier::connections))
+      : server(all.add(c)), client(all.add(c)) {
+    EXPECT_TRUE(server.core.serve(kLater, [this](Request& r) { later.push_back(r.later()); }));
+    session = client.open(server);
+    EXPECT_TRUE(all.until([&] { return session.ready(); }));
+  }
+  [[nodiscard]] ClientSession& record() const {
+    return *spinwire::rpc::find_client(*client.core.calls, session.name());
+  }
+  /// As if the network had.
+  void lose() const {
+    spinwire::agent::Agent* const a = spinwire::rpc::agent_of(*client.core.calls, *record().bulk);
+    ASSERT_NE(a, nullptr);
+    spinwire::agent::fail(client.core.shared, *a, {Status::peer_lost, "test", "cut", "none"});
+  }
+  void begin(spinwire::Method method) {
+    const auto done = [this](Reply& r) { ended.push_back(r.status()); };
+    ASSERT_EQ(session.call(method, std::span<const std::byte>(), done), Status::ok);
+  }
+  void expect_closed(Status status) {
+    ASSERT_TRUE(all.until([&] { return client.closed.size() == 1; }));
+    EXPECT_EQ(client.closed[0].status, status) << client.closed[0].message();
+    ASSERT_TRUE(all.until([&] { return client.held() + server.held() == 0; }));
+    for (const Bare& each : all.all) each.expect_clean();
+  }
+
+  Bares all;
+  Peer server, client;
+  Session session;
+  std::vector<PendingCall> later;
+  std::vector<Status> ended;
+};
+
+TEST(RpcCarrier, AConnectionThatIsLostIsMadeAgain) {
+  Losing t;
+  t.begin(kLater);
+  ASSERT_TRUE(t.all.until([&] { return t.later.size() == 1; }));
+  t.lose();
+  ASSERT_TRUE(t.all.until([&] { return t.ended.size() == 1; }));
+  EXPECT_EQ(t.ended[0], Status::peer_lost);
+  EXPECT_TRUE(t.session.ready());
+  t.begin(kEcho);  // it waits for the next
+  ASSERT_TRUE(t.all.until([&] { return t.ended.size() == 2; }));
+  EXPECT_EQ(t.ended[1], Status::ok);
+  EXPECT_EQ(t.later[0].reply(Bytes()), Status::not_connected);
+  EXPECT_EQ(t.client.core.shared.stats.connected, 2u);
+  EXPECT_EQ(t.server.stats().served_sessions, 1u);
+  EXPECT_EQ(t.session.close(), Status::ok);
+  t.expect_closed(Status::ok);
+}
+
+TEST(RpcCarrier, OneThatIsLostAtOnceAgainEndsTheSession) {
+  Config c = forgetful();
+  c.connections.close_timeout = 1min;  // what is brief
+  Losing t(c);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(t.session.ready());
+    t.lose();
+    t.begin(kEcho);
+    ASSERT_TRUE(t.all.until([&] { return t.ended.size() == static_cast<std::size_t>(i) + 1; }));
+  }
+  EXPECT_EQ(t.ended, (std::vector<Status>{Status::ok, Status::peer_lost}));
+  t.expect_closed(Status::peer_lost);
+}
+
+TEST(RpcCarrier, ASessionCanBeClosedWhileItHasNoConnection) {
+  Losing t(forgetful());
+  t.lose();
+  t.begin(kEcho);
+  ASSERT_TRUE(t.all.until([&] { return !t.record().bulk->was_ready; }));
+  EXPECT_EQ(t.session.close(), Status::ok);
+  EXPECT_EQ(t.ended, std::vector<Status>{Status::flushed});
+  t.expect_closed(Status::ok);
+}
+
+TEST(RpcCarrier, AServerThatIsGoneEndsTheSession) {
+  Losing t;
+  t.begin(kLater);
+  ASSERT_TRUE(t.all.until([&] { return t.later.size() == 1; }));
+  t.later.clear();
+  t.server.core.stop_listening(0, 1);
+  t.lose();
+  ASSERT_TRUE(t.all.until([&] { return t.client.closed.size() == 1; }));
+  EXPECT_EQ(t.client.closed[0].status, Status::peer_lost) << t.client.closed[0].message();
+  EXPECT_EQ(t.ended, std::vector<Status>{Status::peer_lost});
+}
+
+/// Without those that are of datagrams, and of sessions that are there without a connection.
+void expect_passes(const std::string& suites, int least) {
+  const std::string text = engine_test::run_again(
+      "SPINWIRE_TEST_CARRIER", "connections",
+      suites +
+          "-RpcEndures.AHandlerThatIsSlowerThanTheTimeOut:"
+          "RpcFeatures.RequestsAndRepliesLieOnACachelineWhereTheyArrived:"
+          "RpcBulk.RequestsOfAnyLengthArriveWhole:RpcBulk.WhatIsWrongWithACallIsToldAtOnce:"
+          "RpcBulk.AWindowAndABacklogAreAllThatIsTaken:"
+          "RpcBulkLoss.AConnectionThatCannotBeMadeEndsItsCalls");
+  EXPECT_GE(engine_test::passed(text), least) << text;  // so that the names are still right
+}
+
+TEST(RpcCarrier, PassesTheSuitesOfShortCalls) {
+  expect_passes("RpcCalls.*:RpcFeatures.*:RpcZeroCost.*:RpcEndures.*:RpcLoss.*", 20);
+}
+
+TEST(SlowRpcCarrier, PassesTheSuitesOfLongCalls) {
+  expect_passes("RpcBulk.*:RpcBulkLoss.*:RpcBulkPackets.*:SlowRpcBulk*", 25);
+}
+
+}  // namespace
+}  // namespace rpc_carrier_test
