@@ -1,4 +1,5 @@
-// Calls of 32 bytes with both ends on one thread, 32 under way, spread over sessions at random.
+// Calls of 32 bytes with both ends on one thread, so many under way, spread over sessions at
+// random.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -12,17 +13,24 @@ namespace {
 using spinwire::bench::ManySessions;
 
 void BM_calls(benchmark::State& state) {
-  constexpr std::uint32_t kWindow = 32;
   const auto sessions = static_cast<std::uint32_t>(state.range(0));
-  const auto many = std::make_unique<ManySessions>(spinwire::Config{}, sessions, kWindow);
+  const auto calls = static_cast<std::uint32_t>(state.range(1));
+  const auto many = std::make_unique<ManySessions>(spinwire::Config{}, sessions, calls);
   std::uint64_t end = 4 * std::uint64_t{sessions};
   while (many->done() < end) many->poll();  // every session has been in use
   for (auto _ : state) {
-    for (end += kWindow; many->done() < end;) many->poll();
+    for (end += calls; many->done() < end;) many->poll();
   }
-  state.SetItemsProcessed(state.iterations() * kWindow);
+  state.SetItemsProcessed(state.iterations() * calls);
 }
-BENCHMARK(BM_calls)->Arg(1)->Arg(100)->Arg(10000)->ArgName("sessions");
+// With more under way than there are receives for, most wait for their turn.
+BENCHMARK(BM_calls)
+    ->Args({1, 32})
+    ->Args({100, 32})
+    ->Args({10000, 32})
+    ->Args({10000, 700})
+    ->Args({10000, 4000})
+    ->ArgNames({"sessions", "calls"});
 
 }  // namespace
 }  // namespace rpc_bench

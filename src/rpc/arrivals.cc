@@ -26,9 +26,12 @@ constexpr unsigned kMostLearned = 3;
 
 /// After Jacobson: the mean of round trips, and how far they lie from it.
 inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
-  if (c.smooth == 0) [[unlikely]] {
-    c.smooth = trip;
-    c.variance = trip / 2;
+  if (trip < c.shortest) [[unlikely]] {
+    if (c.smooth == 0) {
+      c.smooth = trip;
+      c.variance = trip / 2;
+    }
+    c.shortest = trip;
   }
   const auto off = static_cast<std::int64_t>(trip - c.smooth);
   c.smooth += static_cast<std::uint64_t>(off >> 3);
@@ -96,10 +99,12 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   send_answer(r, s, v, kHeldUnknown);
 }
 
-/// Receives for as many requests as the session may send at once, if there are any left.
+/// Receives for as many requests as the session may send at once, if there are any left. A quarter
+/// is for the engine's own calls: whoever serves may have to call others for that.
 [[gnu::cold, gnu::noinline]] void grant(Rpc& r, ServerSession& s) noexcept {
-  if (r.promised + s.window > r.budget) return;
+  if (r.promised + s.window > r.budget || r.granted + s.window > r.budget - r.budget / 4) return;
   r.promised += s.window;
+  r.granted += s.window;
   s.granted = s.window;
   cover(r);
 }

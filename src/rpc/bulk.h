@@ -34,7 +34,7 @@ struct BulkAsked {
   std::uint32_t size = 0;
   std::uint32_t id = 0;  ///< as the application calls it
   std::uint64_t deadline = 0;
-  ReplyCallback done;  ///< empty, of one that waits: it is over
+  ReplyCallback done;
   Payload payload;
   BufferSlice reply;  ///< where it may be written; empty: it comes as a message
 };

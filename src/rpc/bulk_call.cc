@@ -131,16 +131,10 @@ Status push_call(Rpc& r, const BulkClient& b, agent::Agent& a, BulkCall& k) noex
 }
 
 /// Moves the call that has waited longest into a slot; null if there is none, or no room.
-BulkCall* take_waiting(const Rpc& r, BulkClient& b) noexcept {
-  while (b.waiting_count != 0) {
-    const std::uint32_t slot = free_slot(b);
-    const bool lives = static_cast<bool>(waiting_at(r, b, 0).done);
-    if (lives && slot >= b.window) return nullptr;
-    BulkAsked asked = pop_waiting(r, b);
-    if (!lives) continue;
-    return &occupy(b, slot, std::move(asked));
-  }
-  return nullptr;
+BulkCall* begin_waiting(const Rpc& r, BulkClient& b) noexcept {
+  const std::uint32_t slot = free_slot(b);
+  if (b.waiting_count == 0 || slot >= b.window) return nullptr;
+  return &occupy(b, slot, take_waiting(r, b, 0));
 }
 
 }  // namespace
@@ -203,7 +197,7 @@ bool pump_bulk(Rpc& r, BulkClient& b) noexcept {
   }
   // Those that fail at once may be begun again by their callbacks.
   for (std::uint32_t most = b.waiting_count; most != 0; --most) {
-    BulkCall* const k = take_waiting(r, b);
+    BulkCall* const k = begin_waiting(r, b);
     if (k == nullptr) return true;
     if (!push(*k)) return false;
   }
@@ -224,7 +218,7 @@ void post_bulk(Rpc& r, BulkClient& b) noexcept {
     if (is_active(b, slot)) status = push_call(r, b, *a, b.calls[slot]);
   }
   while (status == Status::ok) {
-    BulkCall* const k = take_waiting(r, b);
+    BulkCall* const k = begin_waiting(r, b);
     if (k == nullptr) break;
     status = push_call(r, b, *a, *k);
   }

@@ -29,15 +29,13 @@ inline BulkClient* bulk_of(Rpc& r, std::uint32_t session) noexcept {
   return c != nullptr ? c->bulk.get() : nullptr;
 }
 
-/// Those that wait; one without a callback is over.
 inline BulkAsked& waiting_at(const Rpc& r, BulkClient& b, std::uint32_t i) noexcept {
   return b.waiting[(b.waiting_first + i) % r.shared.config.rpc.backlog];
 }
-inline BulkAsked pop_waiting(const Rpc& r, BulkClient& b) noexcept {
-  BulkAsked first = std::exchange(waiting_at(r, b, 0), {});
-  b.waiting_first = (b.waiting_first + 1) % r.shared.config.rpc.backlog;
-  --b.waiting_count;
-  return first;
+/// Number `i` of those that wait does not any more.
+inline BulkAsked take_waiting(const Rpc& r, BulkClient& b, std::uint32_t i) noexcept {
+  return take_out(b.waiting.get(), r.shared.config.rpc.backlog, b.waiting_first, b.waiting_count,
+                  i);
 }
 
 /// Begins a call in a free slot, which takes no step yet.

@@ -126,8 +126,8 @@ Status cancel_bulk(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
     return Status::ok;
   }
   for (std::uint32_t i = 0; i < b.waiting_count; ++i) {
-    BulkAsked& w = waiting_at(r, b, i);
-    if (!w.done || w.id != id) continue;
+    if (waiting_at(r, b, i).id != id) continue;
+    BulkAsked w = take_waiting(r, b, i);
     end_bulk_call(w, Status::cancelled);
     return Status::ok;
   }
@@ -150,8 +150,8 @@ void end_unused(Rpc& r, BulkClient& b, Status status) noexcept {
 
 void end_waiting(Rpc& r, BulkClient& b, Status status) noexcept {
   for (std::uint32_t most = b.waiting_count; most != 0 && b.waiting_count != 0; --most) {
-    BulkAsked w = pop_waiting(r, b);
-    if (w.done) end_bulk_call(w, status);
+    BulkAsked w = take_waiting(r, b, 0);
+    end_bulk_call(w, status);
   }
 }
 
@@ -213,15 +213,17 @@ std::uint64_t look_at_bulk(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
     }
     next = std::min(next, k.asked.deadline);
   }
-  for (std::uint32_t i = 0; i < b->waiting_count; ++i) {
-    BulkAsked& w = waiting_at(r, *b, i);
-    if (!w.done) continue;
-    if (now >= w.deadline) {
-      end_bulk_call(w, Status::timed_out);
-      if (!goes_on(r, b, session)) return next;
-    } else {
-      next = std::min(next, w.deadline);
+  for (std::uint32_t i = 0; i < b->waiting_count;) {
+    const std::uint64_t due = waiting_at(r, *b, i).deadline;
+    if (now < due) {
+      next = std::min(next, due);
+      ++i;
+      continue;
     }
+    BulkAsked w = take_waiting(r, *b, i);
+    end_bulk_call(w, Status::timed_out);
+    if (!goes_on(r, b, session)) return next;
+    i = 0;  // its callback may have ended others
   }
   pump_again(r, b, session);
   return next;

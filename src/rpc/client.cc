@@ -70,6 +70,7 @@ ClientSession* make_session(Rpc& r, std::uint32_t window) {
   c.listed = false;
   c.state = SessionState::opening;
   c.smooth = c.variance = c.waited = 0;
+  c.shortest = c.lately = ~std::uint64_t{0};
   c.patience = r.least_patience;
   c.peer = 0;
   c.route = &r.nowhere;
@@ -97,6 +98,21 @@ void become_ready(Rpc& r, ClientSession& c) noexcept {
   if (c.on_ready) c.on_ready(Session(r.shared.core, c.name));
 }
 
+/// Number `i` of those that wait does not any more.
+static Waiting take_waiting(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
+  const Waiting w =
+      take_out(c.waiting, r.shared.config.rpc.backlog, c.waiting_first, c.waiting_count, i);
+  drop_waiting(c);
+  return w;
+}
+
+/// Ends it; callbacks may do anything.
+static void end_waiting(Rpc& r, ClientSession& c, std::uint32_t i, Status status) noexcept {
+  Waiting w = take_waiting(r, c, i);
+  clear(w.payload);
+  end_call(w.done, status);
+}
+
 Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done) noexcept {
   if (!takes_datagrams(*c.route)) return Status::message_too_long;  // for that way
   const std::uint32_t room = r.shared.config.rpc.backlog;
@@ -122,25 +138,18 @@ Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done)
 
 void pump(Rpc& r, ClientSession& c) noexcept {
   while (c.waiting_count != 0 && c.state == SessionState::ready) {
-    Waiting& w = c.waiting[c.waiting_first];
-    if (w.done) {
-      if (!may_start(r, c)) break;
-      const std::uint32_t slot = free_slot(c);
-      Call& k = c.calls[slot];
-      k.method = w.method;
-      k.size = static_cast<std::uint16_t>(w.size);
-      k.id = w.id;
-      k.deadline = w.deadline;
-      k.done = w.done;
-      k.payload = w.payload;
-      w.payload.block = nullptr;
-      w.done = nullptr;
-      start(r, c, k, slot, r.shared.now);
-    }
-    c.waiting_first = (c.waiting_first + 1) % r.shared.config.rpc.backlog;
-    --c.waiting_count;
+    if (!may_start(r, c)) break;
+    const Waiting w = take_waiting(r, c, 0);
+    const std::uint32_t slot = free_slot(c);
+    Call& k = c.calls[slot];
+    k.method = w.method;
+    k.size = static_cast<std::uint16_t>(w.size);
+    k.id = w.id;
+    k.deadline = w.deadline;
+    k.done = w.done;
+    k.payload = w.payload;
+    start(r, c, k, slot, r.shared.now);
   }
-  drop_waiting(c);
   if (c.waiting_count != 0 && c.under_way < c.allowed) stall(r, c);
 }
 
@@ -167,10 +176,8 @@ Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
     return Status::ok;
   }
   for (std::uint32_t i = 0; i < c.waiting_count; ++i) {
-    Waiting& w = c.waiting[(c.waiting_first + i) % r.shared.config.rpc.backlog];
-    if (!w.done || w.id != id) continue;
-    clear(w.payload);
-    end_call(std::exchange(w.done, nullptr), Status::cancelled);
+    if (c.waiting[(c.waiting_first + i) % r.shared.config.rpc.backlog].id != id) continue;
+    end_waiting(r, c, i, Status::cancelled);
     return Status::ok;
   }
   return c.bulk != nullptr ? cancel_bulk(r, c, id) : Status::invalid_argument;
@@ -186,13 +193,7 @@ void end_calls(Rpc& r, ClientSession& c, Status status) noexcept {
     vacate(r, c, c.calls[slot], slot);
     end_call(done, status);
   }
-  for (; c.waiting_count != 0; --c.waiting_count) {
-    Waiting& w = c.waiting[c.waiting_first];
-    c.waiting_first = (c.waiting_first + 1) % r.shared.config.rpc.backlog;
-    clear(w.payload);
-    if (w.done) end_call(std::exchange(w.done, nullptr), status);
-  }
-  drop_waiting(c);
+  while (c.waiting_count != 0) end_waiting(r, c, 0, status);
 }
 
 }  // namespace
@@ -274,16 +275,17 @@ std::uint64_t look_at_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcep
     next = std::min(next, look_at_call(r, c, slot, now));
     if (c.name != name || c.state != SessionState::ready) return next;
   }
-  for (std::uint32_t i = 0; i < c.waiting_count; ++i) {
-    Waiting& w = c.waiting[(c.waiting_first + i) % r.shared.config.rpc.backlog];
-    if (!w.done) continue;
-    if (now >= w.deadline) {
-      clear(w.payload);
-      end_call(std::exchange(w.done, nullptr), Status::timed_out);
-      if (c.name != name || c.state != SessionState::ready) return next;
-    } else {
-      next = std::min(next, w.deadline);
+  for (std::uint32_t i = 0; i < c.waiting_count;) {
+    const std::uint64_t due =
+        c.waiting[(c.waiting_first + i) % r.shared.config.rpc.backlog].deadline;
+    if (now < due) {
+      next = std::min(next, due);
+      ++i;
+      continue;
     }
+    end_waiting(r, c, i, Status::timed_out);
+    if (c.name != name || c.state != SessionState::ready) return next;
+    i = 0;  // its callback may have ended others
   }
   pump(r, c);
   return next;

@@ -77,9 +77,10 @@ void end(Rpc& r) noexcept {
 }
 
 void finish_poll(Rpc& r) noexcept {
-  // Each that stalled has a try; those that still cannot go line up again.
+  // Each that stalled has a turn while there is what they wait for; those that are left with calls
+  // line up again.
   const std::uint32_t last = r.stalled_last;
-  while (r.stalled_first != kNone) {
+  while (r.stalled_first != kNone && r.promised < r.budget && !r.port->full()) {
     const std::uint32_t index = r.stalled_first;
     ClientSession& c = r.clients.at(index);
     r.stalled_first = c.next_stalled;
@@ -187,6 +188,7 @@ tl::unexpected<Error> wrong(std::string found) {
 
 Result<void> audit(Rpc& r) {
   std::uint32_t promised = 0;
+  std::uint32_t granted = 0;
   for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
     if (!r.clients.in_use(i)) continue;
     const ClientSession& c = r.clients.at(i);
@@ -210,10 +212,13 @@ Result<void> audit(Rpc& r) {
     promised += active;
   }
   for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
-    if (r.servers.in_use(i) && r.servers.at(i).granted != 1) promised += r.servers.at(i).granted;
+    if (r.servers.in_use(i) && r.servers.at(i).granted != 1) granted += r.servers.at(i).granted;
   }
-  if (promised != r.promised)
-    return wrong(fmt::format("{} receives are promised, {} counted", promised, r.promised));
+  promised += granted;
+  if (promised != r.promised || granted != r.granted) {
+    return wrong(fmt::format("{} receives are promised, {} of them granted; {} and {} counted",
+                             promised, granted, r.promised, r.granted));
+  }
   return audit_bulk(r);
 }
 

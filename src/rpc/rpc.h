@@ -80,9 +80,23 @@ struct Waiting {
   std::uint32_t size = 0;
   std::uint32_t id = 0;
   std::uint64_t deadline = 0;
-  ReplyCallback done;  ///< empty: it was cancelled, or its deadline has passed
+  ReplyCallback done;
   Payload payload;
 };
+/// Takes number `i` of the `count` that wait in a ring out of it; those behind it move up.
+template <typename Entry>
+Entry take_out(Entry* ring, std::uint32_t room, std::uint32_t& first, std::uint32_t& count,
+               std::uint32_t i) noexcept {
+  Entry taken = std::exchange(ring[(first + i) % room], {});
+  --count;
+  if (i == 0) {
+    first = (first + 1) % room;
+  } else {
+    for (; i != count; ++i)
+      ring[(first + i) % room] = std::exchange(ring[(first + i + 1) % room], {});
+  }
+  return taken;
+}
 
 /// A peer engine's datagrams, as its sessions share them. Where it or we have none, `to` says who
 /// it is and no more, and no datagram is from there.
@@ -130,6 +144,7 @@ struct alignas(64) ClientSession {
   std::uint64_t smooth = 0;
   std::uint64_t variance = 0;
   std::uint64_t patience = 0;  ///< until a request is sent again, the first time
+  std::uint64_t shortest = 0;  ///< round trip; see congestion.cc
   // Cold. Those that wait: a ring of `backlog` entries, in a block that is there while it is
   // needed.
   Waiting* waiting = nullptr;
@@ -137,6 +152,8 @@ struct alignas(64) ClientSession {
   std::uint32_t waiting_first = 0;
   std::uint32_t next_stalled = kNone;
   base::Timer timer;
+  std::uint64_t low_since = 0;  ///< tick since when no more than one call was under way, and slow
+  std::uint64_t lately = 0;     ///< the shortest round trip since then
   std::uint64_t deadline = 0;   ///< tick; of opening or closing
   std::uint64_t looked_at = 0;  ///< tick of the timer's last look
   std::uint64_t waited = 0;     ///< ticks of silence seen while something was to be answered
@@ -204,6 +221,7 @@ struct Rpc {
   std::uint32_t promised = 0;                ///< receives that replies and requests may need
   std::uint32_t covered = 0;                 ///< for so many promises receives are posted
   std::uint32_t budget = 0;                  ///< of those that there are
+  std::uint32_t granted = 0;                 ///< of the promised, to sessions that we serve
   std::uint32_t stalled_first = kNone;       ///< sessions whose calls wait for room that all share
   std::uint32_t stalled_last = kNone;
   BulkEnd* due_first = nullptr;  ///< of long calls, what waits for credit or other room

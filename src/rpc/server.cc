@@ -17,6 +17,7 @@ using wire::RpcKind;
 void take_back(Rpc& r, ServerSession& s) noexcept {
   if (s.granted == 1) return;
   r.promised -= s.granted;
+  r.granted -= s.granted;
   s.granted = 1;
 }
 

@@ -7,11 +7,8 @@ namespace {
 
 void fall_silent(Rpc& r, BulkClient& b) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) b.calls[slot].asked.done = [](Reply&) {};
-  for (std::uint32_t w = 0; w < r.shared.config.rpc.backlog; ++w) {
-    clear(b.waiting[w].payload);
-    b.waiting[w].reply = {};
-    b.waiting[w].done = nullptr;
-  }
+  for (std::uint32_t w = 0; w < b.waiting_count; ++w)
+    b.waiting[(b.waiting_first + w) % r.shared.config.rpc.backlog].done = [](Reply&) {};
   // Its own handlers are gone with the application's.
   if (agent::Agent* const a = agent_of(r, b); a != nullptr) hear_end(r, b.session, *a);
 }
@@ -27,11 +24,8 @@ void fall_silent(Rpc& r) noexcept {
     c.on_ready = nullptr;
     c.on_closed = nullptr;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) c.calls[slot].done = [](Reply&) {};
-    // One without a callback is one that has ended: its payload is dropped here.
     for (std::uint32_t w = 0; w < c.waiting_count; ++w) {
-      Waiting& waits = c.waiting[(c.waiting_first + w) % r.shared.config.rpc.backlog];
-      clear(waits.payload);
-      waits.done = nullptr;
+      c.waiting[(c.waiting_first + w) % r.shared.config.rpc.backlog].done = [](Reply&) {};
     }
     if (c.bulk != nullptr) fall_silent(r, *c.bulk);
   }

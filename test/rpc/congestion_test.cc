@@ -277,5 +277,86 @@ TEST(RpcCongestion, AWayLongerThanPatienceLastsIsLearned) {
   t.finish();
 }
 
+/// A client with a window of 8 and a server that answers at once, `way` away from each other.
+class LongWay {
+ public:
+  explicit LongWay(Nanoseconds way)
+      : server_(flow_config(50us, 2ms), &now_), client_(flow_config(50us, 2ms), &now_) {
+    listener_ = std::move(*server_.core->listen("127.0.0.1:0", {}));
+    EXPECT_TRUE(server_.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+    session_ = client_.core->open_session(listener_.address(), {}).value();
+    for (int i = 0; i < 100'000 && !session_.ready(); ++i) step();
+    EXPECT_TRUE(session_.ready());
+    meet(way, 0);
+  }
+  void meet(Nanoseconds way, double drop) {
+    sv::FaultPlan plan;
+    plan.drop = drop;
+    plan.datagram_delay_min = plan.datagram_delay_max = way;
+    plan.held_datagrams = 1024;
+    client_.set(plan);
+    server_.set(plan);
+  }
+  /// Calls under way all the time; answers how many were answered in so long.
+  std::uint64_t call_for(Nanoseconds time) {
+    const std::uint64_t before = answered_;
+    for (const std::uint64_t end = now_ + static_cast<std::uint64_t>(time.count()); now_ < end;) {
+      const auto done = [this](Reply& r) {
+        --open_;
+        ++(r.status() == Status::ok ? answered_ : failed_);
+      };
+      while (open_ < 8 && session_.call(kEcho, std::span<const std::byte>{}, done) == Status::ok)
+        ++open_;
+      step();
+    }
+    return answered_ - before;
+  }
+  [[nodiscard]] std::uint64_t failed() const { return failed_; }
+
+ private:
+  void step() {
+    now_ += kStep;
+    (void)client_.core->poll();
+    (void)server_.core->poll();
+  }
+
+  std::uint64_t now_ = 1'000'000;
+  std::uint64_t answered_ = 0, failed_ = 0;
+  std::uint32_t open_ = 0;
+  Bare server_, client_;
+  Listener listener_;
+  Session session_;
+};
+
+TEST(RpcCongestion, AWayThatIsLongByItselfIsNoCongestion) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  LongWay t(40us);  // there and back beyond the target
+  (void)t.call_for(50ms);
+  EXPECT_GT(t.call_for(200ms), 8 * 200'000u / 90);
+  // One that becomes longer is found out about.
+  t.meet(150us, 0);
+  (void)t.call_for(1500ms);
+  EXPECT_GT(t.call_for(200ms), 8 * 200'000u / 320);
+  EXPECT_EQ(t.failed(), 0u);
+}
+
+TEST(RpcCongestion, AfterLossesCallsGoAsFastAsBefore) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "faults are injected";
+  for (const Nanoseconds way : {10us, 60us}) {
+    SCOPED_TRACE(way.count());
+    LongWay t(way);
+    (void)t.call_for(50ms);
+    const std::uint64_t before = t.call_for(200ms);
+    t.meet(way, 0.3);
+    EXPECT_GT(t.call_for(500ms), 10u);  // of each two datagrams one gets there and back
+    t.meet(way, 0);
+    (void)t.call_for(100ms);
+    EXPECT_GT(t.call_for(200ms), before * 9 / 10);
+    t.meet(way, 0.001);
+    EXPECT_GT(t.call_for(200ms), before / 3);
+    EXPECT_EQ(t.failed(), 0u);
+  }
+}
+
 }  // namespace
 }  // namespace rpc_congestion_test

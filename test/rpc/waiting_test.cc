@@ -1,9 +1,12 @@
 // Calls that wait for their turn: the room for them comes and goes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "rpc/ends.h"
+#include "rpc/rpc.h"
 
 namespace rpc_waiting_test {
 namespace {
@@ -35,6 +38,92 @@ TEST(RpcWaiting, TakesItsRoomFromTheSendPoolWhileItIsNeeded) {
   EXPECT_EQ(t.ended.back().bytes, filled(4, 99));
   EXPECT_EQ(used(), 0u);  // with no other reason than that none waits
   EXPECT_TRUE(t.session.ready());
+  t.finish();
+}
+
+TEST(RpcWaiting, WhatIsCancelledMakesRoomAtOnce) {
+  Calls t;
+  (void)t.call(kEcho, {});  // the server now has receives for the whole window
+  const Config& c = t.client.engine.config();
+  std::vector<CallId> names;
+  while (t.begin(kLater, filled(4, 1)) == Status::ok) names.push_back(t.session.last_call());
+  ASSERT_EQ(names.size(), c.rpc.window + c.rpc.backlog);
+  // From the middle, so that some wait on both sides.
+  const std::size_t middle = c.rpc.window + c.rpc.backlog / 2;
+  for (const std::size_t i : {middle, middle + 1, std::size_t{c.rpc.window}}) {
+    ASSERT_EQ(t.session.cancel(names[i]), Status::ok);
+    EXPECT_EQ(t.session.cancel(names[i]), Status::invalid_argument);
+  }
+  for (std::uint32_t i = 0; i < 3; ++i) ASSERT_EQ(t.begin(kEcho, filled(4, 90 + i)), Status::ok);
+  EXPECT_EQ(t.begin(kEcho, filled(4, 99)), Status::would_block);
+  ASSERT_TRUE(t.until([&] {
+    for (const auto& each : t.later) (void)each.call.reply(each.bytes);
+    return t.all_ended();
+  }));
+  const auto cancelled = std::count_if(
+      t.ended.begin(), t.ended.end(), [](const Ended& e) { return e.status == Status::cancelled; });
+  EXPECT_EQ(cancelled, 3);
+  for (std::uint32_t i = 0; i < 3; ++i)
+    EXPECT_EQ(t.ended[t.ended.size() - 3 + i].bytes, filled(4, 90 + i));
+  t.finish();
+}
+
+TEST(RpcWaiting, CallbacksOfAClosingSessionFindOnlyWhatStillWaits) {
+  Calls t(rpc_config(), nullptr, 1);
+  (void)t.call(kEcho, {});
+  // What the room for those that wait held before must not be taken for calls.
+  {
+    std::vector<Buffer> all;
+    const std::size_t room = t.client.engine.config().rpc.backlog * sizeof(spinwire::rpc::Waiting);
+    while (Buffer b = t.client.engine.allocate(room)) {
+      std::memset(b.data(), 0x41, b.size());
+      all.push_back(std::move(b));
+    }
+  }
+  std::vector<Status> ends;
+  std::vector<CallId> names;
+  constexpr CallId kStale{0x41414141};
+  const auto one = [&] {
+    const auto done = [&](Reply& r) {
+      ends.push_back(r.status());
+      EXPECT_EQ(t.session.cancel(kStale), Status::invalid_argument);
+      for (const CallId& name : names) (void)t.session.cancel(name);
+    };
+    ASSERT_EQ(t.session.call(kLater, std::span<const std::byte>{}, done), Status::ok);
+    names.push_back(t.session.last_call());
+  };
+  for (int i = 0; i < 5; ++i) one();
+  EXPECT_EQ(t.session.close(), Status::ok);
+  EXPECT_EQ(ends.size(), 5u);
+  EXPECT_EQ(std::count(ends.begin(), ends.end(), Status::cancelled), 4);
+  t.finish();
+}
+
+TEST(RpcWaiting, DeadlinesOfThoseThatWaitPassInAnyOrder) {
+  std::uint64_t now = 1'000'000'000;
+  Calls t(rpc_config(), &now, 1);
+  (void)t.call(kEcho, {});
+  ASSERT_EQ(t.begin(kLater, filled(4, 0)), Status::ok);
+  for (const int ms : {900, 30, 700, 20, 800, 10}) {
+    CallOptions options;
+    options.deadline = std::chrono::milliseconds(ms);
+    ASSERT_EQ(t.begin(kEcho, filled(4, 1), options), Status::ok);
+  }
+  const auto late = [&] {
+    return std::count_if(t.ended.begin(), t.ended.end(), [](const Ended& e) {
+      return e.times == 1 && e.status == Status::timed_out;
+    });
+  };
+  ASSERT_TRUE(t.until([&] {
+    now += 1'000'000;
+    return late() == 3;
+  }));
+  EXPECT_LT(now, 1'500'000'000u);
+  ASSERT_TRUE(t.until([&] {
+    for (const auto& each : t.later) (void)each.call.reply(each.bytes);
+    return t.all_ended();
+  }));
+  EXPECT_EQ(late(), 3);
   t.finish();
 }
 
