@@ -56,6 +56,25 @@ std::size_t longest_bulk(const Rpc& r, const ClientSession& c) noexcept {
   return std::max<std::size_t>(bulk, c.longest);
 }
 
+namespace {
+
+/// What the call's place holds of it. False: the send pool is dry.
+bool note(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done,
+          BulkAsked& w) noexcept {
+  if (!fill(r, w.payload, asked.data, asked.size, asked.block)) return false;
+  w.method = asked.method;
+  w.size = static_cast<std::uint32_t>(asked.size);
+  w.id = ++c.last_call;
+  w.deadline = asked.deadline;
+  w.done = done;
+  ++r.stats.calls;
+  ++r.stats.bulk_calls;
+  look_by(r, c, asked.deadline);
+  return true;
+}
+
+}  // namespace
+
 Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice* reply_into,
                  const ReplyCallback& done, bool now) noexcept {
   if (c.state != SessionState::ready) return Status::not_connected;
@@ -75,16 +94,8 @@ Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice
   const bool waits = !connected || b.waiting_count != 0 || slot >= b.window;
   if (waits && b.waiting_count == r.shared.config.rpc.backlog) return Status::would_block;
   BulkAsked w;
-  if (!fill(r, w.payload, asked.data, asked.size, asked.block)) return Status::no_buffer;
-  w.method = asked.method;
-  w.size = static_cast<std::uint32_t>(asked.size);
-  w.id = ++c.last_call;
-  w.deadline = asked.deadline;
-  w.done = done;
+  if (!note(r, c, asked, done, w)) return Status::no_buffer;
   if (reply_into != nullptr) w.reply = *reply_into;
-  ++r.stats.calls;
-  ++r.stats.bulk_calls;
-  look_by(r, c, asked.deadline);
   if (b.agent == kNone) want_connection(r, b);
   BulkCall* k = nullptr;
   if (waits) {

@@ -55,13 +55,13 @@ bool push_service(Rpc& r, agent::Agent& a, BulkService& v) noexcept {
   return !is_passing(status);
 }
 
-/// The answer as a message: header and payload in one block. If that is `within` already, the
-/// header goes in front of it.
+/// The answer as a message: header and payload in one block, which may be the call's `space`, where
+/// the payload is already.
 Status lay_out(Rpc& r, BulkService& v, Status status, const std::byte* data, std::size_t size,
-               Block* within) noexcept {
+               Block* space) noexcept {
   const std::size_t bytes = wire::kBulkHeaderBytes + size;
-  const bool there = within != nullptr && data == within->payload + wire::kBulkHeaderBytes;
-  Block* const block = there ? within : r.shared.arena->allocate(memory::PoolId::send, bytes);
+  Block* const block =
+      space != nullptr ? space : r.shared.arena->allocate(memory::PoolId::send, bytes);
   if (block == nullptr) return Status::no_buffer;
   BulkHeader header;
   header.number = v.number;
@@ -70,7 +70,7 @@ Status lay_out(Rpc& r, BulkService& v, Status status, const std::byte* data, std
   header.size = static_cast<std::uint32_t>(size);
   const auto head = wire::encode(header);
   std::memcpy(block->payload, head.data(), head.size());
-  if (there) {
+  if (space != nullptr) {
     detail::retain(block);
   } else if (size != 0) {
     std::memcpy(block->payload + head.size(), data, size);
@@ -327,8 +327,9 @@ Status answer_bulk(Rpc& r, std::uint32_t session, std::uint32_t number, Status s
   if (v.number != number || v.state != State::running) return Status::not_connected;
   const bool write = status == Status::ok && v.reply.length != 0;
   if (status == Status::ok && size > room_of(r, session, number)) return Status::message_too_long;
-  const Status kept =
-      write ? refer(r, v, data, size, block) : lay_out(r, v, status, data, size, block);
+  Block* const space = bulk_space_of(r, session, number, size).block;
+  const Status kept = write ? refer(r, v, data, size, block)
+                            : lay_out(r, v, status, data, size, block == space ? space : nullptr);
   if (kept != Status::ok) return kept;
   v.state = State::answering;
   if (!push_service(r, *a, v)) make_due(r, *s->bulk);

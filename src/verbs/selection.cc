@@ -45,7 +45,8 @@ class Search {
       reject(of_device, fmt::format("ibv_query_device: {}", base::errno_text(error)));
     } else if (context->device != nullptr &&
                context->device->transport_type == IBV_TRANSPORT_IWARP) {
-      reject(of_device, "iWARP, whose queue pairs connect through rdma_cm only");
+      reject(of_device,
+             "iWARP, whose queue pairs connect through rdma_cm only and have no immediates");
     } else {
       look_at_ports(provider, context, of_device, attr.phys_port_cnt);
     }
