@@ -132,7 +132,8 @@ struct Config {
     Nanoseconds least_timeout = std::chrono::milliseconds(2);
     Nanoseconds call_timeout = std::chrono::seconds(5);  ///< of calls without a deadline; 1us … 1h
     /// Congestion control: a session has fewer calls under way while replies take longer than this,
-    /// not counting the time that the server had the request. 0: none; to 1s
+    /// or than twice the shortest round trip that was seen if that is more, not counting the time
+    /// that the server had the request. 0: none; to 1s
     Nanoseconds target_delay = std::chrono::microseconds(50);
   } rpc;
 
