@@ -122,7 +122,7 @@ class SPINWIRE_API PendingCall {
 
 /// A call as the server's handler has it, in place in the receive ring or, if it is long, in a
 /// block of the pool memory.large_bytes. To be answered by one of reply(), refuse() and later(),
-/// before the handler returns; else the call is refused.
+/// before the handler returns; else, and if none of them answered ok, the call is refused.
 class SPINWIRE_API Request {
  public:
   [[nodiscard]] Method method() const noexcept { return method_; }
@@ -134,26 +134,14 @@ class SPINWIRE_API Request {
     return {block_, data_, size_};
   }
   /// As PendingCall's. Hot.
-  Status reply(std::span<const std::byte> bytes) noexcept {
-    answered_ = true;
-    return call_.reply(bytes);
-  }
-  Status reply(const BufferSlice& bytes) noexcept {
-    answered_ = true;
-    return call_.reply(bytes);
-  }
-  Status refuse(std::string_view why) noexcept {
-    answered_ = true;
-    return call_.refuse(why);
-  }
+  Status reply(std::span<const std::byte> bytes) noexcept { return note(call_.reply(bytes)); }
+  Status reply(const BufferSlice& bytes) noexcept { return note(call_.reply(bytes)); }
+  Status refuse(std::string_view why) noexcept { return note(call_.refuse(why)); }
   [[nodiscard]] std::size_t room() const noexcept { return call_.room(); }
   [[nodiscard]] std::span<std::byte> reply_space(std::size_t size) const noexcept {
     return call_.reply_space(size);
   }
-  Status reply_written(std::size_t size) noexcept {
-    answered_ = true;
-    return call_.reply_written(size);
-  }
+  Status reply_written(std::size_t size) noexcept { return note(call_.reply_written(size)); }
   /// The handler will answer, or not, when it likes.
   [[nodiscard]] PendingCall later() noexcept {
     answered_ = true;
@@ -168,6 +156,12 @@ class SPINWIRE_API Request {
   [[nodiscard]] bool answered() const noexcept { return answered_; }
 
  private:
+  /// What could not be sent is no answer.
+  Status note(Status status) noexcept {
+    answered_ |= status == Status::ok;
+    return status;
+  }
+
   PendingCall call_;
   detail::Block* block_;
   std::byte* data_;

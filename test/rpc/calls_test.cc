@@ -226,6 +226,36 @@ TEST(RpcCalls, RepliesCanBeWrittenWhereTheyAreSentFrom) {
   t.finish();
 }
 
+TEST(RpcCalls, AReplyThatFailsIsNoAnswer) {
+  Calls t;
+  auto& server = t.server.engine;
+  const auto fail = [](Request& r) {
+    EXPECT_EQ(r.reply(Bytes(r.room() + 1)), Status::message_too_long);
+    EXPECT_EQ(r.reply_written(1), Status::invalid_argument);
+  };
+  ASSERT_TRUE(server.serve(9, fail));
+  Ended e = t.call(9, filled(4, 1));
+  EXPECT_EQ(e.status, Status::refused);
+  EXPECT_EQ(e.text, "the handler has not answered");
+  ASSERT_TRUE(server.serve(9, [&fail](Request& r) {
+    fail(r);
+    EXPECT_EQ(r.refuse("too long"), Status::ok);
+    EXPECT_EQ(r.reply(r.bytes()), Status::not_connected);
+  }));
+  EXPECT_EQ(t.call(9, filled(4, 2)).text, "too long");
+  // Who has said that he will answer later still may.
+  ASSERT_TRUE(server.serve(9, [&](Request& r) {
+    t.later.push_back({r.later(), bytes_of(r.bytes())});
+    fail(r);
+  }));
+  ASSERT_EQ(t.begin(9, filled(4, 3)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  EXPECT_EQ(t.later[0].call.reply(t.later[0].bytes), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended.back().bytes, filled(4, 3));
+  t.finish();
+}
+
 TEST(RpcCalls, ABufferThatGoesToManyHasItsHeadersApart) {
   Config config = rpc_config();
   config.rpc.least_timeout = 500ms * slowness();  // nothing is sent again as time is short
