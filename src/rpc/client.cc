@@ -92,7 +92,7 @@ void take_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* ro
 
 void become_ready(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::ready;
-  c.last_heard = c.looked_at = r.shared.clock.now();
+  c.last_heard = c.last_other = c.looked_at = r.shared.clock.now();
   r.shared.timers.reschedule(c.timer, c.last_heard + r.keepalive);
   if (c.on_ready) c.on_ready(Session(r.shared.core, c.name));
 }
@@ -151,7 +151,7 @@ void take_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     ++r.stats.bad_datagrams;
     return;
   }
-  c->last_heard = r.shared.now;
+  c->last_other = r.shared.now;
   if (header.kind == RpcKind::closed) lose(r, *c, Status::ok, nullptr);
 }
 
@@ -293,7 +293,7 @@ std::uint64_t look_at_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcep
 /// which we did not look ourselves says nothing about it.
 bool silent_too_long(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint64_t most = 2 * r.keepalive;
-  if (c.last_heard >= c.looked_at) {
+  if (last_sign(c) >= c.looked_at) {
     c.waited = 0;
   } else {
     c.waited += std::min(now - c.looked_at, most);
@@ -317,7 +317,7 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
   if (takes_datagrams(*c.route)) {  // a connection finds out by itself
     if (silent_too_long(r, c, now))
       return lose(r, c, Status::peer_lost, "no datagram came from it any more");
-    if (now - std::min(c.last_heard, now) >= r.keepalive) tell(r, c, RpcKind::ping);
+    if (now - std::min(last_sign(c), now) >= r.keepalive) tell(r, c, RpcKind::ping);
   }
   const std::uint32_t name = c.name;
   std::uint64_t next = look_at_calls(r, c, now);

@@ -1,6 +1,7 @@
 // Sessions and the calls on them: what client and server of one engine share. Hot fields first.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -113,7 +114,7 @@ struct alignas(64) ClientSession {
   std::uint32_t peer = 0;        ///< what the server calls it
   std::uint32_t name = 0;        ///< what we do; 0: a free record
   std::uint64_t active = 0;      ///< slots with a call
-  std::uint64_t last_heard = 0;  ///< tick
+  std::uint64_t last_heard = 0;  ///< tick of the last reply; see last_sign()
   Call* calls = nullptr;         ///< right behind this record
   std::uint32_t waiting_count = 0;
   std::uint32_t last_call = 0;
@@ -137,9 +138,10 @@ struct alignas(64) ClientSession {
   std::uint32_t waiting_first = 0;
   std::uint32_t next_stalled = kNone;
   base::Timer timer;
-  std::uint64_t deadline = 0;   ///< tick; of opening or closing
-  std::uint64_t looked_at = 0;  ///< tick of the timer's last look
-  std::uint64_t waited = 0;     ///< ticks of silence seen while something was to be answered
+  std::uint64_t last_other = 0;  ///< tick at which anything else was heard
+  std::uint64_t deadline = 0;    ///< tick; of opening or closing
+  std::uint64_t looked_at = 0;   ///< tick of the timer's last look
+  std::uint64_t waited = 0;      ///< ticks of silence seen while something was to be answered
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
   std::uint32_t handshake = kNone;  ///< exchange in use
@@ -175,15 +177,22 @@ struct alignas(64) ServerSession {
   std::uint32_t window = 0;
   std::uint32_t granted = 1;  ///< calls at once that there are receives for
   std::uint32_t mtu = 0;
-  Service* services = nullptr;  ///< right behind this record
-  std::uint64_t last_heard = 0;
+  Service* services = nullptr;      ///< right behind this record
+  std::uint64_t last_heard = 0;     ///< tick of the last request; see last_sign()
   std::unique_ptr<Space[]> spaces;  ///< once asked for: of each service
   // Cold.
   base::Timer timer;
+  std::uint64_t last_other = 0;  ///< tick at which anything else was heard
   std::uint64_t looked_at = 0;
   std::uint64_t waited = 0;
   std::unique_ptr<BulkServer, BulkDeleter> bulk;  ///< while the client has a connection for that
 };
+
+/// When the peer was there. Pings tell that, and nothing about calls.
+template <typename Session>
+std::uint64_t last_sign(const Session& s) noexcept {
+  return std::max(s.last_heard, s.last_other);
+}
 
 struct Rpc {
   explicit Rpc(agent::Shared& s);

@@ -34,7 +34,7 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
   s.granted = 1;
   s.mtu = std::min<std::uint32_t>(peer.mtu, r.port->mtu());
   s.route = route;
-  s.last_heard = s.looked_at = r.shared.clock.now();
+  s.last_heard = s.last_other = s.looked_at = r.shared.clock.now();
   s.waited = 0;
   s.timer.index = index;
   s.timer.kind = kServerTimer;
@@ -99,7 +99,7 @@ void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     ++r.stats.bad_datagrams;
     return;
   }
-  s->last_heard = r.shared.now;
+  s->last_other = r.shared.now;
   const bool over = header.kind == RpcKind::close;
   const RpcHeader reply{s->peer, 0, 0, over ? RpcKind::closed : RpcKind::pong, 0, 0, 0};
   (void)send(r, s->route->to, reply, {});
@@ -110,10 +110,10 @@ void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
 
 void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   const std::uint64_t now = r.shared.clock.now();
-  if (!takes_datagrams(*s.route) && is_connected(r, s)) s.last_heard = now;  // or it would not be
+  if (!takes_datagrams(*s.route) && is_connected(r, s)) s.last_other = now;  // or it would not be
   // Time in which we did not look ourselves says nothing about the client.
   s.waited =
-      s.last_heard >= s.looked_at ? 0 : s.waited + std::min(now - s.looked_at, 2 * r.keepalive);
+      last_sign(s) >= s.looked_at ? 0 : s.waited + std::min(now - s.looked_at, 2 * r.keepalive);
   s.looked_at = now;
   if (s.waited > r.peer_timeout) return dismiss(r, s);
   if (now - std::min(s.last_heard, now) > r.idle) take_back(r, s);
