@@ -226,6 +226,33 @@ TEST(RpcCalls, RepliesCanBeWrittenWhereTheyAreSentFrom) {
   t.finish();
 }
 
+TEST(RpcCalls, ASpaceForTheReplyIsACallsUntilItIsOver) {
+  Calls t(rpc_config(), nullptr, 1);
+  std::vector<PendingCall> calls;
+  ASSERT_TRUE(t.server.engine.serve(9, [&](Request& r) {
+    const auto space = r.reply_space(200);
+    ASSERT_EQ(space.size(), 200u);
+    std::fill(space.begin(), space.end(), r.bytes()[0]);
+    calls.push_back(r.later());
+  }));
+  ASSERT_EQ(t.begin(9, filled(1, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return calls.size() == 1; }));
+  EXPECT_NE(calls[0].room(), 0u);
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  ASSERT_EQ(t.begin(9, filled(1, 2)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return calls.size() == 2; }));
+  // Who asks is told that the place is another call's.
+  EXPECT_EQ(calls[0].room(), 0u);
+  EXPECT_TRUE(calls[0].reply_space(200).empty());
+  EXPECT_EQ(calls[0].reply_written(200), Status::not_connected);
+  EXPECT_EQ(calls[1].reply_written(201), Status::invalid_argument);
+  EXPECT_EQ(calls[1].reply_written(200), Status::ok);
+  EXPECT_EQ(calls[1].reply_written(200), Status::not_connected);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended.back().bytes, Bytes(200, filled(1, 2)[0]));
+  t.finish();
+}
+
 TEST(RpcCalls, AReplyThatFailsIsNoAnswer) {
   Calls t;
   auto& server = t.server.engine;
