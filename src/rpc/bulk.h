@@ -162,6 +162,8 @@ std::span<std::byte> bulk_space(Rpc& r, std::uint32_t session, std::uint32_t num
                                 std::size_t size) noexcept;
 Written bulk_space_of(Rpc& r, std::uint32_t session, std::uint32_t number,
                       std::size_t size) noexcept;
+/// Those of calls that are over: the session is idle.
+void drop_spaces(BulkServer& b) noexcept;
 /// Whether the session's connection is there.
 bool is_connected(const Rpc& r, const ServerSession& s) noexcept;
 /// The session that a connection is for; null if it fits none.

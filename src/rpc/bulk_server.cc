@@ -239,8 +239,7 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
 void BulkDeleter::operator()(BulkServer* bulk) const noexcept {
   for (std::uint32_t i = 0; i < bulk->window; ++i) {
     drop_answer(bulk->services[i]);
-    if (bulk->spaces != nullptr && bulk->spaces[i].block != nullptr)
-      detail::release(bulk->spaces[i].block);
+    if (bulk->spaces != nullptr) drop_space(bulk->spaces[i]);
   }
   delete bulk;
 }
@@ -323,6 +322,12 @@ std::span<std::byte> bulk_space(Rpc& r, std::uint32_t session, std::uint32_t num
   if (b.spaces == nullptr) return {};
   return take_space(r, b.spaces[number & (b.window - 1)], number, size,
                     wire::kBulkHeaderBytes + longest, wire::kBulkHeaderBytes);
+}
+
+void drop_spaces(BulkServer& b) noexcept {
+  for (std::uint32_t slot = 0; b.spaces != nullptr && slot < b.window; ++slot) {
+    if (b.services[slot].state != State::running) drop_space(b.spaces[slot]);
+  }
 }
 
 Written bulk_space_of(Rpc& r, std::uint32_t session, std::uint32_t number,

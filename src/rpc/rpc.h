@@ -145,6 +145,7 @@ struct alignas(64) ClientSession {
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
   std::uint32_t handshake = kNone;  ///< exchange in use
+  std::uint32_t rested = kNone;     ///< last_call when all slots were seen to have as many uses
   std::string address;
   std::unique_ptr<BulkClient, BulkDeleter> bulk;  ///< once it was needed
 };
@@ -164,10 +165,13 @@ static_assert(sizeof(Service) == 64);
 
 /// Memory that a reply is written into where it is sent from.
 struct Space {
-  Block* block = nullptr;    ///< stays, for the next call in the same place
+  Block* block = nullptr;    ///< stays, for the next call in the same place, until it is idle
   std::uint32_t number = 0;  ///< of the call that has asked
   std::uint32_t size = 0;    ///< for so many bytes
 };
+inline void drop_space(Space& space) noexcept {
+  if (space.block != nullptr) detail::release(std::exchange(space.block, nullptr));
+}
 
 struct alignas(64) ServerSession {
   static constexpr std::size_t kHotBytes = 64;
@@ -185,6 +189,7 @@ struct alignas(64) ServerSession {
   std::uint64_t last_other = 0;  ///< tick at which anything else was heard
   std::uint64_t looked_at = 0;
   std::uint64_t waited = 0;
+  std::uint32_t forgotten = 0;  ///< calls below this number are, see forget_calls()
   std::unique_ptr<BulkServer, BulkDeleter> bulk;  ///< while the client has a connection for that
 };
 

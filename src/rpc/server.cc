@@ -1,5 +1,5 @@
 // The server's end of sessions: each request runs its handler at most once, and its answer is kept
-// until the next request in the same slot.
+// until the next request in the same slot, or until the idle client says that it has it.
 #include <algorithm>
 #include <new>
 #include <string_view>
@@ -20,6 +20,21 @@ void take_back(Rpc& r, ServerSession& s) noexcept {
   s.granted = 1;
 }
 
+/// The client is done with all calls below this number: nothing that they left is needed again, and
+/// a request of theirs that is late is an old one.
+void forget_calls(ServerSession& s, std::uint32_t below) noexcept {
+  below &= ~(s.window - 1);
+  if (std::exchange(s.forgotten, below) == below) return;
+  for (std::uint32_t slot = 0; slot < s.window; ++slot) {
+    Service& v = s.services[slot];
+    if (static_cast<std::int32_t>(v.number - below) >= 0) continue;
+    clear(v.payload);
+    v.number = below - s.window + slot;
+    v.state = ServiceState::none;
+    if (s.spaces != nullptr) drop_space(s.spaces[slot]);
+  }
+}
+
 }  // namespace
 
 ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
@@ -36,6 +51,7 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
   s.route = route;
   s.last_heard = s.last_other = s.looked_at = r.shared.clock.now();
   s.waited = 0;
+  s.forgotten = 0;
   s.timer.index = index;
   s.timer.kind = kServerTimer;
   r.shared.timers.schedule(s.timer, s.last_heard + r.keepalive);
@@ -49,7 +65,7 @@ void dismiss(Rpc& r, ServerSession& s) noexcept {
   r.shared.timers.cancel(s.timer);
   for (std::uint32_t i = 0; i < s.window; ++i) {
     clear(s.services[i].payload);
-    if (s.spaces != nullptr && s.spaces[i].block != nullptr) detail::release(s.spaces[i].block);
+    if (s.spaces != nullptr) drop_space(s.spaces[i]);
   }
   s.spaces.reset();
   s.name = 0;
@@ -74,8 +90,7 @@ std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t nu
 std::span<std::byte> take_space(Rpc& r, Space& space, std::uint32_t number, std::size_t size,
                                 std::size_t most, std::size_t offset) noexcept {
   // The last reply may be in the send queue still.
-  if (space.block != nullptr && space.block->refs != 1)
-    detail::release(std::exchange(space.block, nullptr));
+  if (space.block != nullptr && space.block->refs != 1) drop_space(space);
   if (space.block == nullptr) space.block = r.shared.arena->allocate(memory::PoolId::send, most);
   if (space.block == nullptr) return {};
   space.number = number;
@@ -103,7 +118,7 @@ void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   const bool over = header.kind == RpcKind::close;
   const RpcHeader reply{s->peer, 0, 0, over ? RpcKind::closed : RpcKind::pong, 0, 0, 0};
   (void)send(r, s->route->to, reply, {});
-  if (!over) return;
+  if (!over) return forget_calls(*s, header.number);
   r.port->flush();  // the route goes with its last session
   dismiss(r, *s);
 }
@@ -116,7 +131,10 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
       last_sign(s) >= s.looked_at ? 0 : s.waited + std::min(now - s.looked_at, 2 * r.keepalive);
   s.looked_at = now;
   if (s.waited > r.peer_timeout) return dismiss(r, s);
-  if (now - std::min(s.last_heard, now) > r.idle) take_back(r, s);
+  if (now - std::min(s.last_heard, now) > r.idle) {
+    take_back(r, s);
+    if (s.bulk != nullptr) drop_spaces(*s.bulk);
+  }
   r.shared.timers.schedule(s.timer, now + r.keepalive);
 }
 
