@@ -94,17 +94,21 @@ class SPINWIRE_API PendingCall {
   /// message_too_long (than room()), no_buffer (the send pool is dry, for more than kShortCall),
   /// wrong_thread, forked_child. Hot.
   Status reply(std::span<const std::byte> bytes) const noexcept;
-  /// Copies nothing: holds a reference until the next call in the same place, or the session's end;
-  /// of a reply to memory that the client named, until it is written.
+  /// Copies nothing: holds a reference until the next call in the same place, the session's end, or
+  /// until its client was idle for connections.keepalive; of a reply over a connection, until it is
+  /// written.
   Status reply(const BufferSlice& bytes) const noexcept;
   /// Ends the call at its client with `refused` and as much of the text as fits.
   Status refuse(std::string_view why) const noexcept;
   /// Longest reply, bytes: a datagram's, or the memory that the client named; 0 once it is over.
   [[nodiscard]] std::size_t room() const noexcept;
   /// Memory of the call's own place in its session, to write a reply of up to `size` bytes into:
-  /// nothing is copied and, once the place has it, no pool is asked. What it holds is undefined; it
-  /// is this call's until it is answered. Empty if that is longer than a datagram takes, the call
-  /// names memory for its reply or is over, or memory is short. Hot.
+  /// nothing is copied and, while the session is in use and the place has it, no pool is asked.
+  /// What it holds is undefined. It is this call's until it is answered or over, as room() tells:
+  /// then it is the next call's, or goes back to its pool. The client may give the call up in any
+  /// poll(), so ask room() before writing after one; what another thread or a device is to fill
+  /// takes a buffer of one's own, for reply(BufferSlice). Empty if `size` is more than a datagram
+  /// takes, the call names memory for its reply or is over, or memory is short. Hot.
   [[nodiscard]] std::span<std::byte> reply_space(std::size_t size) const noexcept;
   /// Replies with the first bytes of it. Errors: as reply(); invalid_argument (reply_space() was
   /// not asked for as many). Hot.
@@ -122,7 +126,7 @@ class SPINWIRE_API PendingCall {
 
 /// A call as the server's handler has it, in place in the receive ring or, if it is long, in a
 /// block of the pool memory.large_bytes. To be answered by one of reply(), refuse() and later(),
-/// before the handler returns; else the call is refused.
+/// before the handler returns; else, and if none of them answered ok, the call is refused.
 class SPINWIRE_API Request {
  public:
   [[nodiscard]] Method method() const noexcept { return method_; }
@@ -134,26 +138,14 @@ class SPINWIRE_API Request {
     return {block_, data_, size_};
   }
   /// As PendingCall's. Hot.
-  Status reply(std::span<const std::byte> bytes) noexcept {
-    answered_ = true;
-    return call_.reply(bytes);
-  }
-  Status reply(const BufferSlice& bytes) noexcept {
-    answered_ = true;
-    return call_.reply(bytes);
-  }
-  Status refuse(std::string_view why) noexcept {
-    answered_ = true;
-    return call_.refuse(why);
-  }
+  Status reply(std::span<const std::byte> bytes) noexcept { return note(call_.reply(bytes)); }
+  Status reply(const BufferSlice& bytes) noexcept { return note(call_.reply(bytes)); }
+  Status refuse(std::string_view why) noexcept { return note(call_.refuse(why)); }
   [[nodiscard]] std::size_t room() const noexcept { return call_.room(); }
   [[nodiscard]] std::span<std::byte> reply_space(std::size_t size) const noexcept {
     return call_.reply_space(size);
   }
-  Status reply_written(std::size_t size) noexcept {
-    answered_ = true;
-    return call_.reply_written(size);
-  }
+  Status reply_written(std::size_t size) noexcept { return note(call_.reply_written(size)); }
   /// The handler will answer, or not, when it likes.
   [[nodiscard]] PendingCall later() noexcept {
     answered_ = true;
@@ -168,6 +160,12 @@ class SPINWIRE_API Request {
   [[nodiscard]] bool answered() const noexcept { return answered_; }
 
  private:
+  /// What could not be sent is no answer.
+  Status note(Status status) noexcept {
+    answered_ |= status == Status::ok;
+    return status;
+  }
+
   PendingCall call_;
   detail::Block* block_;
   std::byte* data_;

@@ -442,7 +442,8 @@ Status PendingCall::reply_written(std::size_t size) const noexcept {
   rpc::Written written;
   if (rpc_ != nullptr && rpc_->shared.core->guard.owned()) {
     written = rpc::space_of(*rpc_, session_, number_, size);
-    if (written.block == nullptr) return Status::invalid_argument;
+    if (written.block == nullptr)
+      return room() == 0 ? Status::not_connected : Status::invalid_argument;
   }
   return answer(rpc_, session_, number_, Status::ok, written.data, size, written.block);
 }

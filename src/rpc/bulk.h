@@ -75,12 +75,14 @@ struct BulkClient : BulkEnd {
 
 /// The server's end of a slot.
 struct BulkService {
-  enum class State : std::uint8_t { none, body, running, answering, over };
+  /// refusing: the library itself does, as soon as there is memory to say so.
+  enum class State : std::uint8_t { none, body, running, refusing, answering, over };
   std::uint32_t number = 0;
   State state = State::none;
   bool confirm = false;  ///< a cancel is to be answered
   bool write = false;    ///< the answer goes into the client's memory
   Method method = 0;
+  Status refusal = Status::ok;     ///< while it is being refused
   std::uint32_t size = 0;          ///< of the request, and then of the answer
   RemoteRegion reply;              ///< where a large one goes; of no length: nowhere
   detail::Block* block = nullptr;  ///< of the answer
@@ -160,6 +162,8 @@ std::span<std::byte> bulk_space(Rpc& r, std::uint32_t session, std::uint32_t num
                                 std::size_t size) noexcept;
 Written bulk_space_of(Rpc& r, std::uint32_t session, std::uint32_t number,
                       std::size_t size) noexcept;
+/// Those of calls that are over: the session is idle.
+void drop_spaces(BulkServer& b) noexcept;
 /// Whether the session's connection is there.
 bool is_connected(const Rpc& r, const ServerSession& s) noexcept;
 /// The session that a connection is for; null if it fits none.

@@ -39,22 +39,6 @@ Status send_answer(Rpc& r, agent::Agent& a, const BulkService& v) noexcept {
       r.shared, a, {v.block, v.data, v.size, &v.reply, v.number, {}, true});
 }
 
-/// False: it has to wait.
-bool push_service(Rpc& r, agent::Agent& a, BulkService& v) noexcept {
-  Status status = Status::ok;
-  if (v.confirm) {
-    status = send_bulk(r, a, {v.number, 0, BulkKind::cancelled}, {});
-    if (!is_passing(status)) v.confirm = false;
-  } else if (v.state == State::answering) {
-    status = send_answer(r, a, v);
-    if (!is_passing(status)) {
-      v.state = State::over;
-      drop_answer(v);
-    }
-  }
-  return !is_passing(status);
-}
-
 /// The answer as a message: header and payload in one block, which may be the call's `space`, where
 /// the payload is already.
 Status lay_out(Rpc& r, BulkService& v, Status status, const std::byte* data, std::size_t size,
@@ -82,6 +66,35 @@ Status lay_out(Rpc& r, BulkService& v, Status status, const std::byte* data, std
   return Status::ok;
 }
 
+/// What the library itself says.
+Status lay_out_refusal(Rpc& r, BulkService& v) noexcept {
+  const std::string_view text =
+      v.refusal == Status::unsupported ? "no such method" : "the handler has not answered";
+  const Status status = lay_out(r, v, v.refusal, reinterpret_cast<const std::byte*>(text.data()),
+                                text.size(), nullptr);
+  if (status == Status::ok) v.state = State::answering;
+  return status;
+}
+
+/// False: it has to wait.
+bool push_service(Rpc& r, agent::Agent& a, BulkService& v) noexcept {
+  Status status = Status::ok;
+  if (v.confirm) {
+    status = send_bulk(r, a, {v.number, 0, BulkKind::cancelled}, {});
+    if (!is_passing(status)) v.confirm = false;
+    return !is_passing(status);
+  }
+  if (v.state == State::refusing) status = lay_out_refusal(r, v);
+  if (v.state == State::answering) {
+    status = send_answer(r, a, v);
+    if (!is_passing(status)) {
+      v.state = State::over;
+      drop_answer(v);
+    }
+  }
+  return !is_passing(status);
+}
+
 /// The answer as bytes for the client's memory.
 Status refer(Rpc& r, BulkService& v, const std::byte* data, std::size_t size,
              Block* block) noexcept {
@@ -106,11 +119,16 @@ std::size_t longest_reply(const ServerSession& s, const agent::Agent& a) noexcep
   return std::min<std::size_t>(wire::rpc_payload(s.mtu), longest - wire::kBulkHeaderBytes);
 }
 
-void refuse_bulk(Rpc& r, std::uint32_t session, std::uint32_t number, Status status,
-                 std::string_view text) noexcept {
-  (void)answer_bulk(r, session | kBulkName, number, status,
-                    reinterpret_cast<const std::byte*>(text.data()),
-                    std::min(text.size(), kShortCall), nullptr);
+/// The library's own answer, which nobody else would give if it got lost. The session may be gone.
+void refuse_bulk(Rpc& r, std::uint32_t session, std::uint32_t number, Status status) noexcept {
+  ServerSession* const s = find_server(r, session);
+  agent::Agent* const a = s != nullptr && s->bulk != nullptr ? agent_of(r, *s->bulk) : nullptr;
+  if (a == nullptr || a->state != ConnectionState::ready) return;
+  BulkService& v = service_of(*s->bulk, number);
+  if (v.number != number || v.state != State::running) return;
+  v.state = State::refusing;
+  v.refusal = status;
+  if (!push_service(r, *a, v)) make_due(r, *s->bulk);
 }
 
 /// Runs the handler; the session may be gone afterwards.
@@ -120,13 +138,12 @@ void run_handler(Rpc& r, const ServerSession& s, BulkService& v, Message& m, con
   const std::uint32_t number = v.number;
   v.state = State::running;
   if (v.method >= r.handlers.size() || !r.handlers[v.method])
-    return refuse_bulk(r, session, number, Status::unsupported, "no such method");
+    return refuse_bulk(r, session, number, Status::unsupported);
   ++r.stats.served;
   Request request({&r, session | kBulkName, number}, v.method, m.block(),
                   const_cast<std::byte*>(data), size);
   r.handlers[v.method](request);
-  if (!request.answered())
-    refuse_bulk(r, session, number, Status::refused, "the handler has not answered");
+  if (!request.answered()) refuse_bulk(r, session, number, Status::refused);
   if (request.kept()) (void)m.take();  // the slices hold it now
 }
 
@@ -147,7 +164,7 @@ void take_call(Rpc& r, ServerSession& s, agent::Agent& a, const BulkHeader& head
   if (payload.size() == header.size) return run_handler(r, s, v, m, payload.data(), payload.size());
   const bool served = header.method < r.handlers.size() && r.handlers[header.method];
   v.state = served ? State::body : State::running;
-  if (!served) refuse_bulk(r, s.name, header.number, Status::unsupported, "no such method");
+  if (!served) refuse_bulk(r, s.name, header.number, Status::unsupported);
 }
 
 /// The request of a call whose header was there before.
@@ -222,8 +239,7 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
 void BulkDeleter::operator()(BulkServer* bulk) const noexcept {
   for (std::uint32_t i = 0; i < bulk->window; ++i) {
     drop_answer(bulk->services[i]);
-    if (bulk->spaces != nullptr && bulk->spaces[i].block != nullptr)
-      detail::release(bulk->spaces[i].block);
+    if (bulk->spaces != nullptr) drop_space(bulk->spaces[i]);
   }
   delete bulk;
 }
@@ -306,6 +322,12 @@ std::span<std::byte> bulk_space(Rpc& r, std::uint32_t session, std::uint32_t num
   if (b.spaces == nullptr) return {};
   return take_space(r, b.spaces[number & (b.window - 1)], number, size,
                     wire::kBulkHeaderBytes + longest, wire::kBulkHeaderBytes);
+}
+
+void drop_spaces(BulkServer& b) noexcept {
+  for (std::uint32_t slot = 0; b.spaces != nullptr && slot < b.window; ++slot) {
+    if (b.services[slot].state != State::running) drop_space(b.spaces[slot]);
+  }
 }
 
 Written bulk_space_of(Rpc& r, std::uint32_t session, std::uint32_t number,

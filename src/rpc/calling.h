@@ -21,7 +21,7 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
   return {c.peer, call.number, call.method, wire::RpcKind::request, 0, call.size, 0};
 }
 
-/// A server that has heard nothing for a while keeps no receives for us any more.
+/// A server that was asked nothing for a while keeps no receives for us any more.
 [[gnu::always_inline]] inline void mind_idleness(const Rpc& r, ClientSession& c,
                                                  std::uint64_t now) noexcept {
   if (c.under_way == 0 && now - c.last_heard > r.idle / 2) [[unlikely]] {

@@ -17,8 +17,26 @@ using wire::RpcHeader;
 using wire::RpcKind;
 
 /// Where there are no datagrams, the session's connection tells.
-void tell(Rpc& r, const ClientSession& c, RpcKind kind) noexcept {
-  if (takes_datagrams(*c.route)) (void)send(r, c.route->to, {c.peer, 0, 0, kind, 0, 0, 0}, {});
+void tell(Rpc& r, const ClientSession& c, RpcKind kind, std::uint32_t number = 0) noexcept {
+  if (takes_datagrams(*c.route)) (void)send(r, c.route->to, {c.peer, number, 0, kind, 0, 0, 0}, {});
+}
+
+/// All calls with lower numbers are over. With none under way the slots go on side by side, so that
+/// this is said of every call that there was, and of none that follows, whenever it arrives.
+std::uint32_t first_not_over(ClientSession& c) noexcept {
+  const std::uint32_t uses = ~(c.window - 1u);
+  if (c.under_way == 0 && c.last_call == c.rested) return c.calls[0].number & uses;
+  std::uint32_t first = c.calls[0].number & uses;
+  std::uint32_t last = first;
+  for (std::uint32_t slot = 1; slot < c.window; ++slot) {
+    const std::uint32_t number = c.calls[slot].number & uses;
+    if (static_cast<std::int32_t>(number - first) < 0) first = number;
+    if (static_cast<std::int32_t>(number - last) > 0) last = number;
+  }
+  if (c.under_way != 0) return first;
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) c.calls[slot].number = last + slot;
+  if (c.waiting_count == 0) c.rested = c.last_call;
+  return last;
 }
 
 void stall(Rpc& r, ClientSession& c) noexcept {
@@ -74,7 +92,7 @@ ClientSession* make_session(Rpc& r, std::uint32_t window) {
   c.patience = r.least_patience;
   c.peer = 0;
   c.route = &r.nowhere;
-  c.handshake = kNone;
+  c.handshake = c.rested = kNone;
   c.timer.index = index;
   c.timer.kind = kClientTimer;
   return &c;
@@ -93,7 +111,7 @@ void take_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* ro
 
 void become_ready(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::ready;
-  c.last_heard = c.looked_at = r.shared.clock.now();
+  c.last_heard = c.last_other = c.looked_at = r.shared.clock.now();
   r.shared.timers.reschedule(c.timer, c.last_heard + r.keepalive);
   if (c.on_ready) c.on_ready(Session(r.shared.core, c.name));
 }
@@ -160,7 +178,7 @@ void take_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     ++r.stats.bad_datagrams;
     return;
   }
-  c->last_heard = r.shared.now;
+  c->last_other = r.shared.now;
   if (header.kind == RpcKind::closed) lose(r, *c, Status::ok, nullptr);
 }
 
@@ -295,7 +313,7 @@ std::uint64_t look_at_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcep
 /// which we did not look ourselves says nothing about it.
 bool silent_too_long(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint64_t most = 2 * r.keepalive;
-  if (c.last_heard >= c.looked_at) {
+  if (last_sign(c) >= c.looked_at) {
     c.waited = 0;
   } else {
     c.waited += std::min(now - c.looked_at, most);
@@ -319,7 +337,8 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
   if (takes_datagrams(*c.route)) {  // a connection finds out by itself
     if (silent_too_long(r, c, now))
       return lose(r, c, Status::peer_lost, "no datagram came from it any more");
-    if (now - std::min(c.last_heard, now) >= r.keepalive) tell(r, c, RpcKind::ping);
+    if (now - std::min(last_sign(c), now) >= r.keepalive)
+      tell(r, c, RpcKind::ping, first_not_over(c));
   }
   const std::uint32_t name = c.name;
   std::uint64_t next = look_at_calls(r, c, now);

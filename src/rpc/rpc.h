@@ -1,6 +1,7 @@
 // Sessions and the calls on them: what client and server of one engine share. Hot fields first.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -127,7 +128,7 @@ struct alignas(64) ClientSession {
   std::uint32_t peer = 0;        ///< what the server calls it
   std::uint32_t name = 0;        ///< what we do; 0: a free record
   std::uint64_t active = 0;      ///< slots with a call
-  std::uint64_t last_heard = 0;  ///< tick
+  std::uint64_t last_heard = 0;  ///< tick of the last reply; see last_sign()
   Call* calls = nullptr;         ///< right behind this record
   std::uint32_t waiting_count = 0;
   std::uint32_t last_call = 0;
@@ -154,12 +155,14 @@ struct alignas(64) ClientSession {
   base::Timer timer;
   std::uint64_t low_since = 0;  ///< tick since when no more than one call was under way, and slow
   std::uint64_t lately = 0;     ///< the shortest round trip since then
-  std::uint64_t deadline = 0;   ///< tick; of opening or closing
-  std::uint64_t looked_at = 0;  ///< tick of the timer's last look
-  std::uint64_t waited = 0;     ///< ticks of silence seen while something was to be answered
+  std::uint64_t last_other = 0;  ///< tick at which anything else was heard
+  std::uint64_t deadline = 0;    ///< tick; of opening or closing
+  std::uint64_t looked_at = 0;   ///< tick of the timer's last look
+  std::uint64_t waited = 0;      ///< ticks of silence seen while something was to be answered
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
   std::uint32_t handshake = kNone;  ///< exchange in use
+  std::uint32_t rested = kNone;     ///< last_call when all slots were seen to have as many uses
   std::string address;
   std::unique_ptr<BulkClient, BulkDeleter> bulk;  ///< once it was needed
 };
@@ -179,10 +182,13 @@ static_assert(sizeof(Service) == 64);
 
 /// Memory that a reply is written into where it is sent from.
 struct Space {
-  Block* block = nullptr;    ///< stays, for the next call in the same place
+  Block* block = nullptr;    ///< stays, for the next call in the same place, until it is idle
   std::uint32_t number = 0;  ///< of the call that has asked
   std::uint32_t size = 0;    ///< for so many bytes
 };
+inline void drop_space(Space& space) noexcept {
+  if (space.block != nullptr) detail::release(std::exchange(space.block, nullptr));
+}
 
 struct alignas(64) ServerSession {
   static constexpr std::size_t kHotBytes = 64;
@@ -192,15 +198,23 @@ struct alignas(64) ServerSession {
   std::uint32_t window = 0;
   std::uint32_t granted = 1;  ///< calls at once that there are receives for
   std::uint32_t mtu = 0;
-  Service* services = nullptr;  ///< right behind this record
-  std::uint64_t last_heard = 0;
+  Service* services = nullptr;      ///< right behind this record
+  std::uint64_t last_heard = 0;     ///< tick of the last request; see last_sign()
   std::unique_ptr<Space[]> spaces;  ///< once asked for: of each service
   // Cold.
   base::Timer timer;
+  std::uint64_t last_other = 0;  ///< tick at which anything else was heard
   std::uint64_t looked_at = 0;
   std::uint64_t waited = 0;
+  std::uint32_t forgotten = 0;  ///< calls below this number are, see forget_calls()
   std::unique_ptr<BulkServer, BulkDeleter> bulk;  ///< while the client has a connection for that
 };
+
+/// When the peer was there. Pings tell that, and nothing about calls.
+template <typename Session>
+std::uint64_t last_sign(const Session& s) noexcept {
+  return std::max(s.last_heard, s.last_other);
+}
 
 struct Rpc {
   explicit Rpc(agent::Shared& s);

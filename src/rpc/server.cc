@@ -1,5 +1,5 @@
 // The server's end of sessions: each request runs its handler at most once, and its answer is kept
-// until the next request in the same slot.
+// until the next request in the same slot, or until the idle client says that it has it.
 #include <algorithm>
 #include <new>
 #include <string_view>
@@ -21,6 +21,21 @@ void take_back(Rpc& r, ServerSession& s) noexcept {
   s.granted = 1;
 }
 
+/// The client is done with all calls below this number: nothing that they left is needed again, and
+/// a request of theirs that is late is an old one.
+void forget_calls(ServerSession& s, std::uint32_t below) noexcept {
+  below &= ~(s.window - 1);
+  if (std::exchange(s.forgotten, below) == below) return;
+  for (std::uint32_t slot = 0; slot < s.window; ++slot) {
+    Service& v = s.services[slot];
+    if (static_cast<std::int32_t>(v.number - below) >= 0) continue;
+    clear(v.payload);
+    v.number = below - s.window + slot;
+    v.state = ServiceState::none;
+    if (s.spaces != nullptr) drop_space(s.spaces[slot]);
+  }
+}
+
 }  // namespace
 
 ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
@@ -35,8 +50,9 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
   s.granted = 1;
   s.mtu = std::min<std::uint32_t>(peer.mtu, r.port->mtu());
   s.route = route;
-  s.last_heard = s.looked_at = r.shared.clock.now();
+  s.last_heard = s.last_other = s.looked_at = r.shared.clock.now();
   s.waited = 0;
+  s.forgotten = 0;
   s.timer.index = index;
   s.timer.kind = kServerTimer;
   r.shared.timers.schedule(s.timer, s.last_heard + r.keepalive);
@@ -50,7 +66,7 @@ void dismiss(Rpc& r, ServerSession& s) noexcept {
   r.shared.timers.cancel(s.timer);
   for (std::uint32_t i = 0; i < s.window; ++i) {
     clear(s.services[i].payload);
-    if (s.spaces != nullptr && s.spaces[i].block != nullptr) detail::release(s.spaces[i].block);
+    if (s.spaces != nullptr) drop_space(s.spaces[i]);
   }
   s.spaces.reset();
   s.name = 0;
@@ -75,8 +91,7 @@ std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t nu
 std::span<std::byte> take_space(Rpc& r, Space& space, std::uint32_t number, std::size_t size,
                                 std::size_t most, std::size_t offset) noexcept {
   // The last reply may be in the send queue still.
-  if (space.block != nullptr && space.block->refs != 1)
-    detail::release(std::exchange(space.block, nullptr));
+  if (space.block != nullptr && space.block->refs != 1) drop_space(space);
   if (space.block == nullptr) space.block = r.shared.arena->allocate(memory::PoolId::send, most);
   if (space.block == nullptr) return {};
   space.number = number;
@@ -100,24 +115,27 @@ void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     ++r.stats.bad_datagrams;
     return;
   }
-  s->last_heard = r.shared.now;
+  s->last_other = r.shared.now;
   const bool over = header.kind == RpcKind::close;
   const RpcHeader reply{s->peer, 0, 0, over ? RpcKind::closed : RpcKind::pong, 0, 0, 0};
   (void)send(r, s->route->to, reply, {});
-  if (!over) return;
+  if (!over) return forget_calls(*s, header.number);
   r.port->flush();  // the route goes with its last session
   dismiss(r, *s);
 }
 
 void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   const std::uint64_t now = r.shared.clock.now();
-  if (!takes_datagrams(*s.route) && is_connected(r, s)) s.last_heard = now;  // or it would not be
+  if (!takes_datagrams(*s.route) && is_connected(r, s)) s.last_other = now;  // or it would not be
   // Time in which we did not look ourselves says nothing about the client.
   s.waited =
-      s.last_heard >= s.looked_at ? 0 : s.waited + std::min(now - s.looked_at, 2 * r.keepalive);
+      last_sign(s) >= s.looked_at ? 0 : s.waited + std::min(now - s.looked_at, 2 * r.keepalive);
   s.looked_at = now;
   if (s.waited > r.peer_timeout) return dismiss(r, s);
-  if (now - std::min(s.last_heard, now) > r.idle) take_back(r, s);
+  if (now - std::min(s.last_heard, now) > r.idle) {
+    take_back(r, s);
+    if (s.bulk != nullptr) drop_spaces(*s.bulk);
+  }
   r.shared.timers.schedule(s.timer, now + r.keepalive);
 }
 

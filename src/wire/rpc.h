@@ -15,7 +15,7 @@ static_assert(std::endian::native == std::endian::little, "the header is copied 
 enum class RpcKind : std::uint8_t {
   request = 1,  ///< of the client; the payload is the application's
   reply = 2,    ///< of the server; with a status other than ok its payload is a text
-  ping = 3,     ///< of the client: it is still there
+  ping = 3,     ///< of the client: it is there, and all calls with lower numbers are over for it
   pong = 4,     ///< the answer
   close = 5,    ///< of the client: the session is over
   closed = 6,   ///< the answer, or of the server: the session is over

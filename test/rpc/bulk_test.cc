@@ -199,6 +199,33 @@ TEST(RpcBulk, ServersRefuse) {
   t.finish_bulk();
 }
 
+TEST(RpcBulk, ARefusalThatLacksMemoryComesWhenThereIsSome) {
+  BulkCalls t;
+  EXPECT_EQ(t.call(kFold, filled(5000, 1)).status, Status::ok);  // so that all is connected
+  ASSERT_TRUE(t.until([&] { return t.server.engine.memory_stats(Pool::send).blocks_used == 0; }));
+  std::vector<BufferSlice> all;
+  ASSERT_TRUE(t.server.engine.serve(20, [&](Request& r) {
+    EXPECT_EQ(r.reply(r.bytes().first(9)), Status::no_buffer);
+    EXPECT_EQ(r.refuse("no memory"), Status::no_buffer);
+  }));
+  for (const std::size_t size : {512u << 10, 4096u, 64u}) {
+    while (Buffer b = t.server.engine.allocate(size)) all.push_back(b.slice());
+  }
+  const std::uint64_t served = t.server.engine.rpc_stats().served;
+  ASSERT_EQ(t.begin(99, filled(5000, 2)), Status::ok);
+  ASSERT_EQ(t.begin(20, filled(5000, 3)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.server.engine.rpc_stats().served == served + 1; }));
+  for (int i = 0; i < 200; ++i) (void)(t.client.poll() + t.server.poll());
+  EXPECT_FALSE(t.all_ended());
+  all.clear();
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended[1].status, Status::unsupported);
+  EXPECT_EQ(t.ended[1].text, "no such method");
+  EXPECT_EQ(t.ended[2].status, Status::refused);
+  EXPECT_EQ(t.ended[2].text, "the handler has not answered");
+  t.finish_bulk();
+}
+
 TEST(RpcBulk, AReplyIsNoLongerThanItsRoom) {
   BulkCalls t;
   // Without memory of its own, a datagram's length is the limit.

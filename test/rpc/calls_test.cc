@@ -226,6 +226,63 @@ TEST(RpcCalls, RepliesCanBeWrittenWhereTheyAreSentFrom) {
   t.finish();
 }
 
+TEST(RpcCalls, ASpaceForTheReplyIsACallsUntilItIsOver) {
+  Calls t(rpc_config(), nullptr, 1);
+  std::vector<PendingCall> calls;
+  ASSERT_TRUE(t.server.engine.serve(9, [&](Request& r) {
+    const auto space = r.reply_space(200);
+    ASSERT_EQ(space.size(), 200u);
+    std::fill(space.begin(), space.end(), r.bytes()[0]);
+    calls.push_back(r.later());
+  }));
+  ASSERT_EQ(t.begin(9, filled(1, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return calls.size() == 1; }));
+  EXPECT_NE(calls[0].room(), 0u);
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  ASSERT_EQ(t.begin(9, filled(1, 2)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return calls.size() == 2; }));
+  // Who asks is told that the place is another call's.
+  EXPECT_EQ(calls[0].room(), 0u);
+  EXPECT_TRUE(calls[0].reply_space(200).empty());
+  EXPECT_EQ(calls[0].reply_written(200), Status::not_connected);
+  EXPECT_EQ(calls[1].reply_written(201), Status::invalid_argument);
+  EXPECT_EQ(calls[1].reply_written(200), Status::ok);
+  EXPECT_EQ(calls[1].reply_written(200), Status::not_connected);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended.back().bytes, Bytes(200, filled(1, 2)[0]));
+  t.finish();
+}
+
+TEST(RpcCalls, AReplyThatFailsIsNoAnswer) {
+  Calls t;
+  auto& server = t.server.engine;
+  const auto fail = [](Request& r) {
+    EXPECT_EQ(r.reply(Bytes(r.room() + 1)), Status::message_too_long);
+    EXPECT_EQ(r.reply_written(1), Status::invalid_argument);
+  };
+  ASSERT_TRUE(server.serve(9, fail));
+  Ended e = t.call(9, filled(4, 1));
+  EXPECT_EQ(e.status, Status::refused);
+  EXPECT_EQ(e.text, "the handler has not answered");
+  ASSERT_TRUE(server.serve(9, [&fail](Request& r) {
+    fail(r);
+    EXPECT_EQ(r.refuse("too long"), Status::ok);
+    EXPECT_EQ(r.reply(r.bytes()), Status::not_connected);
+  }));
+  EXPECT_EQ(t.call(9, filled(4, 2)).text, "too long");
+  // Who has said that he will answer later still may.
+  ASSERT_TRUE(server.serve(9, [&](Request& r) {
+    t.later.push_back({r.later(), bytes_of(r.bytes())});
+    fail(r);
+  }));
+  ASSERT_EQ(t.begin(9, filled(4, 3)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  EXPECT_EQ(t.later[0].call.reply(t.later[0].bytes), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+  EXPECT_EQ(t.ended.back().bytes, filled(4, 3));
+  t.finish();
+}
+
 TEST(RpcCalls, ABufferThatGoesToManyHasItsHeadersApart) {
   Config config = rpc_config();
   config.rpc.least_timeout = 500ms * slowness();  // nothing is sent again as time is short

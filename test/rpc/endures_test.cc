@@ -1,6 +1,8 @@
 // What breaks engines of remote calls elsewhere: servers that take longer than the time-out,
-// answers to the set-up that get lost, refused sessions, more requests than there are receives for.
+// answers to the set-up that get lost, refused sessions, more requests than there are receives for,
+// devices that take long to send.
 #include "rpc/bare.h"
+#include "rpc/calling.h"
 
 namespace rpc_endures_test {
 namespace {
@@ -103,6 +105,206 @@ TEST(RpcEndures, MoreRequestsThanThereAreReceivesFor) {
   ASSERT_TRUE(engine_test::until({&client, &server}, [&] {
     return client.engine.rpc_stats().sessions + server.engine.rpc_stats().served_sessions == 0;
   }));
+  client.expect_clean();
+  server.expect_clean();
+}
+
+/// Sessions that have no promise of receives, each with one call: more than can arrive at once.
+struct Crowd {
+  static constexpr std::uint32_t kSessions = 160, kReceives = 64, kTogether = 32;
+  static Config config(std::uint32_t receives) {
+    Config c = rpc_config();
+    c.rpc.carrier = spinwire::RpcCarrier::datagrams;
+    c.rpc.sessions = kSessions;
+    c.rpc.receive_depth = receives;
+    c.queues.receive_postlist = kTogether;
+    c.queues.poll_batch = 64;
+    return c;
+  }
+  Crowd() : server(config(kReceives), &now), client(config(512), &now), ended(kSessions) {
+    server.listen();
+    EXPECT_TRUE(server.engine.serve(kCount, [this](Request& r) {
+      ++runs[bytes_of(r.bytes())];
+      EXPECT_EQ(r.reply(r.bytes()), Status::ok);
+    }));
+    EXPECT_TRUE(server.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+    for (std::uint32_t i = 0; i < kSessions; ++i) {
+      sessions.push_back(client.engine.open_session(server.listener.address(), {}).value());
+      EXPECT_TRUE(until({&client, &server}, [this] { return sessions.back().ready(); }));
+    }
+  }
+  /// So many receives wait to be posted together with others, as there is no control step.
+  void take_receives(std::uint32_t count) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      bool done = false;
+      const auto set = [&done](Reply&) { done = true; };
+      ASSERT_EQ(sessions[0].call(kEcho, std::span<const std::byte>(), set), Status::ok);
+      for (int k = 0; k < 1000 && !done; ++k) (void)(client.poll() + server.engine.poll());
+      ASSERT_TRUE(done);
+    }
+  }
+  /// Each calls, and the server takes nothing meanwhile.
+  void call_all(std::uint32_t wave) {
+    for (std::uint32_t i = 0; i < kSessions; ++i) {
+      const Bytes bytes = filled(12, wave * kSessions + i);
+      const auto done = [this, i, seed = bytes[0]](Reply& r) {
+        ++ended[i];
+        EXPECT_EQ(r.status(), Status::ok);
+        EXPECT_TRUE(r.bytes().size() == 12 && r.bytes()[0] == seed);
+      };
+      ASSERT_EQ(sessions[i].call(kCount, std::span<const std::byte>(bytes), done), Status::ok);
+      (void)client.poll();
+    }
+  }
+  void poll_some() {
+    for (int i = 0; i < 200; ++i) (void)(client.poll() + server.poll());
+  }
+
+  std::uint64_t now = 1'000'000'000;
+  Node server, client;
+  std::vector<Session> sessions;
+  std::vector<std::uint32_t> ended;
+  std::map<Bytes, int> runs;
+};
+
+TEST(RpcEndures, RequestsThatFindNoReceiveEndOnceAllTheSame) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Crowd t;
+  for (std::uint32_t wave = 0; wave < 3; ++wave) {
+    t.runs.clear();
+    t.poll_some();
+    t.take_receives(Crowd::kTogether - 1);
+    const std::uint64_t before = t.client.engine.rpc_stats().retransmits;
+    t.call_all(wave);
+    t.poll_some();
+    // Time stands still: what has not run by now found no receive.
+    const std::size_t ran = t.runs.size();
+    EXPECT_LT(ran, Crowd::kSessions);
+    const std::vector<std::uint32_t> all(Crowd::kSessions, wave + 1);
+    for (int i = 0; i < 400 && t.ended != all; ++i) {
+      t.now += 5'000'000;
+      t.poll_some();
+    }
+    EXPECT_EQ(t.ended, all);
+    EXPECT_EQ(t.runs.size(), Crowd::kSessions);
+    for (const auto& [bytes, times] : t.runs) EXPECT_EQ(times, 1);
+    EXPECT_GE(t.client.engine.rpc_stats().retransmits - before, Crowd::kSessions - ran);
+  }
+  for (Session& s : t.sessions) EXPECT_EQ(s.close(), Status::ok);
+  ASSERT_TRUE(until({&t.client, &t.server}, [&] {
+    t.now += 1'000'000;
+    return t.client.engine.rpc_stats().sessions + t.server.engine.rpc_stats().served_sessions == 0;
+  }));
+  t.client.expect_clean();
+  t.server.expect_clean();
+}
+
+/// A device that has taken long datagrams, and not sent them yet.
+class HeldBack {
+ public:
+  explicit HeldBack(ibv_context* context) : ops_(context->ops) {
+    real_ = ops_.post_send;
+    all.clear();
+    ops_.post_send = [](ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) {
+      for (ibv_send_wr* each = wr; each != nullptr; each = each->next) {
+        One one{qp, *each, {}};
+        one.wr.next = nullptr;
+        std::copy(each->sg_list, each->sg_list + each->num_sge, one.sges.begin());
+        if ((each->send_flags & IBV_SEND_INLINE) == 0) {
+          all.push_back(one);
+        } else if (const int failed = post(one, bad); failed != 0) {
+          return failed;
+        }
+      }
+      return 0;
+    };
+  }
+  HeldBack(const HeldBack&) = delete;
+  HeldBack& operator=(const HeldBack&) = delete;
+  ~HeldBack() { ops_.post_send = real_; }
+  static void let_go() {
+    ibv_send_wr* bad = nullptr;
+    for (One& one : all) EXPECT_EQ(post(one, &bad), 0);
+  }
+
+  struct One {
+    ibv_qp* qp;
+    ibv_send_wr wr;
+    std::array<ibv_sge, 2> sges;
+  };
+  static inline std::vector<One> all;
+
+ private:
+  static int post(One& one, ibv_send_wr** bad) {
+    one.wr.sg_list = one.sges.data();
+    return real_(one.qp, &one.wr, bad);
+  }
+  static inline int (*real_)(ibv_qp*, ibv_send_wr*, ibv_send_wr**);
+  ibv_context_ops& ops_;
+};
+
+TEST(RpcEndures, ARequestThatIsSentAgainBeforeItHasLeft) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  std::uint64_t now = 1'000'000'000;
+  Config c = rpc_config();
+  c.rpc.carrier = spinwire::RpcCarrier::datagrams;
+  Bare server(c, &now), client(c, &now);
+  auto listener = server.core->listen("127.0.0.1:0", {});
+  ASSERT_TRUE(listener);
+  std::map<spinwire::Method, std::vector<Bytes>> seen;
+  for (const spinwire::Method method : {spinwire::Method{1}, spinwire::Method{2}}) {
+    ASSERT_TRUE(server.core->serve(method, [&seen](Request& r) {
+      seen[r.method()].push_back(bytes_of(r.bytes()));
+      EXPECT_EQ(r.reply(r.bytes().first(3)), Status::ok);
+    }));
+  }
+  const auto run = [&](std::uint64_t step, auto&& done) {
+    for (int i = 0; i < 100'000 && !done(); ++i) {
+      now += step;
+      (void)client.core->poll();
+      (void)server.core->poll();
+    }
+    return done();
+  };
+  Session session = client.core->open_session(listener->address(), {}).value();
+  ASSERT_TRUE(run(1000, [&] { return session.ready(); }));
+  const auto stats = [](const Bare& of) { return spinwire::rpc::stats(*of.core->calls); };
+  std::vector<Status> ended;
+  const auto done = [&ended](Reply& r) { ended.push_back(r.status()); };
+  const Bytes bytes = filled(300, 1);
+  auto* const block = client.core->shared.arena->allocate(spinwire::memory::PoolId::send, 300);
+  ASSERT_NE(block, nullptr);
+  Buffer b(block, bytes.size());
+  std::copy(bytes.begin(), bytes.end(), b.data());
+  {
+    const HeldBack held(client.core->shared.device->context());
+    ASSERT_EQ(session.call(1, b.slice(), done), Status::ok);
+    ASSERT_TRUE(run(100'000, [&] { return stats(client).retransmits == 1; }));
+    // And another call, with the same bytes.
+    EXPECT_EQ(session.cancel(session.last_call()), Status::ok);
+    ASSERT_EQ(session.call(2, b.slice(), done), Status::ok);
+    // The first has its header beside the bytes, so that the others must have theirs apart.
+    ASSERT_EQ(HeldBack::all.size(), 3u);
+    EXPECT_EQ(HeldBack::all[0].wr.num_sge, 1);
+    const std::uint64_t at = HeldBack::all[0].sges[0].addr + spinwire::wire::kRpcHeaderBytes;
+    for (int i = 1; i < 3; ++i) {
+      EXPECT_EQ(HeldBack::all[i].wr.num_sge, 2);
+      EXPECT_EQ(HeldBack::all[i].sges[1].addr, at);
+    }
+    EXPECT_TRUE(seen.empty());
+    HeldBack::let_go();
+  }
+  ASSERT_TRUE(run(1000, [&] { return ended.size() == 2; }));
+  EXPECT_EQ(ended, (std::vector<Status>{Status::cancelled, Status::ok}));
+  EXPECT_EQ(seen[1], std::vector<Bytes>(1, bytes));
+  EXPECT_EQ(seen[2], std::vector<Bytes>(1, bytes));
+  EXPECT_EQ(stats(server).resent + stats(server).duplicates, 1u);
+  EXPECT_EQ(stats(server).bad_datagrams, 0u);
+  EXPECT_EQ(stats(client).late, 2u);
+  // Nothing of it is under way any more.
+  EXPECT_EQ(block->header_in_use, 0u);
+  EXPECT_TRUE(b.unique());
+  b.reset();
   client.expect_clean();
   server.expect_clean();
 }

@@ -1,0 +1,247 @@
+// Sessions that have no calls for a while: what they give back, and what comes late all the same.
+#include "rpc/bare.h"
+#include "rpc/calling.h"
+
+namespace rpc_idle_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using spinwire::RpcCarrier;
+using spinwire::memory::PoolId;
+using spinwire::rpc::ClientSession;
+using spinwire::rpc::ServerSession;
+using spinwire::wire::RpcKind;
+
+constexpr spinwire::Method kCopied = 10, kWritten = 11;
+constexpr std::size_t kLong = 3000;
+
+Config idle_config(RpcCarrier carrier) {
+  Config c = rpc_config();
+  c.rpc.carrier = carrier;
+  return c;
+}
+
+/// Two engines whose time goes on by a microsecond a poll, or faster where nothing happens.
+struct Idle {
+  explicit Idle(const Config& c = idle_config(RpcCarrier::datagrams))
+      : server(c, &now), client(c, &now) {
+    listener = server.core->listen("127.0.0.1:0", {}).value();
+    serve(kEcho, [](Request& r) { EXPECT_EQ(r.reply(r.bytes()), Status::ok); });
+    serve(kLater, [this](Request& r) { later.push_back(r.later()); });
+    serve(kCopied, [](Request& r) { EXPECT_EQ(r.reply(filled(kLong, 1)), Status::ok); });
+    serve(kWritten, [](Request& r) {
+      const std::span<std::byte> space = r.reply_space(kLong);
+      ASSERT_EQ(space.size(), kLong);
+      std::fill(space.begin(), space.end(), std::byte{2});
+      EXPECT_EQ(r.reply_written(kLong), Status::ok);
+    });
+    session = client.core->open_session(listener.address(), {}).value();
+    EXPECT_TRUE(until([&] { return session.ready(); }));
+  }
+  void serve(spinwire::Method method, const spinwire::MethodHandler& handler) const {
+    EXPECT_TRUE(server.core->serve(method, handler));
+  }
+  void poll() const {
+    (void)client.core->poll();
+    (void)server.core->poll();
+  }
+  template <typename Done>
+  bool until(Done&& done) {
+    for (int i = 0; i < 1'000'000 && !done(); ++i) {
+      now += 1000;
+      poll();
+    }
+    return done();
+  }
+  void rest(std::chrono::milliseconds time) {
+    for (std::int64_t i = 0; i < time.count(); ++i) {
+      now += 1'000'000;
+      poll();
+    }
+  }
+  Status begin(spinwire::Method method, const Bytes& bytes = {}) {
+    return session.call(method, std::span<const std::byte>(bytes), [this](Reply& r) {
+      ended.push_back(r.status());
+      replies.push_back(bytes_of(r.bytes()));
+    });
+  }
+  /// As many calls as the window at once.
+  void fill_window(spinwire::Method method) {
+    const std::size_t all = ended.size() + ours().window;
+    for (std::size_t i = ended.size(); i < all; ++i) ASSERT_EQ(begin(method), Status::ok);
+    ASSERT_TRUE(until([&] { return ended.size() == all; }));
+    EXPECT_EQ(std::count(ended.begin(), ended.end(), Status::ok), static_cast<long>(all));
+  }
+  /// A datagram that the client's port has sent long ago, say.
+  void arrives(RpcKind kind, std::uint32_t number, spinwire::Method method = 0) {
+    static const std::byte nothing[kShortCall]{};
+    auto& port = *client.core->calls->port;
+    const ClientSession& c = ours();
+    port.send(c.route->to, spinwire::wire::pack({c.peer, number, method, kind, 0, 0, 0}), 0,
+              nothing);
+    port.flush();
+    for (int i = 0; i < 200; ++i) poll();
+  }
+  [[nodiscard]] std::uint64_t used() const {
+    return server.core->shared.arena->stats(PoolId::send).blocks_used;
+  }
+  [[nodiscard]] ClientSession& ours() const {
+    return *spinwire::rpc::find_client(*client.core->calls, session.name());
+  }
+  [[nodiscard]] ServerSession& theirs() const {
+    return *spinwire::rpc::find_server(*server.core->calls, ours().peer);
+  }
+  [[nodiscard]] RpcStats stats(const Bare& of) const {
+    return spinwire::rpc::stats(*of.core->calls);
+  }
+
+  std::uint64_t now = 1'000'000'000;
+  Bare server, client;
+  Listener listener;
+  Session session;
+  std::vector<Status> ended;
+  std::vector<Bytes> replies;
+  std::vector<PendingCall> later;
+};
+
+TEST(RpcIdle, ReceivesGoBackWhateverPingsAreSentMeanwhile) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  for (const auto keepalive : {20ms, 400ms, 1000ms}) {
+    Config c = idle_config(RpcCarrier::datagrams);
+    c.connections.keepalive = keepalive;
+    c.connections.credit_idle = 1s;
+    Idle t(c);
+    ASSERT_EQ(t.begin(kEcho), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.ended.size() == 1; }));
+    const std::uint32_t window = t.ours().window;
+    EXPECT_EQ(t.server.core->calls->promised, window);
+    EXPECT_EQ(t.ours().allowed, window);
+    t.rest(900ms);
+    EXPECT_EQ(t.server.core->calls->promised, window) << "it may call again";
+    t.rest(20s);
+    EXPECT_EQ(t.server.core->calls->promised, 0u) << keepalive.count() << " ms";
+    EXPECT_TRUE(t.session.ready());
+    EXPECT_EQ(t.stats(t.server).served_sessions, 1u);
+    // The client knows.
+    for (int i = 0; i < 2; ++i) ASSERT_EQ(t.begin(kEcho), Status::ok);
+    EXPECT_EQ(t.ours().under_way, 1u);
+    ASSERT_TRUE(t.until([&] { return t.ended.size() == 3; }));
+    EXPECT_EQ(t.ended, std::vector<Status>(3, Status::ok));
+    EXPECT_EQ(t.server.core->calls->promised, window);
+    t.client.expect_clean();
+    t.server.expect_clean();
+  }
+}
+
+TEST(RpcIdle, RepliesAreKeptUntilTheClientIsIdle) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Idle t;
+  const std::uint32_t window = t.ours().window;
+  for (const spinwire::Method method : {kCopied, kWritten, spinwire::Method{kEcho}}) {
+    t.fill_window(kEcho);
+    t.fill_window(kWritten);
+    EXPECT_GE(t.used(), window);
+    t.fill_window(method);
+    t.rest(500ms);
+    if (method != kEcho) {
+      EXPECT_GE(t.used(), window);
+    }
+    t.rest(3s);
+    EXPECT_EQ(t.used(), 0u) << method;
+    t.rest(3s);
+  }
+  t.fill_window(kCopied);  // all goes on
+  for (std::size_t i = t.replies.size() - window; i < t.replies.size(); ++i)
+    EXPECT_EQ(t.replies[i], filled(kLong, 1));
+  EXPECT_EQ(t.stats(t.client).retransmits, 0u);
+  t.client.expect_clean();
+  t.server.expect_clean();
+}
+
+TEST(RpcIdle, OverAConnectionToo) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Idle t(idle_config(RpcCarrier::connections));
+  const std::uint32_t window = t.ours().window;
+  for (int i = 0; i < 2; ++i) {
+    t.fill_window(kWritten);
+    EXPECT_EQ(t.replies.back(), Bytes(kLong, std::byte{2}));
+    EXPECT_GE(t.used(), window);
+    t.rest(3s);
+    EXPECT_EQ(t.used(), 0u);
+  }
+  // One that is not answered yet has what it is written into.
+  ASSERT_EQ(t.begin(kLater), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  const std::span<std::byte> space = t.later[0].reply_space(kLong);
+  ASSERT_EQ(space.size(), kLong);
+  t.rest(3s);
+  std::fill(space.begin(), space.end(), std::byte{3});
+  EXPECT_EQ(t.later[0].reply_written(kLong), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.ended.size() == 2 * window + 1; }));
+  EXPECT_EQ(t.replies.back(), Bytes(kLong, std::byte{3}));
+  t.client.expect_clean();
+  t.server.expect_clean();
+}
+
+TEST(RpcIdle, ACallThatTheClientHasGivenUpIsOver) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Idle t;
+  ASSERT_EQ(t.begin(kEcho), Status::ok);  // it may send many at once from now on
+  ASSERT_TRUE(t.until([&] { return t.ended.size() == 1; }));
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(t.begin(kLater), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 2; }));
+  const PendingCall call = t.later[0];
+  EXPECT_EQ(call.reply_space(kLong).size(), kLong);
+  EXPECT_EQ(t.session.cancel({t.session.last_call().number - 1}), Status::ok);
+  t.rest(3s);
+  EXPECT_NE(call.room(), 0u) << "the client has another one under way, and says nothing";
+  EXPECT_EQ(t.later[1].reply(Bytes()), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.ended.size() == 3; }));
+  t.rest(3s);
+  EXPECT_EQ(call.room(), 0u);
+  EXPECT_TRUE(call.reply_space(kLong).empty());
+  EXPECT_EQ(call.reply_written(kLong), Status::not_connected);
+  EXPECT_EQ(call.reply(Bytes(5)), Status::not_connected);
+  EXPECT_EQ(t.used(), 0u);
+  for (int i = 0; i < 200; ++i) t.poll();
+  EXPECT_EQ(t.stats(t.client).late, 0u);
+}
+
+TEST(RpcIdle, WhatComesLateRunsNothingAndTakesNothingAway) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Idle t;
+  const std::uint32_t window = t.ours().window;
+  for (int i = 0; i < 3; ++i) {  // one after the other: all in the first place
+    ASSERT_EQ(t.begin(kCopied), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.ended.size() == static_cast<std::size_t>(i) + 1; }));
+  }
+  t.rest(3s);
+  const RpcStats before = t.stats(t.server);
+  EXPECT_EQ(before.served, 3u);
+  // The last one again, whose answer is gone; and one that was given up, of another place.
+  t.arrives(RpcKind::request, 3 * window, kCopied);
+  t.arrives(RpcKind::request, window + 1, kCopied);
+  RpcStats after = t.stats(t.server);
+  EXPECT_EQ(after.duplicates, before.duplicates + 2);
+  EXPECT_EQ(after.served, before.served);
+  EXPECT_EQ(after.resent, 0u);
+  // A ping from before a call, that comes after it: the answer may be needed again.
+  t.fill_window(kCopied);
+  const std::uint64_t kept = t.used();
+  EXPECT_GT(kept, 1u);
+  t.arrives(RpcKind::ping, 4 * window);
+  EXPECT_EQ(t.used(), kept);
+  t.arrives(RpcKind::request, 4 * window + 1, kCopied);
+  after = t.stats(t.server);
+  EXPECT_EQ(after.served, 3u + window);
+  EXPECT_EQ(after.resent, 1u);
+  EXPECT_EQ(t.stats(t.client).late, 1u);
+  t.rest(3s);
+  EXPECT_EQ(t.used(), 0u);
+  t.fill_window(kEcho);
+  t.client.expect_clean();
+  t.server.expect_clean();
+}
+
+}  // namespace
+}  // namespace rpc_idle_test
