@@ -75,6 +75,8 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
     }
     return;  // else the agent's own deadline ends it
   }
+  // Of a session that is being opened: the time is over.
+  if (timer.kind == rpc::kClientTimer) stop_opening(calls->clients.at(timer.index));
   if (timer.kind >= rpc::kClientTimer && timer.kind <= rpc::kWatchTimer)
     return rpc::on_timer(*calls, timer);
   if (timer.kind == agent::kLoanTimer || timer.kind == agent::kHoldingTimer)

@@ -132,6 +132,7 @@ class EngineCore {
   // In sessions.cc.
   /// Takes what remote calls need, once.
   Result<void> start_rpc();
+  void stop_opening(const rpc::ClientSession& c) noexcept;
   Result<void> serve(Method method, const MethodHandler& handler);
   Result<Session> open_session(std::string_view address, const SessionOptions& options);
   /// The next poll does more than to look for completions.
@@ -200,6 +201,7 @@ class EngineCore {
   bool take_setup_step() noexcept;
   Result<void> begin_session(rpc::ClientSession& c, const connect::Address& to);
   void progress_session(engine::Handshake& h) noexcept;
+  void forget_opening(const engine::Handshake& h) noexcept;
   void progress_serving(engine::Handshake& h) noexcept;
   void take_open_session(engine::Handshake& h, const wire::SessionEnd& asked) noexcept;
   void take_session_answer(engine::Handshake& h, rpc::ClientSession& c) noexcept;

@@ -232,6 +232,7 @@ void EngineCore::watch(Handshake& h) noexcept {
 
 void EngineCore::drop(Handshake& h) noexcept {
   if (Agent* a = agent_of(h); a != nullptr) a->handshake = kNone;
+  if (h.session != 0) forget_opening(h);
   if (h.watched) epoll.remove(h.exchange.fd());
   h.exchange.reset();
   shared.timers.cancel(h.timer);

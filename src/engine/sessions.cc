@@ -116,9 +116,21 @@ Result<void> EngineCore::begin_session(ClientSession& c, const connect::Address&
     return begun;
   }
   h->session = c.name;
+  c.handshake = h->index;
   say(*h, wire::encode(wire::OpenSession{rpc::end_of(*calls, c.name, c.window)}));
   watch(*h);
   return {};
+}
+
+/// The exchange is over, and with it what its session knows of it.
+void EngineCore::forget_opening(const Handshake& h) noexcept {
+  ClientSession* const c = rpc::find_client(*calls, h.session);
+  if (c != nullptr) c->handshake = rpc::kNone;
+}
+
+/// Nobody waits for the server's answer any more, which may never come.
+void EngineCore::stop_opening(const ClientSession& c) noexcept {
+  if (c.handshake != rpc::kNone) drop(handshakes.at(c.handshake));
 }
 
 /// What a server has said to ours.
@@ -399,6 +411,7 @@ Status Session::cancel(CallId id) noexcept {
 Status Session::close() noexcept {
   rpc::ClientSession* const c = locate(core_, name_);
   if (c == nullptr) return diagnose(core_, Status::not_connected);
+  core_->stop_opening(*c);
   const Status status = rpc::close(*core_->calls, *c);
   post(*core_, Post::automatic);
   return status;

@@ -142,7 +142,7 @@ struct alignas(64) ClientSession {
   std::uint64_t waited = 0;     ///< ticks of silence seen while something was to be answered
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
-  std::uint32_t handshake = kNone;  ///< exchange in use
+  std::uint32_t handshake = kNone;  ///< the engine's exchange that opens it
   std::string address;
   std::unique_ptr<BulkClient, BulkDeleter> bulk;  ///< once it was needed
 };
