@@ -249,12 +249,13 @@ class SPINWIRE_API Session {
 
   friend bool operator==(const Session&, const Session&) noexcept = default;
   /// For the library.
-  Session(detail::EngineCore* core, std::uint32_t name) noexcept : core_(core), name_(name) {}
-  [[nodiscard]] std::uint32_t name() const noexcept { return name_; }
+  Session(detail::EngineCore* core, std::uint64_t id) noexcept : core_(core), id_(id) {}
+  /// As peers call it, too: it comes again after some thousand sessions.
+  [[nodiscard]] std::uint32_t name() const noexcept { return static_cast<std::uint32_t>(id_); }
 
  private:
   detail::EngineCore* core_ = nullptr;
-  std::uint32_t name_ = 0;
+  std::uint64_t id_ = 0;
 };
 
 struct SessionOptions {

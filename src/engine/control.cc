@@ -63,7 +63,7 @@ bool EngineCore::take_setup_step() noexcept {
 void EngineCore::take_timer(base::Timer& timer) noexcept {
   if (timer.kind == engine::kHandshakeTimer) {
     engine::Handshake& h = handshakes.at(timer.index);
-    if (h.serving) return drop(h);
+    if (h.serves != 0) return drop(h);  // the session may be in use
     Agent* a = agent_of(h);
     if (a == nullptr || h.refusing) {
       if (!h.refusing) {

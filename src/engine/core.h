@@ -31,7 +31,7 @@ struct Handshake {
   bool confirmed = false;  ///< ready is sent
   bool refusing = false;
   bool watched = false;       ///< in the epoll set
-  bool serving = false;       ///< inbound: it has opened a session for remote calls
+  std::uint32_t serves = 0;   ///< inbound: the session that it has opened here
   std::uint32_t session = 0;  ///< outbound: the session of ours that it is to open
   std::uint32_t joins = 0;    ///< outbound: the session of ours that the connection is for
   connect::Interest interest = connect::Interest::none;

@@ -130,8 +130,8 @@ Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
   h.index = index;
   h.listener = kNone;
   h.inbound = inbound;
-  h.spoken = h.confirmed = h.refusing = h.watched = h.serving = false;
-  h.session = h.joins = 0;
+  h.spoken = h.confirmed = h.refusing = h.watched = false;
+  h.serves = h.session = h.joins = 0;
   h.interest = connect::Interest::none;
   h.begun = shared.clock.now();
   h.timer.index = index;
@@ -342,7 +342,7 @@ void EngineCore::progress(Handshake& h) noexcept {
     return;
   }
   if (h.session != 0) return progress_session(h);
-  if (h.serving) return progress_serving(h);
+  if (h.serves != 0) return progress_serving(h);
   Agent* a = agent_of(h);
   if (a != nullptr && a->was_ready) return drop(h);  // a message was faster than the last frame
   if (h.agent != kNone && (a == nullptr || a->state == ConnectionState::draining)) {

@@ -58,8 +58,10 @@ ClientSession* make_session(Rpc& r, std::uint32_t window) {
   if (index == kNone) return nullptr;
   ClientSession& c = r.clients.at(index);
   c.calls = r.clients.places(c);
-  for (std::uint32_t i = 0; i < window; ++i) c.calls[i].number = window + i;
-  c.name = wire::RpcName::make(index, r.clients.generation(index) % 4095 + 1);
+  const std::uint32_t first = first_number(r);
+  for (std::uint32_t i = 0; i < window; ++i) c.calls[i].number = first + window + i;
+  c.life = r.clients.generation(index);
+  c.name = wire::RpcName::make(index, c.life % 4095 + 1);
   c.window = static_cast<std::uint16_t>(window);
   c.active = window == kWindowMax ? 0 : ~std::uint64_t{0} << window;  // those that there are not
   c.under_way = 0;
@@ -94,7 +96,7 @@ void become_ready(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::ready;
   c.last_heard = c.looked_at = r.shared.clock.now();
   r.shared.timers.reschedule(c.timer, c.last_heard + r.keepalive);
-  if (c.on_ready) c.on_ready(Session(r.shared.core, c.name));
+  if (c.on_ready) c.on_ready(Session(r.shared.core, id_of(c)));
 }
 
 Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done) noexcept {
@@ -237,7 +239,7 @@ void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
   if (c.bulk != nullptr && !leave_bulk(r, c, why)) return;
   c.state = SessionState::closed;
   end_calls(r, c, why.status == Status::ok ? Status::flushed : why.status);
-  if (c.on_closed) c.on_closed(Session(r.shared.core, c.name), why);
+  if (c.on_closed) c.on_closed(Session(r.shared.core, id_of(c)), why);
   r.shared.timers.cancel(c.timer);
   if (c.route != &r.nowhere) drop_route(r, std::exchange(c.route, &r.nowhere));
   if (c.listed) {  // in a line that is short, if there is one

@@ -21,7 +21,8 @@ Rpc::Rpc(agent::Shared& s)
       servers(s.config.rpc.sessions),
       // The rest is for sessions that no receives are kept for, one call of each at a time.
       budget(s.config.rpc.receive_depth - s.config.rpc.receive_depth / 4),
-      watch(budget) {
+      watch(budget),
+      numbers(base::random_seed()) {
   const Config& c = s.config;
   watch_timer.kind = kWatchTimer;
   nowhere.from.qp_num = kNoQueuePair;
@@ -154,7 +155,8 @@ void drop_route(Rpc& r, Route* route) noexcept {
   std::erase_if(r.routes, [route](const auto& each) { return each.get() == route; });
 }
 
-wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window) noexcept {
+wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window,
+                        std::uint32_t first) noexcept {
   const verbs::Place& place = r.shared.device->place();
   wire::SessionEnd end;
   std::memcpy(end.gid.data(), &place.gid, sizeof place.gid);
@@ -165,6 +167,8 @@ wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window) 
   end.name = name;
   end.window = static_cast<std::uint16_t>(window);
   end.mtu = static_cast<std::uint16_t>(r.port->mtu());
+  end.incarnation = r.shared.incarnation;
+  end.first = first;
   return end;
 }
 

@@ -10,6 +10,7 @@
 
 #include "agent/shared.h"
 #include "base/copy.h"
+#include "base/random.h"
 #include "base/timer_wheel.h"
 #include "rpc/port.h"
 #include "rpc/session_table.h"
@@ -110,13 +111,14 @@ struct BulkDeleter {
 struct alignas(64) ClientSession {
   static constexpr std::size_t kHotBytes = 128;
   Route* route = nullptr;        ///< to the server; Rpc::nowhere while that is not known
-  std::uint32_t peer = 0;        ///< what the server calls it
-  std::uint32_t name = 0;        ///< what we do; 0: a free record
+  std::uint32_t name = 0;        ///< what we call it; 0: a free record
+  std::uint32_t life = 0;        ///< and which use of the record this is, for handles
   std::uint64_t active = 0;      ///< slots with a call
   std::uint64_t last_heard = 0;  ///< tick
   Call* calls = nullptr;         ///< right behind this record
   std::uint32_t waiting_count = 0;
   std::uint32_t last_call = 0;
+  std::uint32_t peer = 0;  ///< what the server calls it
   std::uint16_t longest = 0;
   std::uint16_t window = 0;
   std::uint16_t under_way = 0;  ///< calls active
@@ -213,6 +215,7 @@ struct Rpc {
   base::Timer watch_timer;
   // Cold.
   std::uint32_t wanting = 0;  ///< sessions that want a connection for long calls
+  base::Random numbers;       ///< where those of new sessions' calls begin
   std::vector<std::unique_ptr<Route>> routes;
   Route nowhere;  ///< of sessions whose peer is not known
   // Ticks.
@@ -222,6 +225,12 @@ struct Rpc {
   std::uint64_t close_timeout = 0;
   std::uint64_t call_timeout = 0;
 };
+
+/// Where a session's calls begin to be numbered: names come again after some thousand sessions, and
+/// what is left of an earlier one, such as a PendingCall, shall not fit a call of another.
+inline std::uint32_t first_number(Rpc& r) noexcept {
+  return static_cast<std::uint32_t>(r.numbers.next()) & ~(kWindowMax - 1);
+}
 
 // In rpc.cc.
 /// Whether calls may go over datagrams here.
@@ -253,7 +262,8 @@ Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer);
 void drop_route(Rpc& r, Route* route) noexcept;
 
 /// Our end of a session, for the peer.
-wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window) noexcept;
+wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window,
+                        std::uint32_t first) noexcept;
 
 // In arrivals.cc.
 /// Takes the completions that are of the port's queue pair, the first of which is, up to the first
@@ -264,6 +274,10 @@ const ibv_wc* take_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
 // In client.cc.
 /// A record for a session that is being opened; null if rpc.sessions are open. May throw.
 ClientSession* make_session(Rpc& r, std::uint32_t window);
+/// What the calls of one that is being opened are numbered from.
+inline std::uint32_t first_of(const ClientSession& c) noexcept {
+  return c.calls[0].number - c.window;
+}
 /// The server's end is known: the session is ready, or will be when its connection is.
 void take_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route) noexcept;
 void become_ready(Rpc& r, ClientSession& c) noexcept;
@@ -273,6 +287,10 @@ void lose(Rpc& r, ClientSession& c, Status status, const char* found) noexcept;
 inline ClientSession* find_client(Rpc& r, std::uint32_t name) noexcept {
   ClientSession* const c = r.clients.find(wire::RpcName::index(name));
   return c != nullptr && c->name == name ? c : nullptr;
+}
+/// What a handle names: the same comes again after 2^32 uses of a record.
+inline std::uint64_t id_of(const ClientSession& c) noexcept {
+  return c.name | std::uint64_t{c.life} << 32;
 }
 /// By when the session has to be looked at again, if not earlier.
 inline void look_by(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {

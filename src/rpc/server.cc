@@ -27,7 +27,7 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
   if (index == kNone) return nullptr;
   ServerSession& s = r.servers.at(index);
   s.services = r.servers.places(s);
-  for (std::uint32_t i = 0; i < peer.window; ++i) s.services[i].number = i;
+  for (std::uint32_t i = 0; i < peer.window; ++i) s.services[i].number = peer.first + i;
   s.name = wire::RpcName::make(index, r.servers.generation(index) % 2047 + 1);
   s.peer = peer.name;
   s.window = peer.window;
