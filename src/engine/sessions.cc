@@ -294,7 +294,7 @@ void EngineCore::progress_serving(Handshake& h) noexcept {
   const bool confirmed = ready != nullptr && ready->incarnation == shared.incarnation;
   rpc::ServerSession* const s = rpc::find_server(*calls, h.serves);
   if (!confirmed && s != nullptr && s->last_heard == h.begun && s->bulk == nullptr)
-    rpc::dismiss(*calls, *s);
+    rpc::forget(*calls, *s);
   drop(h);
 }
 

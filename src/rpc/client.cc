@@ -154,7 +154,10 @@ void take_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     return;
   }
   c->last_heard = r.shared.now;
-  if (header.kind == RpcKind::closed) lose(r, *c, Status::ok, nullptr);
+  if (header.kind == RpcKind::closed) return lose(r, *c, Status::ok, nullptr);
+  if (header.kind != RpcKind::unknown || header.number != c->peer) return;
+  if (c->state == SessionState::closing) return lose(r, *c, Status::ok, nullptr);
+  lose(r, *c, Status::peer_lost, "it has forgotten the session: for too long it had heard nothing");
 }
 
 Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {

@@ -1,6 +1,7 @@
 // Sessions and the calls on them: what client and server of one engine share. Hot fields first.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -187,6 +188,16 @@ struct alignas(64) ServerSession {
   std::unique_ptr<BulkServer, BulkDeleter> bulk;  ///< while the client has a connection for that
 };
 
+/// A session that a server has forgotten, for when its client is heard again.
+struct Forgotten {
+  std::uint32_t name = 0;  ///< as it was called here; 0: none
+  std::uint32_t peer = 0;
+  Route* route = nullptr;     ///< used by this
+  std::uint64_t told_at = 0;  ///< tick
+};
+/// By their names: of more than these, some are not remembered.
+using ForgottenOnes = std::array<Forgotten, 4096>;
+
 struct Rpc {
   explicit Rpc(agent::Shared& s);
   Rpc(const Rpc&) = delete;
@@ -217,7 +228,8 @@ struct Rpc {
   std::uint32_t wanting = 0;  ///< sessions that want a connection for long calls
   base::Random numbers;       ///< where those of new sessions' calls begin
   std::vector<std::unique_ptr<Route>> routes;
-  Route nowhere;  ///< of sessions whose peer is not known
+  std::unique_ptr<ForgottenOnes> forgotten;  ///< once there are any
+  Route nowhere;                             ///< of sessions whose peer is not known
   // Ticks.
   std::uint64_t idle = 0;  ///< after which a server takes back what receives it granted
   std::uint64_t keepalive = 0;
@@ -377,6 +389,11 @@ inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {
   return s != nullptr && s->name == name ? s : nullptr;
 }
 void dismiss(Rpc& r, ServerSession& s) noexcept;
+/// The same without its client's having said so, which is told when it is heard again.
+void forget(Rpc& r, ServerSession& s) noexcept;
+/// A datagram of no session that we have.
+[[gnu::cold]] void take_unknown(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
+                                const std::byte* route) noexcept;
 void take_question(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                    const std::byte* route) noexcept;
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;

@@ -74,7 +74,7 @@ TEST(RpcHeader, EachKindHasWhatIsItsOwn) {
     EXPECT_FALSE(taken({1, 0, 0, kind, 0, 0, 1}, 0)) << "a window";
   }
   EXPECT_FALSE(taken({1, 2, 3, RpcKind{0}, 0, 0, 0}, 0));
-  EXPECT_FALSE(taken({1, 2, 3, RpcKind{7}, 0, 0, 0}, 0));
+  EXPECT_FALSE(taken({1, 2, 3, RpcKind{8}, 0, 0, 0}, 0));
 }
 
 TEST(RpcHeader, ATruncatedOneIsRefused) {
