@@ -34,6 +34,7 @@ struct Handshake {
   std::uint32_t serves = 0;   ///< inbound: the session that it has opened here
   std::uint32_t session = 0;  ///< outbound: the session of ours that it is to open
   std::uint32_t joins = 0;    ///< outbound: the session of ours that the connection is for
+  std::uint64_t asks = 0;     ///< outbound: whether this engine, by its incarnation, is there
   connect::Interest interest = connect::Interest::none;
   std::uint64_t begun = 0;
   base::Timer timer;
@@ -205,6 +206,10 @@ class EngineCore {
   void progress_serving(engine::Handshake& h) noexcept;
   void take_open_session(engine::Handshake& h, const wire::SessionEnd& asked) noexcept;
   void take_session_answer(engine::Handshake& h, rpc::ClientSession& c) noexcept;
+  void ask_silent() noexcept;
+  Result<void> ask(const rpc::ClientSession& c);
+  void progress_asking(engine::Handshake& h) noexcept;
+  void take_asking(engine::Handshake& h, std::uint64_t incarnation) noexcept;
   void connect_sessions() noexcept;
   Result<void> connect_session(rpc::ClientSession& c);
   void say_join(engine::Handshake& h, agent::Agent& a) noexcept;

@@ -205,6 +205,52 @@ void EngineCore::take_open_session(Handshake& h, const wire::SessionEnd& asked) 
   progress_serving(h);
 }
 
+/// Asks at the addresses of silent servers whether they are still those that we know.
+void EngineCore::ask_silent() noexcept {
+  while (ClientSession* const c = rpc::next_silent(*calls)) {
+    // What keeps us from asking may be otherwise when the next silence is over.
+    (void)base::no_throw("ask for a silent peer", [&] { return ask(*c); });
+  }
+}
+
+Result<void> EngineCore::ask(const ClientSession& c) {
+  auto to = connect::Address::parse(c.address);
+  if (!to) return tl::unexpected(to.error());
+  auto begun = begin_exchange(*to);
+  if (!begun) return tl::unexpected(begun.error());
+  Handshake& h = **begun;
+  h.asks = c.route->incarnation;
+  h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
+  say(h, wire::encode(wire::Ready{h.asks}));
+  shared.timers.reschedule(
+      h.timer,
+      shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
+  watch(h);
+  return {};
+}
+
+/// Only an engine that says that it is another one tells us anything.
+void EngineCore::progress_asking(Handshake& h) noexcept {
+  const Progress now = h.exchange.advance();
+  if (now == Progress::waiting) return watch(h);
+  const auto* no =
+      now == Progress::frame ? std::get_if<wire::Refuse>(&h.exchange.received().body) : nullptr;
+  const bool gone = no != nullptr && no->status == Status::peer_lost;
+  const std::uint64_t incarnation = h.asks;
+  drop(h);
+  if (gone) rpc::lose_silent(*calls, incarnation);
+}
+
+/// A client asks whether this is still the engine that it has sessions with.
+void EngineCore::take_asking(Handshake& h, std::uint64_t incarnation) noexcept {
+  if (incarnation != shared.incarnation)
+    return refuse(h, {Status::peer_lost, "ask for an engine",
+                      "this is another one, or its next life", "open other sessions"});
+  say(h, wire::encode(wire::Ready{incarnation}));
+  (void)h.exchange.advance();
+  drop(h);
+}
+
 /// Sessions with a first long call or without datagrams, as many as may be connected at once.
 void EngineCore::connect_sessions() noexcept {
   // Those that fail may be wanted again by the callbacks of their calls.

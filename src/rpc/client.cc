@@ -307,7 +307,36 @@ bool silent_too_long(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept
   return c.waited > r.peer_timeout;
 }
 
+/// What a server is silent for may be that another one has taken its place, or that it lives again:
+/// who is there is asked through the control port, for all sessions together.
+void doubt(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
+  if (c.waited < 2 * r.keepalive || now < c.route->ask_at) return;
+  c.route->ask_at = now + r.keepalive;
+  c.route->silent = c.name;
+  r.doubts = true;
+}
+
 }  // namespace
+
+ClientSession* next_silent(Rpc& r) noexcept {
+  for (const auto& route : r.routes) {
+    if (route->silent == 0) continue;
+    ClientSession* const c = find_client(r, std::exchange(route->silent, 0));
+    if (c != nullptr && c->state == SessionState::ready) return c;
+  }
+  r.doubts = false;
+  return nullptr;
+}
+
+void lose_silent(Rpc& r, std::uint64_t incarnation) noexcept {
+  for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
+    if (!r.clients.in_use(i)) continue;
+    ClientSession& c = r.clients.at(i);
+    if (c.state != SessionState::ready || c.waited == 0) continue;
+    if (takes_datagrams(*c.route) && c.route->incarnation == incarnation)
+      lose(r, c, Status::peer_lost, "another engine, or another life of it, is at its address");
+  }
+}
 
 void on_client_timer(Rpc& r, ClientSession& c) noexcept {
   const std::uint64_t now = r.shared.clock.now();
@@ -322,6 +351,7 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
   if (takes_datagrams(*c.route)) {  // a connection finds out by itself
     if (silent_too_long(r, c, now))
       return lose(r, c, Status::peer_lost, "no datagram came from it any more");
+    doubt(r, c, now);
     if (now - std::min(c.last_heard, now) >= r.keepalive) tell(r, c, RpcKind::ping);
   }
   const std::uint32_t name = c.name;

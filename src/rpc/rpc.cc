@@ -123,7 +123,8 @@ Block* copy_to_block(Rpc& r, const std::byte* data, std::size_t size) noexcept {
 Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
   for (const auto& route : r.routes) {
     if (std::memcmp(&route->gid, peer.gid.data(), sizeof route->gid) == 0 &&
-        route->lid == peer.lid && route->to.qp_num == peer.qp_num && route->to.qkey == peer.qkey) {
+        route->lid == peer.lid && route->to.qp_num == peer.qp_num && route->to.qkey == peer.qkey &&
+        route->incarnation == peer.incarnation) {
       ++route->users;
       return route.get();
     }
@@ -133,6 +134,7 @@ Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
   std::memcpy(&route->gid, peer.gid.data(), sizeof route->gid);
   route->lid = peer.lid;
   route->users = 1;
+  route->incarnation = peer.incarnation;
   route->to = {nullptr, peer.qp_num, peer.qkey};
   route->from.qp_num = kNoQueuePair;
   if (peer.qp_num != 0 && uses_datagrams(r.shared)) {

@@ -94,6 +94,9 @@ struct Route {
   ibv_gid gid{};
   std::uint16_t lid = 0;
   std::uint32_t users = 0;
+  std::uint64_t incarnation = 0;
+  std::uint64_t ask_at = 0;  ///< tick from which silence is a reason to ask who is there
+  std::uint32_t silent = 0;  ///< a session of ours by whose address the engine is to ask; 0: none
 };
 
 inline bool takes_datagrams(const Route& route) noexcept { return route.to.ah != nullptr; }
@@ -226,6 +229,7 @@ struct Rpc {
   base::Timer watch_timer;
   // Cold.
   std::uint32_t wanting = 0;  ///< sessions that want a connection for long calls
+  bool doubts = false;        ///< a route has a silent session
   base::Random numbers;       ///< where those of new sessions' calls begin
   std::vector<std::unique_ptr<Route>> routes;
   std::unique_ptr<ForgottenOnes> forgotten;  ///< once there are any
@@ -367,6 +371,10 @@ void take_answer(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
 /// Sends what waits and may go.
 void pump(Rpc& r, ClientSession& c) noexcept;
 void on_client_timer(Rpc& r, ClientSession& c) noexcept;
+/// Of a server that is silent, a session by whose address it can be asked for; null if none is.
+ClientSession* next_silent(Rpc& r) noexcept;
+/// At their address is another engine than this one, which is silent: they end.
+void lose_silent(Rpc& r, std::uint64_t incarnation) noexcept;
 
 // In server.cc.
 /// Room for a reply, of the call's own slot; empty if there is none.

@@ -73,7 +73,7 @@ enum class FrameKind : std::uint16_t {
   hello = 1,
   accept = 2,
   refuse = 3,
-  ready = 4,
+  ready = 4,           ///< instead of a hello: asks for the engine that it names, see Ready
   open_session = 5,    ///< instead of a hello: a session for remote calls
   session_opened = 6,  ///< the answer, which the client confirms by `ready`; then the stream ends
   join_session = 7,    ///< instead of a hello: the connection is for a session's calls
@@ -101,6 +101,8 @@ struct Refuse {
   /// Printable ASCII only, whatever the peer sent.
   [[nodiscard]] std::string_view message() const noexcept { return {text.data(), length}; }
 };
+/// To an engine that has none of ours in hand, the same is a question: it answers alike if it is
+/// the one, else by a refusal with peer_lost.
 struct Ready {
   std::uint64_t incarnation = 0;  ///< of the engine that receives this; not 0
 };

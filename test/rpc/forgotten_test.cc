@@ -66,6 +66,12 @@ class RpcForgotten : public testing::Test {
     server_->core->calls->port->send(to, wire::pack(header), 0, nothing);
     server_->core->calls->port->flush();
   }
+  /// No datagram of the server's arrives any more.
+  void silence() const {
+    spinwire::softverbs::FaultPlan plan;
+    plan.drop = 1;
+    server_->set(plan);
+  }
   void expect_lost(const char* found) {
     ASSERT_EQ(closed_.size(), 1u);
     EXPECT_EQ(closed_[0].status, Status::peer_lost);
@@ -154,6 +160,53 @@ TEST_F(RpcForgotten, OnlyTheServerOfASessionHasForgottenIt) {
   ASSERT_TRUE(until([&] { return ended_.size() == 2; }));
   EXPECT_EQ(ended_[1], Status::ok);
   EXPECT_TRUE(closed_.empty());
+  client_->expect_clean();
+}
+
+TEST_F(RpcForgotten, AServerThatLivesAgainIsAnotherOne) {
+  const Session second = client_->core->open_session(listener_.address(), {}).value();
+  ASSERT_TRUE(until([&] { return second.ready(); }));
+  const std::string address(listener_.address());
+  silence();  // as if it was killed
+  server_.reset();
+  start(address);
+  const std::uint64_t from = now_;
+  begin();
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
+  EXPECT_LT(now_ - from, 5'000 * kMillisecond);  // connections.peer_timeout is 10 s
+  EXPECT_EQ(second.state(), SessionState::closed);
+  EXPECT_EQ(ended_, (std::vector<Status>{Status::ok, Status::peer_lost}));
+  EXPECT_EQ(runs_, 1);
+  expect_lost("another life");
+}
+
+TEST_F(RpcForgotten, ASilentServerThatIsStillThereIsWaitedFor) {
+  silence();
+  begin();
+  const std::uint64_t from = now_;
+  ASSERT_TRUE(until([&] { return now_ - from > 8'000 * kMillisecond; }, kMillisecond));
+  EXPECT_TRUE(session_.ready());
+  EXPECT_EQ(server_->core->shared.stats.handshakes_refused, 0u);
+  EXPECT_EQ(served(), 1u);
+  server_->set({});
+  EXPECT_EQ(ended_.size(), 2u);  // the call had 5 s
+  begin();
+  ASSERT_TRUE(until([&] { return ended_.size() == 3; }, kMillisecond));
+  EXPECT_EQ(ended_[2], Status::ok);
+  EXPECT_TRUE(closed_.empty());
+  client_->expect_clean();
+  server_->expect_clean();
+}
+
+TEST_F(RpcForgotten, WhereNobodyIsOnlySilenceTells) {
+  silence();
+  server_.reset();
+  const auto descriptors = engine_test::open_descriptors();
+  const std::uint64_t from = now_;
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
+  EXPECT_GE(now_ - from, 10'000 * kMillisecond);
+  EXPECT_EQ(closed_[0].status, Status::peer_lost) << closed_[0].message();
+  EXPECT_EQ(engine_test::open_descriptors(), descriptors);
   client_->expect_clean();
 }
 
