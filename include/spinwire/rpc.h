@@ -17,6 +17,12 @@
 // that has been without a connection for connections.peer_timeout. (iWARP devices have no
 // datagrams, but no engine opens on them yet: they have no immediates, and connect through rdma_cm
 // alone.)
+//
+// A server that hears nothing of a session for connections.peer_timeout forgets it, and says so
+// when its client is heard again: the session ends with peer_lost. A client that hears nothing for
+// two connections.keepalive asks at the address that it opened the session with whether the same
+// engine is there; if another one is, or the server's next life, its silent sessions with the first
+// end with peer_lost. Else they do after connections.peer_timeout of silence.
 #pragma once
 
 #include <cstddef>
@@ -247,12 +253,13 @@ class SPINWIRE_API Session {
 
   friend bool operator==(const Session&, const Session&) noexcept = default;
   /// For the library.
-  Session(detail::EngineCore* core, std::uint32_t name) noexcept : core_(core), name_(name) {}
-  [[nodiscard]] std::uint32_t name() const noexcept { return name_; }
+  Session(detail::EngineCore* core, std::uint64_t id) noexcept : core_(core), id_(id) {}
+  /// As peers call it, too: it comes again after some thousand sessions.
+  [[nodiscard]] std::uint32_t name() const noexcept { return static_cast<std::uint32_t>(id_); }
 
  private:
   detail::EngineCore* core_ = nullptr;
-  std::uint32_t name_ = 0;
+  std::uint64_t id_ = 0;
 };
 
 struct SessionOptions {

@@ -63,7 +63,7 @@ bool EngineCore::take_setup_step() noexcept {
 void EngineCore::take_timer(base::Timer& timer) noexcept {
   if (timer.kind == engine::kHandshakeTimer) {
     engine::Handshake& h = handshakes.at(timer.index);
-    if (h.serving) return drop(h);
+    if (h.serves != 0 || h.asks != 0) return drop(h);  // the session may be in use
     Agent* a = agent_of(h);
     if (a == nullptr || h.refusing) {
       if (!h.refusing) {
@@ -75,6 +75,8 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
     }
     return;  // else the agent's own deadline ends it
   }
+  // Of a session that is being opened: the time is over.
+  if (timer.kind == rpc::kClientTimer) stop_opening(calls->clients.at(timer.index));
   if (timer.kind >= rpc::kClientTimer && timer.kind <= rpc::kWatchTimer)
     return rpc::on_timer(*calls, timer);
   if (timer.kind == agent::kLoanTimer || timer.kind == agent::kHoldingTimer)
@@ -106,6 +108,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   agent::look_at_dry(shared);
   if (calls != nullptr) rpc::upkeep(*calls);
   if (calls != nullptr && calls->wanting != 0) connect_sessions();
+  if (calls != nullptr && calls->doubts) ask_silent();
   const std::size_t fired =
       shared.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
   // What callbacks have deferred goes out with this very poll.

@@ -31,9 +31,10 @@ struct Handshake {
   bool confirmed = false;  ///< ready is sent
   bool refusing = false;
   bool watched = false;       ///< in the epoll set
-  bool serving = false;       ///< inbound: it has opened a session for remote calls
+  std::uint32_t serves = 0;   ///< inbound: the session that it has opened here
   std::uint32_t session = 0;  ///< outbound: the session of ours that it is to open
   std::uint32_t joins = 0;    ///< outbound: the session of ours that the connection is for
+  std::uint64_t asks = 0;     ///< outbound: whether this engine, by its incarnation, is there
   connect::Interest interest = connect::Interest::none;
   std::uint64_t begun = 0;
   base::Timer timer;
@@ -132,6 +133,7 @@ class EngineCore {
   // In sessions.cc.
   /// Takes what remote calls need, once.
   Result<void> start_rpc();
+  void stop_opening(const rpc::ClientSession& c) noexcept;
   Result<void> serve(Method method, const MethodHandler& handler);
   Result<Session> open_session(std::string_view address, const SessionOptions& options);
   /// The next poll does more than to look for completions.
@@ -200,9 +202,14 @@ class EngineCore {
   bool take_setup_step() noexcept;
   Result<void> begin_session(rpc::ClientSession& c, const connect::Address& to);
   void progress_session(engine::Handshake& h) noexcept;
+  void forget_opening(const engine::Handshake& h) noexcept;
   void progress_serving(engine::Handshake& h) noexcept;
   void take_open_session(engine::Handshake& h, const wire::SessionEnd& asked) noexcept;
   void take_session_answer(engine::Handshake& h, rpc::ClientSession& c) noexcept;
+  void ask_silent() noexcept;
+  Result<void> ask(const rpc::ClientSession& c);
+  void progress_asking(engine::Handshake& h) noexcept;
+  void take_asking(engine::Handshake& h, std::uint64_t incarnation) noexcept;
   void connect_sessions() noexcept;
   Result<void> connect_session(rpc::ClientSession& c);
   void say_join(engine::Handshake& h, agent::Agent& a) noexcept;

@@ -130,8 +130,9 @@ Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
   h.index = index;
   h.listener = kNone;
   h.inbound = inbound;
-  h.spoken = h.confirmed = h.refusing = h.watched = h.serving = false;
-  h.session = h.joins = 0;
+  h.spoken = h.confirmed = h.refusing = h.watched = false;
+  h.serves = h.session = h.joins = 0;
+  h.asks = 0;
   h.interest = connect::Interest::none;
   h.begun = shared.clock.now();
   h.timer.index = index;
@@ -232,6 +233,7 @@ void EngineCore::watch(Handshake& h) noexcept {
 
 void EngineCore::drop(Handshake& h) noexcept {
   if (Agent* a = agent_of(h); a != nullptr) a->handshake = kNone;
+  if (h.session != 0) forget_opening(h);
   if (h.watched) epoll.remove(h.exchange.fd());
   h.exchange.reset();
   shared.timers.cancel(h.timer);
@@ -299,9 +301,9 @@ void EngineCore::accept_from(std::uint32_t index, std::uint32_t generation) noex
     Handshake* h = begin_handshake(true);
     h->listener = index;
     h->listener_generation = generation;
-    h->exchange.adopt(
-        std::move((*accepted)->fd), (*accepted)->peer,
-        wire::kinds(FrameKind::hello, FrameKind::open_session, FrameKind::join_session));
+    h->exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer,
+                      wire::kinds(FrameKind::hello, FrameKind::open_session,
+                                  FrameKind::join_session, FrameKind::ready));
     shared.timers.schedule(
         h->timer,
         shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
@@ -341,7 +343,8 @@ void EngineCore::progress(Handshake& h) noexcept {
     return;
   }
   if (h.session != 0) return progress_session(h);
-  if (h.serving) return progress_serving(h);
+  if (h.serves != 0) return progress_serving(h);
+  if (h.asks != 0) return progress_asking(h);
   Agent* a = agent_of(h);
   if (a != nullptr && a->was_ready) return drop(h);  // a message was faster than the last frame
   if (h.agent != kNone && (a == nullptr || a->state == ConnectionState::draining)) {
@@ -430,6 +433,8 @@ void EngineCore::take_hello(Handshake& h) noexcept {
     return take_open_session(h, session->end);
   if (const auto* join = std::get_if<wire::JoinSession>(&h.exchange.received().body))
     return take_join(h, *join);
+  if (const auto* asked = std::get_if<wire::Ready>(&h.exchange.received().body))
+    return take_asking(h, asked->incarnation);
   const auto* hello = std::get_if<wire::Hello>(&h.exchange.received().body);
   if (hello == nullptr) return;  // the exchange takes only what was expected
   const Listening* listening = find_listener(h.listener, h.listener_generation);

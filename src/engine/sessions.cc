@@ -99,7 +99,7 @@ Result<Session> EngineCore::open_session(std::string_view text, const SessionOpt
       options.timeout.count() != 0 ? options.timeout : shared.config.connections.connect_timeout;
   shared.timers.schedule(c->timer, shared.clock.now() + shared.clock.ticks(patience));
   step_soon();
-  return Session(this, c->name);
+  return Session(this, rpc::id_of(*c));
 }
 
 Result<void> EngineCore::begin_session(ClientSession& c, const connect::Address& to) {
@@ -116,9 +116,21 @@ Result<void> EngineCore::begin_session(ClientSession& c, const connect::Address&
     return begun;
   }
   h->session = c.name;
-  say(*h, wire::encode(wire::OpenSession{rpc::end_of(*calls, c.name, c.window)}));
+  c.handshake = h->index;
+  say(*h, wire::encode(wire::OpenSession{rpc::end_of(*calls, c.name, c.window, rpc::first_of(c))}));
   watch(*h);
   return {};
+}
+
+/// The exchange is over, and with it what its session knows of it.
+void EngineCore::forget_opening(const Handshake& h) noexcept {
+  ClientSession* const c = rpc::find_client(*calls, h.session);
+  if (c != nullptr) c->handshake = rpc::kNone;
+}
+
+/// Nobody waits for the server's answer any more, which may never come.
+void EngineCore::stop_opening(const ClientSession& c) noexcept {
+  if (c.handshake != rpc::kNone) drop(handshakes.at(c.handshake));
 }
 
 /// What a server has said to ours.
@@ -133,10 +145,17 @@ void EngineCore::take_session_answer(Handshake& h, ClientSession& c) noexcept {
   const auto* yes = std::get_if<wire::SessionOpened>(&got.body);
   if (yes == nullptr) return;  // the exchange takes only what was expected
   const wire::SessionEnd end = yes->end;
+  const auto route = base::no_throw("address a peer", [&]() -> Result<rpc::Route*> {
+    if (end.window != c.window || end.first != rpc::first_of(c))
+      return base::fail(Status::protocol, fmt::format("open a session with {}", c.address),
+                        "the peer has another window than was asked for", "see the peer's version");
+    return rpc::take_route(*calls, end);
+  });
+  if (route) {
+    say(h, wire::encode(wire::Ready{end.incarnation}));
+    (void)h.exchange.advance();  // whatever comes of it: the server forgets us without it
+  }
   drop(h);
-  if (end.window != c.window)
-    return rpc::lose(*calls, c, Status::protocol, "the peer has another window than was asked for");
-  const auto route = base::no_throw("address a peer", [&] { return rpc::take_route(*calls, end); });
   if (!route) return rpc::lose(*calls, c, route.error());
   rpc::take_peer(*calls, c, end, *route);
 }
@@ -178,11 +197,58 @@ void EngineCore::take_open_session(Handshake& h, const wire::SessionEnd& asked) 
                       "raise it there");
   });
   if (!opened) return refuse(h, opened.error());
-  h.serving = true;
-  say(h,
-      wire::encode(wire::SessionOpened{rpc::end_of(*calls, (*opened)->name, (*opened)->window)}));
-  h.exchange.expect({});
+  h.serves = (*opened)->name;
+  h.begun = (*opened)->last_heard;
+  say(h, wire::encode(wire::SessionOpened{
+             rpc::end_of(*calls, (*opened)->name, (*opened)->window, asked.first)}));
+  h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
   progress_serving(h);
+}
+
+/// Asks at the addresses of silent servers whether they are still those that we know.
+void EngineCore::ask_silent() noexcept {
+  while (ClientSession* const c = rpc::next_silent(*calls)) {
+    // What keeps us from asking may be otherwise when the next silence is over.
+    (void)base::no_throw("ask for a silent peer", [&] { return ask(*c); });
+  }
+}
+
+Result<void> EngineCore::ask(const ClientSession& c) {
+  auto to = connect::Address::parse(c.address);
+  if (!to) return tl::unexpected(to.error());
+  auto begun = begin_exchange(*to);
+  if (!begun) return tl::unexpected(begun.error());
+  Handshake& h = **begun;
+  h.asks = c.route->incarnation;
+  h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
+  say(h, wire::encode(wire::Ready{h.asks}));
+  shared.timers.reschedule(
+      h.timer,
+      shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
+  watch(h);
+  return {};
+}
+
+/// Only an engine that says that it is another one tells us anything.
+void EngineCore::progress_asking(Handshake& h) noexcept {
+  const Progress now = h.exchange.advance();
+  if (now == Progress::waiting) return watch(h);
+  const auto* no =
+      now == Progress::frame ? std::get_if<wire::Refuse>(&h.exchange.received().body) : nullptr;
+  const bool gone = no != nullptr && no->status == Status::peer_lost;
+  const std::uint64_t incarnation = h.asks;
+  drop(h);
+  if (gone) rpc::lose_silent(*calls, incarnation);
+}
+
+/// A client asks whether this is still the engine that it has sessions with.
+void EngineCore::take_asking(Handshake& h, std::uint64_t incarnation) noexcept {
+  if (incarnation != shared.incarnation)
+    return refuse(h, {Status::peer_lost, "ask for an engine",
+                      "this is another one, or its next life", "open other sessions"});
+  say(h, wire::encode(wire::Ready{incarnation}));
+  (void)h.exchange.advance();
+  drop(h);
 }
 
 /// Sessions with a first long call or without datagrams, as many as may be connected at once.
@@ -264,9 +330,17 @@ void EngineCore::take_join(Handshake& h, const wire::JoinSession& join) noexcept
   h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
 }
 
-/// Until the peer has been told: what becomes of its session is no matter of this stream.
+/// Until the client has confirmed that it has the session. One whose stream ends before that has
+/// given it up, or is gone, unless it is using the session by then.
 void EngineCore::progress_serving(Handshake& h) noexcept {
-  if (h.exchange.advance() == Progress::waiting && !h.exchange.all_sent()) return watch(h);
+  const Progress now = h.exchange.advance();
+  if (now == Progress::waiting) return watch(h);
+  const auto* ready =
+      now == Progress::frame ? std::get_if<wire::Ready>(&h.exchange.received().body) : nullptr;
+  const bool confirmed = ready != nullptr && ready->incarnation == shared.incarnation;
+  rpc::ServerSession* const s = rpc::find_server(*calls, h.serves);
+  if (!confirmed && s != nullptr && rpc::last_sign(*s) == h.begun && s->bulk == nullptr)
+    rpc::forget(*calls, *s);
   drop(h);
 }
 
@@ -293,10 +367,11 @@ RpcStats Engine::rpc_stats() const noexcept {
 namespace {
 
 [[gnu::always_inline]] inline rpc::ClientSession* locate(EngineCore* core,
-                                                         std::uint32_t name) noexcept {
-  return core != nullptr && core->guard.owned() && core->calls != nullptr
-             ? rpc::find_client(*core->calls, name)
-             : nullptr;
+                                                         std::uint64_t id) noexcept {
+  if (core == nullptr || !core->guard.owned() || core->calls == nullptr) return nullptr;
+  const auto name = static_cast<std::uint32_t>(id);
+  rpc::ClientSession* const c = core->calls->clients.find(wire::RpcName::index(name));
+  return c != nullptr && rpc::id_of(*c) == id ? c : nullptr;
 }
 
 Status diagnose(const EngineCore* core, Status missing) noexcept {
@@ -324,11 +399,11 @@ inline void post(EngineCore& core, Post when) noexcept {
   return status;
 }
 
-[[gnu::always_inline]] inline Status begin_call(EngineCore* core, std::uint32_t name, Method method,
+[[gnu::always_inline]] inline Status begin_call(EngineCore* core, std::uint64_t id, Method method,
                                                 const std::byte* data, std::size_t size,
                                                 detail::Block* block, const ReplyCallback& done,
                                                 const CallOptions& options) noexcept {
-  rpc::ClientSession* const c = locate(core, name);
+  rpc::ClientSession* const c = locate(core, id);
   if (c == nullptr) [[unlikely]]
     return diagnose(core, Status::not_connected);
   if (!done || options.deadline.count() < 0) [[unlikely]]
@@ -351,23 +426,23 @@ inline void post(EngineCore& core, Post when) noexcept {
 }  // namespace
 
 SessionState Session::state() const noexcept {
-  const rpc::ClientSession* const c = locate(core_, name_);
+  const rpc::ClientSession* const c = locate(core_, id_);
   return c != nullptr ? c->state : SessionState::closed;
 }
 
 std::size_t Session::longest() const noexcept {
-  const rpc::ClientSession* const c = locate(core_, name_);
+  const rpc::ClientSession* const c = locate(core_, id_);
   return c != nullptr && c->state == SessionState::ready ? c->longest : 0;
 }
 
 std::size_t Session::longest_bulk() const noexcept {
-  const rpc::ClientSession* const c = locate(core_, name_);
+  const rpc::ClientSession* const c = locate(core_, id_);
   return c != nullptr && c->state == SessionState::ready ? rpc::longest_bulk(*core_->calls, *c) : 0;
 }
 
 Status Session::call(Method method, const BufferSlice& request, const ReplyCallback& done,
                      const CallOptions& options) noexcept {
-  return begin_call(core_, name_, method, request.data(), request.size(), request.block(), done,
+  return begin_call(core_, id_, method, request.data(), request.size(), request.block(), done,
                     options);
 }
 
@@ -375,21 +450,21 @@ Status Session::call(Method method, std::span<const std::byte> request, const Re
                      const CallOptions& options) noexcept {
   if (request.size() > kShortCall) [[unlikely]]
     return Status::message_too_long;
-  return begin_call(core_, name_, method, request.data(), request.size(), nullptr, done, options);
+  return begin_call(core_, id_, method, request.data(), request.size(), nullptr, done, options);
 }
 
 CallId Session::last_call() const noexcept {
-  const rpc::ClientSession* const c = locate(core_, name_);
+  const rpc::ClientSession* const c = locate(core_, id_);
   return {c != nullptr ? c->last_call : 0};
 }
 
 void Session::prefetch() const noexcept {
   if (core_ == nullptr || !core_->guard.owned() || core_->calls == nullptr) return;
-  core_->calls->clients.prefetch(wire::RpcName::index(name_), 0);  // most have none under way
+  core_->calls->clients.prefetch(wire::RpcName::index(name()), 0);  // most have none under way
 }
 
 Status Session::cancel(CallId id) noexcept {
-  rpc::ClientSession* const c = locate(core_, name_);
+  rpc::ClientSession* const c = locate(core_, id_);
   if (c == nullptr) return diagnose(core_, Status::invalid_argument);
   const Status status = rpc::cancel(*core_->calls, *c, id.number);
   post(*core_, Post::automatic);
@@ -397,8 +472,9 @@ Status Session::cancel(CallId id) noexcept {
 }
 
 Status Session::close() noexcept {
-  rpc::ClientSession* const c = locate(core_, name_);
+  rpc::ClientSession* const c = locate(core_, id_);
   if (c == nullptr) return diagnose(core_, Status::not_connected);
+  core_->stop_opening(*c);
   const Status status = rpc::close(*core_->calls, *c);
   post(*core_, Post::automatic);
   return status;

@@ -121,7 +121,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
                                                 const Arrival& at) noexcept {
   ServerSession* const s = find_server(r, header.session);
   if (s == nullptr || !s->route->from.is_of(wc, at.route)) [[unlikely]]
-    return ++r.stats.bad_datagrams, false;
+    return take_unknown(r, header, wc, at.route), false;
   s->last_heard = r.shared.now;
   Service& v = s->services[header.number & (s->window - 1)];
   if (static_cast<std::int32_t>(header.number - v.number) <= 0) [[unlikely]]

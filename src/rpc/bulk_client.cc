@@ -27,7 +27,8 @@ void make_bulk(Rpc& r, ClientSession& c) {
   b->session = c.name;
   b->window = c.window;
   b->active = c.window == kWindowMax ? 0 : ~std::uint64_t{0} << c.window;
-  for (std::uint32_t i = 0; i < c.window; ++i) b->calls[i].number = c.window + i;
+  const std::uint32_t first = first_number(r);
+  for (std::uint32_t i = 0; i < c.window; ++i) b->calls[i].number = first + i;
   c.bulk = std::move(b);
 }
 

@@ -76,8 +76,10 @@ ClientSession* make_session(Rpc& r, std::uint32_t window) {
   if (index == kNone) return nullptr;
   ClientSession& c = r.clients.at(index);
   c.calls = r.clients.places(c);
-  for (std::uint32_t i = 0; i < window; ++i) c.calls[i].number = window + i;
-  c.name = wire::RpcName::make(index, r.clients.generation(index) % 4095 + 1);
+  const std::uint32_t first = first_number(r);
+  for (std::uint32_t i = 0; i < window; ++i) c.calls[i].number = first + window + i;
+  c.life = r.clients.generation(index);
+  c.name = wire::RpcName::make(index, c.life % 4095 + 1);
   c.window = static_cast<std::uint16_t>(window);
   c.active = window == kWindowMax ? 0 : ~std::uint64_t{0} << window;  // those that there are not
   c.under_way = 0;
@@ -113,7 +115,7 @@ void become_ready(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::ready;
   c.last_heard = c.last_other = c.looked_at = r.shared.clock.now();
   r.shared.timers.reschedule(c.timer, c.last_heard + r.keepalive);
-  if (c.on_ready) c.on_ready(Session(r.shared.core, c.name));
+  if (c.on_ready) c.on_ready(Session(r.shared.core, id_of(c)));
 }
 
 /// Number `i` of those that wait does not any more.
@@ -179,7 +181,10 @@ void take_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     return;
   }
   c->last_other = r.shared.now;
-  if (header.kind == RpcKind::closed) lose(r, *c, Status::ok, nullptr);
+  if (header.kind == RpcKind::closed) return lose(r, *c, Status::ok, nullptr);
+  if (header.kind != RpcKind::unknown || header.number != c->peer) return;
+  if (c->state == SessionState::closing) return lose(r, *c, Status::ok, nullptr);
+  lose(r, *c, Status::peer_lost, "it has forgotten the session: for too long it had heard nothing");
 }
 
 Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
@@ -256,7 +261,7 @@ void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
   if (c.bulk != nullptr && !leave_bulk(r, c, why)) return;
   c.state = SessionState::closed;
   end_calls(r, c, why.status == Status::ok ? Status::flushed : why.status);
-  if (c.on_closed) c.on_closed(Session(r.shared.core, c.name), why);
+  if (c.on_closed) c.on_closed(Session(r.shared.core, id_of(c)), why);
   r.shared.timers.cancel(c.timer);
   if (c.route != &r.nowhere) drop_route(r, std::exchange(c.route, &r.nowhere));
   if (c.listed) {  // in a line that is short, if there is one
@@ -322,7 +327,36 @@ bool silent_too_long(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept
   return c.waited > r.peer_timeout;
 }
 
+/// What a server is silent for may be that another one has taken its place, or that it lives again:
+/// who is there is asked through the control port, for all sessions together.
+void doubt(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
+  if (c.waited < 2 * r.keepalive || now < c.route->ask_at) return;
+  c.route->ask_at = now + r.keepalive;
+  c.route->silent = c.name;
+  r.doubts = true;
+}
+
 }  // namespace
+
+ClientSession* next_silent(Rpc& r) noexcept {
+  for (const auto& route : r.routes) {
+    if (route->silent == 0) continue;
+    ClientSession* const c = find_client(r, std::exchange(route->silent, 0));
+    if (c != nullptr && c->state == SessionState::ready) return c;
+  }
+  r.doubts = false;
+  return nullptr;
+}
+
+void lose_silent(Rpc& r, std::uint64_t incarnation) noexcept {
+  for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
+    if (!r.clients.in_use(i)) continue;
+    ClientSession& c = r.clients.at(i);
+    if (c.state != SessionState::ready || c.waited == 0) continue;
+    if (takes_datagrams(*c.route) && c.route->incarnation == incarnation)
+      lose(r, c, Status::peer_lost, "another engine, or another life of it, is at its address");
+  }
+}
 
 void on_client_timer(Rpc& r, ClientSession& c) noexcept {
   const std::uint64_t now = r.shared.clock.now();
@@ -337,6 +371,7 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
   if (takes_datagrams(*c.route)) {  // a connection finds out by itself
     if (silent_too_long(r, c, now))
       return lose(r, c, Status::peer_lost, "no datagram came from it any more");
+    doubt(r, c, now);
     if (now - std::min(last_sign(c), now) >= r.keepalive)
       tell(r, c, RpcKind::ping, first_not_over(c));
   }

@@ -21,7 +21,8 @@ Rpc::Rpc(agent::Shared& s)
       servers(s.config.rpc.sessions),
       // The rest is for sessions that no receives are kept for, one call of each at a time.
       budget(s.config.rpc.receive_depth - s.config.rpc.receive_depth / 4),
-      watch(budget) {
+      watch(budget),
+      numbers(base::random_seed()) {
   const Config& c = s.config;
   watch_timer.kind = kWatchTimer;
   nowhere.from.qp_num = kNoQueuePair;
@@ -123,7 +124,8 @@ Block* copy_to_block(Rpc& r, const std::byte* data, std::size_t size) noexcept {
 Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
   for (const auto& route : r.routes) {
     if (std::memcmp(&route->gid, peer.gid.data(), sizeof route->gid) == 0 &&
-        route->lid == peer.lid && route->to.qp_num == peer.qp_num && route->to.qkey == peer.qkey) {
+        route->lid == peer.lid && route->to.qp_num == peer.qp_num && route->to.qkey == peer.qkey &&
+        route->incarnation == peer.incarnation) {
       ++route->users;
       return route.get();
     }
@@ -133,6 +135,7 @@ Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
   std::memcpy(&route->gid, peer.gid.data(), sizeof route->gid);
   route->lid = peer.lid;
   route->users = 1;
+  route->incarnation = peer.incarnation;
   route->to = {nullptr, peer.qp_num, peer.qkey};
   route->from.qp_num = kNoQueuePair;
   if (peer.qp_num != 0 && uses_datagrams(r.shared)) {
@@ -155,7 +158,8 @@ void drop_route(Rpc& r, Route* route) noexcept {
   std::erase_if(r.routes, [route](const auto& each) { return each.get() == route; });
 }
 
-wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window) noexcept {
+wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window,
+                        std::uint32_t first) noexcept {
   const verbs::Place& place = r.shared.device->place();
   wire::SessionEnd end;
   std::memcpy(end.gid.data(), &place.gid, sizeof place.gid);
@@ -166,6 +170,8 @@ wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window) 
   end.name = name;
   end.window = static_cast<std::uint16_t>(window);
   end.mtu = static_cast<std::uint16_t>(r.port->mtu());
+  end.incarnation = r.shared.incarnation;
+  end.first = first;
   return end;
 }
 

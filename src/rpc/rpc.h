@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "agent/shared.h"
 #include "base/copy.h"
+#include "base/random.h"
 #include "base/timer_wheel.h"
 #include "rpc/port.h"
 #include "rpc/session_table.h"
@@ -107,6 +109,9 @@ struct Route {
   ibv_gid gid{};
   std::uint16_t lid = 0;
   std::uint32_t users = 0;
+  std::uint64_t incarnation = 0;
+  std::uint64_t ask_at = 0;  ///< tick from which silence is a reason to ask who is there
+  std::uint32_t silent = 0;  ///< a session of ours by whose address the engine is to ask; 0: none
 };
 
 inline bool takes_datagrams(const Route& route) noexcept { return route.to.ah != nullptr; }
@@ -125,13 +130,14 @@ struct BulkDeleter {
 struct alignas(64) ClientSession {
   static constexpr std::size_t kHotBytes = 128;
   Route* route = nullptr;        ///< to the server; Rpc::nowhere while that is not known
-  std::uint32_t peer = 0;        ///< what the server calls it
-  std::uint32_t name = 0;        ///< what we do; 0: a free record
+  std::uint32_t name = 0;        ///< what we call it; 0: a free record
+  std::uint32_t life = 0;        ///< and which use of the record this is, for handles
   std::uint64_t active = 0;      ///< slots with a call
   std::uint64_t last_heard = 0;  ///< tick of the last reply; see last_sign()
   Call* calls = nullptr;         ///< right behind this record
   std::uint32_t waiting_count = 0;
   std::uint32_t last_call = 0;
+  std::uint32_t peer = 0;  ///< what the server calls it
   std::uint16_t longest = 0;
   std::uint16_t window = 0;
   std::uint16_t under_way = 0;  ///< calls active
@@ -161,7 +167,7 @@ struct alignas(64) ClientSession {
   std::uint64_t waited = 0;      ///< ticks of silence seen while something was to be answered
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
-  std::uint32_t handshake = kNone;  ///< exchange in use
+  std::uint32_t handshake = kNone;  ///< the engine's exchange that opens it
   std::uint32_t rested = kNone;     ///< last_call when all slots were seen to have as many uses
   std::string address;
   std::unique_ptr<BulkClient, BulkDeleter> bulk;  ///< once it was needed
@@ -216,6 +222,16 @@ std::uint64_t last_sign(const Session& s) noexcept {
   return std::max(s.last_heard, s.last_other);
 }
 
+/// A session that a server has forgotten, for when its client is heard again.
+struct Forgotten {
+  std::uint32_t name = 0;  ///< as it was called here; 0: none
+  std::uint32_t peer = 0;
+  Route* route = nullptr;     ///< used by this
+  std::uint64_t told_at = 0;  ///< tick
+};
+/// By their names: of more than these, some are not remembered.
+using ForgottenOnes = std::array<Forgotten, 4096>;
+
 struct Rpc {
   explicit Rpc(agent::Shared& s);
   Rpc(const Rpc&) = delete;
@@ -245,8 +261,11 @@ struct Rpc {
   base::Timer watch_timer;
   // Cold.
   std::uint32_t wanting = 0;  ///< sessions that want a connection for long calls
+  bool doubts = false;        ///< a route has a silent session
+  base::Random numbers;       ///< where those of new sessions' calls begin
   std::vector<std::unique_ptr<Route>> routes;
-  Route nowhere;  ///< of sessions whose peer is not known
+  std::unique_ptr<ForgottenOnes> forgotten;  ///< once there are any
+  Route nowhere;                             ///< of sessions whose peer is not known
   // Ticks.
   std::uint64_t idle = 0;  ///< after which a server takes back what receives it granted
   std::uint64_t keepalive = 0;
@@ -254,6 +273,12 @@ struct Rpc {
   std::uint64_t close_timeout = 0;
   std::uint64_t call_timeout = 0;
 };
+
+/// Where a session's calls begin to be numbered: names come again after some thousand sessions, and
+/// what is left of an earlier one, such as a PendingCall, shall not fit a call of another.
+inline std::uint32_t first_number(Rpc& r) noexcept {
+  return static_cast<std::uint32_t>(r.numbers.next()) & ~(kWindowMax - 1);
+}
 
 // In rpc.cc.
 /// Whether calls may go over datagrams here.
@@ -285,7 +310,8 @@ Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer);
 void drop_route(Rpc& r, Route* route) noexcept;
 
 /// Our end of a session, for the peer.
-wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window) noexcept;
+wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window,
+                        std::uint32_t first) noexcept;
 
 // In arrivals.cc.
 /// Takes the completions that are of the port's queue pair, the first of which is, up to the first
@@ -296,6 +322,10 @@ const ibv_wc* take_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
 // In client.cc.
 /// A record for a session that is being opened; null if rpc.sessions are open. May throw.
 ClientSession* make_session(Rpc& r, std::uint32_t window);
+/// What the calls of one that is being opened are numbered from.
+inline std::uint32_t first_of(const ClientSession& c) noexcept {
+  return c.calls[0].number - c.window;
+}
 /// The server's end is known: the session is ready, or will be when its connection is.
 void take_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* route) noexcept;
 void become_ready(Rpc& r, ClientSession& c) noexcept;
@@ -305,6 +335,10 @@ void lose(Rpc& r, ClientSession& c, Status status, const char* found) noexcept;
 inline ClientSession* find_client(Rpc& r, std::uint32_t name) noexcept {
   ClientSession* const c = r.clients.find(wire::RpcName::index(name));
   return c != nullptr && c->name == name ? c : nullptr;
+}
+/// What a handle names: the same comes again after 2^32 uses of a record.
+inline std::uint64_t id_of(const ClientSession& c) noexcept {
+  return c.name | std::uint64_t{c.life} << 32;
 }
 /// By when the session has to be looked at again, if not earlier.
 inline void look_by(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
@@ -369,6 +403,10 @@ void take_answer(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
 /// Sends what waits and may go.
 void pump(Rpc& r, ClientSession& c) noexcept;
 void on_client_timer(Rpc& r, ClientSession& c) noexcept;
+/// Of a server that is silent, a session by whose address it can be asked for; null if none is.
+ClientSession* next_silent(Rpc& r) noexcept;
+/// At their address is another engine than this one, which is silent: they end.
+void lose_silent(Rpc& r, std::uint64_t incarnation) noexcept;
 
 // In server.cc.
 /// Room for a reply, of the call's own slot; empty if there is none.
@@ -391,6 +429,11 @@ inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {
   return s != nullptr && s->name == name ? s : nullptr;
 }
 void dismiss(Rpc& r, ServerSession& s) noexcept;
+/// The same without its client's having said so, which is told when it is heard again.
+void forget(Rpc& r, ServerSession& s) noexcept;
+/// A datagram of no session that we have.
+[[gnu::cold]] void take_unknown(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
+                                const std::byte* route) noexcept;
 void take_question(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                    const std::byte* route) noexcept;
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;

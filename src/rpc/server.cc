@@ -43,7 +43,7 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
   if (index == kNone) return nullptr;
   ServerSession& s = r.servers.at(index);
   s.services = r.servers.places(s);
-  for (std::uint32_t i = 0; i < peer.window; ++i) s.services[i].number = i;
+  for (std::uint32_t i = 0; i < peer.window; ++i) s.services[i].number = peer.first + i;
   s.name = wire::RpcName::make(index, r.servers.generation(index) % 2047 + 1);
   s.peer = peer.name;
   s.window = peer.window;
@@ -72,6 +72,37 @@ void dismiss(Rpc& r, ServerSession& s) noexcept {
   s.name = 0;
   drop_route(r, std::exchange(s.route, &r.nowhere));
   r.servers.release(s.timer.index);
+}
+
+namespace {
+
+Forgotten& place_of(ForgottenOnes& ones, std::uint32_t name) noexcept {
+  return ones[(name ^ name >> wire::RpcName::kIndexBits) % ones.size()];
+}
+
+}  // namespace
+
+void forget(Rpc& r, ServerSession& s) noexcept {
+  if (r.forgotten == nullptr) r.forgotten.reset(new (std::nothrow) ForgottenOnes);
+  if (r.forgotten != nullptr && takes_datagrams(*s.route)) {
+    Forgotten& f = place_of(*r.forgotten, s.name);
+    Route* const before = f.route;
+    f = {s.name, s.peer, s.route, 0};
+    ++s.route->users;
+    if (before != nullptr) drop_route(r, before);
+  }
+  dismiss(r, s);
+}
+
+void take_unknown(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
+                  const std::byte* route) noexcept {
+  ++r.stats.bad_datagrams;
+  if (r.forgotten == nullptr || header.session == 0) return;
+  Forgotten& f = place_of(*r.forgotten, header.session);
+  if (f.name != header.session || !f.route->from.is_of(wc, route)) return;
+  if (f.told_at != 0 && r.shared.now - f.told_at < r.least_patience) return;
+  f.told_at = r.shared.now;
+  (void)send(r, f.route->to, {f.peer, f.name, 0, RpcKind::unknown, 0, 0, 0}, {});
 }
 
 std::span<std::byte> reply_space(Rpc& r, std::uint32_t session, std::uint32_t number,
@@ -111,10 +142,7 @@ Written space_of(Rpc& r, std::uint32_t session, std::uint32_t number, std::size_
 void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                    const std::byte* route) noexcept {
   ServerSession* const s = find_server(r, header.session);
-  if (s == nullptr || !s->route->from.is_of(wc, route)) {
-    ++r.stats.bad_datagrams;
-    return;
-  }
+  if (s == nullptr || !s->route->from.is_of(wc, route)) return take_unknown(r, header, wc, route);
   s->last_other = r.shared.now;
   const bool over = header.kind == RpcKind::close;
   const RpcHeader reply{s->peer, 0, 0, over ? RpcKind::closed : RpcKind::pong, 0, 0, 0};
@@ -131,7 +159,7 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   s.waited =
       last_sign(s) >= s.looked_at ? 0 : s.waited + std::min(now - s.looked_at, 2 * r.keepalive);
   s.looked_at = now;
-  if (s.waited > r.peer_timeout) return dismiss(r, s);
+  if (s.waited > r.peer_timeout) return forget(r, s);
   if (now - std::min(s.last_heard, now) > r.idle) {
     take_back(r, s);
     if (s.bulk != nullptr) drop_spaces(*s.bulk);

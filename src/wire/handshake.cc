@@ -17,7 +17,7 @@ namespace {
 static_assert(static_cast<int>(Status::ok) == 0 && static_cast<int>(Status::timed_out) == 16 &&
               static_cast<int>(Status::refused) == 17 && static_cast<int>(Status::system) == 24);
 static_assert(endpoint_at::eager_bytes + sizeof(Endpoint::eager_bytes) == kEndpointBytes);
-static_assert(session_at::reserved + 1 == kSessionBytes);
+static_assert(session_at::first + sizeof(SessionEnd::first) == kSessionBytes);
 static_assert(join_at::qkey + sizeof(JoinSession::qkey) == kJoinBytes);
 static_assert(header_at::features + sizeof(FrameHeader::features) == kHeaderBytes);
 
@@ -164,6 +164,8 @@ Frame encode_session(FrameKind kind, const SessionEnd& e, const Speaker& speaker
   w.put<std::uint16_t>(session_at::lid, e.lid);
   w.put<std::uint8_t>(session_at::gid_type, static_cast<std::uint8_t>(e.gid_type));
   w.put<std::uint8_t>(session_at::reserved, 0);
+  w.put<std::uint64_t>(session_at::incarnation, e.incarnation);
+  w.put<std::uint32_t>(session_at::first, e.first);
   return frame;
 }
 
@@ -386,7 +388,7 @@ Result<Ready> decode_ready(std::span<const std::byte> body) {
 Result<SessionEnd> decode_session(std::span<const std::byte> body) {
   constexpr std::string_view kWhat = "session";
   if (body.size() != kSessionBytes)
-    return bad_field(kWhat, "its size", std::to_string(body.size()), "36 bytes");
+    return bad_field(kWhat, "its size", std::to_string(body.size()), "48 bytes");
   Reader r(body);
   SessionEnd e;
   r.copy(session_at::gid, e.gid);
@@ -397,6 +399,8 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body) {
   e.mtu = r.get<std::uint16_t>(session_at::mtu);
   e.lid = r.get<std::uint16_t>(session_at::lid);
   e.gid_type = static_cast<GidType>(r.get<std::uint8_t>(session_at::gid_type));
+  e.incarnation = r.get<std::uint64_t>(session_at::incarnation);
+  e.first = r.get<std::uint32_t>(session_at::first);
   if (auto address = check_address(kWhat, e); !address) return tl::unexpected(address.error());
   if (e.qp_num != 0) {
     if (auto number = check_qp_num(kWhat, e.qp_num); !number) return tl::unexpected(number.error());
@@ -410,6 +414,9 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body) {
     return bad_field(kWhat, "mtu", std::to_string(e.mtu), "256 to 4096 bytes");
   if ((e.qkey & 0x80000000) != 0)
     return bad_field(kWhat, "qkey", fmt::format("{:#x}", e.qkey), "0 to 0x7fffffff");
+  if (e.incarnation == 0) return bad_field(kWhat, "incarnation", "0", "any other number");
+  if (e.first % kSessionWindowMax != 0)
+    return bad_field(kWhat, "first", std::to_string(e.first), "a multiple of 64");
   return e;
 }
 

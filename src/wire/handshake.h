@@ -35,7 +35,7 @@ inline constexpr std::size_t kHeaderBytes = 16;
 inline constexpr std::size_t kFrameBytesMax = 512;  ///< header and body, whoever sends it
 inline constexpr std::size_t kEndpointBytes = 62;
 inline constexpr std::size_t kReadyBytes = 8;
-inline constexpr std::size_t kSessionBytes = 36;
+inline constexpr std::size_t kSessionBytes = 48;
 inline constexpr std::size_t kJoinBytes = kEndpointBytes + 16;
 inline constexpr std::size_t kRefuseTextMax = 200;
 
@@ -57,7 +57,7 @@ inline constexpr std::size_t incarnation = 0;
 }
 namespace session_at {
 inline constexpr std::size_t gid = 0, qp_num = 16, qkey = 20, name = 24, window = 28, mtu = 30,
-                             lid = 32, gid_type = 34, reserved = 35;
+                             lid = 32, gid_type = 34, reserved = 35, incarnation = 36, first = 44;
 }
 namespace join_at {
 inline constexpr std::size_t endpoint = 0, session = kEndpointBytes, name = kEndpointBytes + 4,
@@ -73,9 +73,9 @@ enum class FrameKind : std::uint16_t {
   hello = 1,
   accept = 2,
   refuse = 3,
-  ready = 4,
+  ready = 4,           ///< instead of a hello: asks for the engine that it names, see Ready
   open_session = 5,    ///< instead of a hello: a session for remote calls
-  session_opened = 6,  ///< the answer, after which the stream ends
+  session_opened = 6,  ///< the answer, which the client confirms by `ready`; then the stream ends
   join_session = 7,    ///< instead of a hello: the connection is for a session's calls
 };
 std::string_view to_string(FrameKind kind) noexcept;
@@ -101,6 +101,8 @@ struct Refuse {
   /// Printable ASCII only, whatever the peer sent.
   [[nodiscard]] std::string_view message() const noexcept { return {text.data(), length}; }
 };
+/// To an engine that has none of ours in hand, the same is a question: it answers alike if it is
+/// the one, else by a refusal with peer_lost.
 struct Ready {
   std::uint64_t incarnation = 0;  ///< of the engine that receives this; not 0
 };
@@ -115,6 +117,10 @@ struct SessionEnd {
   std::uint32_t name = 0;    ///< not 0
   std::uint16_t window = 0;  ///< calls at once: a power of two up to kSessionWindowMax
   std::uint16_t mtu = 0;     ///< longest datagram, bytes; without such, what bounds short calls
+  std::uint64_t incarnation = 0;  ///< of the engine; not 0
+  /// Calls are numbered from here on, a multiple of kSessionWindowMax: as the client says, and the
+  /// server after it.
+  std::uint32_t first = 0;
 };
 inline constexpr std::uint16_t kSessionWindowMax = 64;
 struct OpenSession {

@@ -19,6 +19,7 @@ enum class RpcKind : std::uint8_t {
   pong = 4,     ///< the answer
   close = 5,    ///< of the client: the session is over
   closed = 6,   ///< the answer, or of the server: the session is over
+  unknown = 7,  ///< of the server: it has forgotten the session that `number` names there
 };
 
 /// What a session is called by the end that made the record: index and generation of it.
@@ -91,7 +92,7 @@ inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header)
     return false;
   if (header.kind == RpcKind::request) return header.status == 0 && header.window == 0;
   if (header.kind == RpcKind::reply) return header.window != 0 && header.status < kStatusCount;
-  const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::closed;
+  const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::unknown;
   return known && header.length == 0 && header.status == 0 && header.window == 0;
 }
 

@@ -20,7 +20,7 @@ void run(std::span<const std::byte> data) {
 }
 
 void sow(Seeds& seeds) {
-  for (std::uint8_t kind = 0; kind < 8; ++kind) {
+  for (std::uint8_t kind = 0; kind < 9; ++kind) {
     const auto k = static_cast<RpcKind>(kind);
     const Bytes payload(k == RpcKind::request || k == RpcKind::reply ? 21 : 0);
     RpcHeader header{0x100007, 9, 0, k, 0, static_cast<std::uint16_t>(payload.size()), 0};

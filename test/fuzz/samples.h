@@ -34,6 +34,8 @@ inline spinwire::wire::SessionEnd sample_session() {
   e.name = 0x100007;
   e.window = 8;
   e.mtu = 4048;
+  e.incarnation = sample_endpoint().incarnation;
+  e.first = 0x40;
   return e;
 }
 

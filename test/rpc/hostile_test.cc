@@ -97,6 +97,8 @@ TEST_F(RpcHostile, WhatMakesNoSenseIsCounted) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const auto to = to_server();
   const std::uint32_t name = spinwire::rpc::find_client(*other_.core->calls, theirs_.name())->peer;
+  const std::uint32_t first =
+      spinwire::rpc::find_server(*server_.core->calls, name)->services[0].number;
   const std::vector<RpcHeader> nonsense = {
       {0, 9, kLater, RpcKind::request, 0, 0, 0},                // nobody's
       {0xffffffff, 9, kLater, RpcKind::request, 0, 0, 0},       // beyond all
@@ -113,7 +115,7 @@ TEST_F(RpcHostile, WhatMakesNoSenseIsCounted) {
   // A number from before the first call, and ones from far away: old, or a slot's next call.
   const std::uint64_t before = spinwire::rpc::stats(*server_.core->calls).duplicates;
   for (const std::uint32_t number : {0u, 1u, 0xfffffff8u, 0x80000000u})
-    send(to, {name, number, kLater, RpcKind::request, 0, 0, 0});
+    send(to, {name, first + number, kLater, RpcKind::request, 0, 0, 0});
   ASSERT_TRUE(
       run([&] { return spinwire::rpc::stats(*server_.core->calls).duplicates == before + 4; }));
   expect_unharmed();

@@ -74,7 +74,7 @@ TEST(RpcHeader, EachKindHasWhatIsItsOwn) {
     EXPECT_FALSE(taken({1, 0, 0, kind, 0, 0, 1}, 0)) << "a window";
   }
   EXPECT_FALSE(taken({1, 2, 3, RpcKind{0}, 0, 0, 0}, 0));
-  EXPECT_FALSE(taken({1, 2, 3, RpcKind{7}, 0, 0, 0}, 0));
+  EXPECT_FALSE(taken({1, 2, 3, RpcKind{8}, 0, 0, 0}, 0));
 }
 
 TEST(RpcHeader, ATruncatedOneIsRefused) {
@@ -94,6 +94,8 @@ SessionEnd valid_session() {
   e.name = 5;
   e.window = 64;
   e.mtu = 4048;
+  e.incarnation = 0x1122334455667788;
+  e.first = 0xffffffc0;
   return e;
 }
 
@@ -119,6 +121,8 @@ TEST(SessionFrames, ComeBackAsSent) {
     EXPECT_EQ(r.window, e.window);
     EXPECT_EQ(r.mtu, e.mtu);
     EXPECT_EQ(r.lid, e.lid);
+    EXPECT_EQ(r.incarnation, e.incarnation);
+    EXPECT_EQ(r.first, e.first);
   }
 }
 
@@ -163,6 +167,12 @@ TEST(SessionFrames, EveryFieldBeyondItsLimitIsRefusedByName) {
     e.mtu = static_cast<std::uint16_t>(mtu);
     refused(e, "mtu");
   }
+  e = valid_session();
+  e.incarnation = 0;
+  refused(e, "incarnation");
+  e = valid_session();
+  e.first = 32;
+  refused(e, "first");
 }
 
 }  // namespace

@@ -1,0 +1,214 @@
+// Servers that have forgotten a session, or are not those that opened it any more: their clients
+// hear so, long before they have waited for connections.peer_timeout.
+#include "rpc/bare.h"
+
+namespace rpc_forgotten_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using spinwire::wire::RpcKind;
+namespace rpc = spinwire::rpc;
+namespace wire = spinwire::wire;
+
+constexpr std::uint64_t kMillisecond = 1'000'000;
+
+/// An engine that serves and one that calls, on a clock of their own.
+class RpcForgotten : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+    start("127.0.0.1:0");
+    client_ = std::make_unique<Bare>(rpc_config(), &now_);
+    SessionOptions options;
+    options.on_closed = [this](Session, const Error& e) { closed_.push_back(e); };
+    session_ = client_->core->open_session(listener_.address(), options).value();
+    ASSERT_TRUE(until([&] { return session_.ready(); }));
+    begin();
+    ASSERT_TRUE(until([&] { return ended_.size() == 1; }));
+    EXPECT_EQ(ended_[0], Status::ok);
+  }
+  void start(const std::string& address) {
+    server_ = std::make_unique<Bare>(rpc_config(), &now_);
+    listener_ = server_->core->listen(address, {}).value();
+    EXPECT_TRUE(server_->core->serve(kEcho, [this](Request& r) {
+      ++runs_;
+      EXPECT_EQ(r.reply(r.bytes()), Status::ok);
+    }));
+  }
+  template <typename Done>
+  bool until(Done&& done, std::uint64_t step = 10'000) {
+    return engine_test::until({}, [&] {
+      now_ += step;
+      (void)client_->core->poll();
+      if (server_ != nullptr) (void)server_->core->poll();
+      return done();
+    });
+  }
+  /// The client does not run meanwhile.
+  void stop_client(std::uint64_t time) {
+    for (const std::uint64_t end = now_ + time; now_ < end; now_ += kMillisecond)
+      (void)server_->core->poll();
+  }
+  void begin() {
+    EXPECT_EQ(session_.call(kEcho, std::span<const std::byte>(),
+                            [this](Reply& r) { ended_.push_back(r.status()); }),
+              Status::ok);
+  }
+  [[nodiscard]] rpc::ClientSession& ours() const {
+    return *rpc::find_client(*client_->core->calls, session_.name());
+  }
+  [[nodiscard]] std::uint32_t served() const {
+    return rpc::stats(*server_->core->calls).served_sessions;
+  }
+  /// The server says this to the client, through its port.
+  void say(const rpc::Destination& to, const wire::RpcHeader& header) const {
+    static const std::byte nothing[kShortCall]{};
+    server_->core->calls->port->send(to, wire::pack(header), 0, nothing);
+    server_->core->calls->port->flush();
+  }
+  /// No datagram of the server's arrives any more.
+  void silence() const {
+    spinwire::softverbs::FaultPlan plan;
+    plan.drop = 1;
+    server_->set(plan);
+  }
+  void expect_lost(const char* found) {
+    ASSERT_EQ(closed_.size(), 1u);
+    EXPECT_EQ(closed_[0].status, Status::peer_lost);
+    EXPECT_NE(closed_[0].found.find(found), std::string::npos) << closed_[0].message();
+    client_->expect_clean();
+    server_->expect_clean();
+  }
+
+  std::uint64_t now_ = 1'000'000'000;
+  std::unique_ptr<Bare> server_, client_;
+  Listener listener_;
+  Session session_;
+  std::vector<Status> ended_;
+  std::vector<Error> closed_;
+  int runs_ = 0;
+};
+
+TEST_F(RpcForgotten, AClientThatWasStoppedIsToldByTheFirstCall) {
+  stop_client(15'000 * kMillisecond);
+  ASSERT_EQ(served(), 0u);
+  EXPECT_TRUE(session_.ready());
+  const std::uint64_t from = now_;
+  begin();
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }));
+  EXPECT_LT(now_ - from, 100 * kMillisecond);
+  EXPECT_EQ(ended_, (std::vector<Status>{Status::ok, Status::peer_lost}));
+  EXPECT_EQ(runs_, 1);
+  expect_lost("forgotten");
+}
+
+TEST_F(RpcForgotten, AClientThatOnlyWaitsIsToldByItsPing) {
+  stop_client(15'000 * kMillisecond);
+  const std::uint64_t from = now_;
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
+  EXPECT_LT(now_ - from, 2'000 * kMillisecond);  // connections.keepalive, and not peer_timeout
+  expect_lost("forgotten");
+}
+
+TEST_F(RpcForgotten, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
+  stop_client(15'000 * kMillisecond);
+  const std::uint64_t from = now_;
+  EXPECT_EQ(session_.close(), Status::ok);
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }));
+  EXPECT_LT(now_ - from, 100 * kMillisecond);
+  EXPECT_EQ(closed_[0].status, Status::ok) << closed_[0].message();
+}
+
+TEST_F(RpcForgotten, AnswersAreAsRareAsRepeatedRequests) {
+  const rpc::Destination to = ours().route->to;
+  const std::uint32_t name = ours().peer;
+  stop_client(15'000 * kMillisecond);
+  const std::uint64_t heard = rpc::stats(*client_->core->calls).bad_datagrams;
+  static const std::byte nothing[kShortCall]{};
+  for (int i = 0; i < 50; ++i)
+    client_->core->calls->port->send(to, wire::pack({name, 9, kEcho, RpcKind::request, 0, 0, 0}), 0,
+                                     nothing);
+  client_->core->calls->port->flush();
+  (void)server_->core->poll();
+  EXPECT_EQ(rpc::stats(*server_->core->calls).bad_datagrams, 50u);
+  (void)client_->core->poll();
+  EXPECT_EQ(closed_.size(), 1u);
+  // Another one would be for a session that is over.
+  EXPECT_EQ(rpc::stats(*client_->core->calls).bad_datagrams, heard);
+}
+
+TEST_F(RpcForgotten, OnlyTheServerOfASessionHasForgottenIt) {
+  const rpc::ServerSession& s = *rpc::find_server(*server_->core->calls, ours().peer);
+  // What it says of an earlier session of that name.
+  say(s.route->to, {session_.name(), s.name ^ 0x100000, 0, RpcKind::unknown, 0, 0, 0});
+  // And somebody else, who knows all of it.
+  Bare other(rpc_config(), &now_);
+  Session theirs = other.core->open_session(listener_.address(), {}).value();
+  ASSERT_TRUE(until([&] {
+    (void)other.core->poll();
+    return theirs.ready();
+  }));
+  auto route = rpc::take_route(*other.core->calls, rpc::end_of(*client_->core->calls, 1, 8, 0));
+  ASSERT_TRUE(route);
+  static const std::byte nothing[kShortCall]{};
+  other.core->calls->port->send((*route)->to,
+                                wire::pack({session_.name(), s.name, 0, RpcKind::unknown, 0, 0, 0}),
+                                0, nothing);
+  other.core->calls->port->flush();
+  ASSERT_TRUE(until([&] { return rpc::stats(*client_->core->calls).bad_datagrams == 1; }));
+  begin();
+  ASSERT_TRUE(until([&] { return ended_.size() == 2; }));
+  EXPECT_EQ(ended_[1], Status::ok);
+  EXPECT_TRUE(closed_.empty());
+  client_->expect_clean();
+}
+
+TEST_F(RpcForgotten, AServerThatLivesAgainIsAnotherOne) {
+  const Session second = client_->core->open_session(listener_.address(), {}).value();
+  ASSERT_TRUE(until([&] { return second.ready(); }));
+  const std::string address(listener_.address());
+  silence();  // as if it was killed
+  server_.reset();
+  start(address);
+  const std::uint64_t from = now_;
+  begin();
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
+  EXPECT_LT(now_ - from, 5'000 * kMillisecond);  // connections.peer_timeout is 10 s
+  EXPECT_EQ(second.state(), SessionState::closed);
+  EXPECT_EQ(ended_, (std::vector<Status>{Status::ok, Status::peer_lost}));
+  EXPECT_EQ(runs_, 1);
+  expect_lost("another life");
+}
+
+TEST_F(RpcForgotten, ASilentServerThatIsStillThereIsWaitedFor) {
+  silence();
+  begin();
+  const std::uint64_t from = now_;
+  ASSERT_TRUE(until([&] { return now_ - from > 8'000 * kMillisecond; }, kMillisecond));
+  EXPECT_TRUE(session_.ready());
+  EXPECT_EQ(server_->core->shared.stats.handshakes_refused, 0u);
+  EXPECT_EQ(served(), 1u);
+  server_->set({});
+  EXPECT_EQ(ended_.size(), 2u);  // the call had 5 s
+  begin();
+  ASSERT_TRUE(until([&] { return ended_.size() == 3; }, kMillisecond));
+  EXPECT_EQ(ended_[2], Status::ok);
+  EXPECT_TRUE(closed_.empty());
+  client_->expect_clean();
+  server_->expect_clean();
+}
+
+TEST_F(RpcForgotten, WhereNobodyIsOnlySilenceTells) {
+  silence();
+  server_.reset();
+  const auto descriptors = engine_test::open_descriptors();
+  const std::uint64_t from = now_;
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
+  EXPECT_GE(now_ - from, 10'000 * kMillisecond);
+  EXPECT_EQ(closed_[0].status, Status::peer_lost) << closed_[0].message();
+  EXPECT_EQ(engine_test::open_descriptors(), descriptors);
+  client_->expect_clean();
+}
+
+}  // namespace
+}  // namespace rpc_forgotten_test

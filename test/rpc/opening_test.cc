@@ -1,0 +1,257 @@
+// Sessions that are given up while they are being opened, and what is left of them: nothing.
+#include "connect/exchange.h"
+#include "connect/socket.h"
+#include "rpc/bare.h"
+
+namespace rpc_opening_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using spinwire::connect::Address;
+using spinwire::connect::Exchange;
+using spinwire::connect::ListenSocket;
+using spinwire::connect::Progress;
+using spinwire::wire::FrameKind;
+namespace rpc = spinwire::rpc;
+namespace wire = spinwire::wire;
+
+/// A clock of their own, so that time-outs take no time.
+struct Stepped : Calls {
+  explicit Stepped(const Config& c = rpc_config()) : Calls(c, &now) {}
+  template <typename Done>
+  bool step_until(Done&& done, std::uint64_t step = 10'000) {
+    return until([&] {
+      now += step;
+      return done();
+    });
+  }
+  [[nodiscard]] std::uint32_t served() const { return server.engine.rpc_stats().served_sessions; }
+  /// Opens a session and gives it up as soon as the server has it.
+  void give_up_one() {
+    const std::uint32_t before = served();
+    Session s = client.engine.open_session(server.listener.address(), {}).value();
+    // The client takes no step that could see the answer after the server has given it.
+    ASSERT_TRUE(engine_test::until({&server}, [&] {
+      now += 1000;
+      if (served() == before) (void)client.poll();
+      return served() != before;
+    }));
+    ASSERT_EQ(s.state(), SessionState::opening);
+    EXPECT_EQ(s.close(), Status::ok);
+  }
+
+  inline static std::uint64_t now = 1'000'000'000;
+};
+
+TEST(RpcOpening, APeerThatSaysNothingCostsNothingAfterTheTimeOut) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Stepped t;
+  const auto mute = ListenSocket::open(Address::parse("127.0.0.1:0").value(), 64);
+  ASSERT_TRUE(mute) << mute.error().message();
+  const std::string address(mute->local().text().view());
+  const auto descriptors = engine_test::open_descriptors();
+  const std::uint32_t most = rpc_config().connections.handshakes;
+  std::uint32_t timed_out = 0;
+  // Each time-out makes room for the next, also inside its callback.
+  struct Again {
+    Stepped& t;
+    const std::string& address;
+    std::uint32_t& timed_out;
+    std::uint32_t left;
+    void open() {
+      SessionOptions options;
+      options.timeout = 10ms;
+      options.on_closed = [this](Session, const Error& e) {
+        EXPECT_EQ(e.status, Status::timed_out) << e.message();
+        ++timed_out;
+        if (left != 0) --left, open();
+      };
+      const auto made = t.client.engine.open_session(address, options);
+      EXPECT_TRUE(made) << made.error().message();
+    }
+  } again{t, address, timed_out, 3 * most};
+  for (std::uint32_t i = 0; i < most; ++i) again.open();
+  EXPECT_FALSE(t.client.engine.open_session(address, {})) << "as many as may be under way";
+  ASSERT_TRUE(t.step_until([&] { return timed_out == 4 * most; }, 1'000'000));
+  EXPECT_EQ(engine_test::open_descriptors(), descriptors);
+  const Session another = t.open();
+  ASSERT_TRUE(t.step_until([&] { return another.ready(); }));
+  EXPECT_EQ(Session(another).close(), Status::ok);
+  ASSERT_TRUE(t.step_until([&] { return another.state() == SessionState::closed; }));
+  t.finish();
+}
+
+TEST(RpcOpening, ClosingOneThatIsBeingOpenedEndsItsExchange) {
+  Calls t;
+  const auto mute = ListenSocket::open(Address::parse("127.0.0.1:0").value(), 64);
+  ASSERT_TRUE(mute) << mute.error().message();
+  const std::string address(mute->local().text().view());
+  const auto descriptors = engine_test::open_descriptors();
+  for (std::uint32_t i = 0; i < 2 * rpc_config().connections.handshakes; ++i) {
+    auto made = t.client.engine.open_session(address, {});
+    ASSERT_TRUE(made) << i << ": " << made.error().message();
+    EXPECT_EQ(made->close(), Status::ok);
+  }
+  EXPECT_EQ(engine_test::open_descriptors(), descriptors);
+  t.finish();
+}
+
+TEST(RpcOpening, AServerHearsThatAnOpeningWasGivenUp) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Stepped t;
+  const std::uint32_t most = rpc_config().rpc.sessions;
+  for (std::uint32_t i = 0; i < 2 * most; ++i) {  // twice as many as it may serve
+    t.give_up_one();
+    ASSERT_TRUE(engine_test::until({&t.client, &t.server}, [&] { return t.served() == 1; })) << i;
+  }
+  EXPECT_EQ(t.client.engine.rpc_stats().sessions, 1u);
+  EXPECT_EQ(t.call(kEcho, filled(9, 1)).bytes, filled(9, 1));
+  t.finish();
+}
+
+/// A server, and a peer that opens a session by hand.
+struct ByHand {
+  ByHand() : server(rpc_config(), &now), client(rpc_config(), &now) {
+    listener = server.core->listen("127.0.0.1:0", {}).value();
+    EXPECT_TRUE(server.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+    EXPECT_TRUE(client.core->start_rpc());
+  }
+  [[nodiscard]] std::uint32_t served() const {
+    return rpc::stats(*server.core->calls).served_sessions;
+  }
+  /// Without time going on.
+  template <typename Done>
+  bool until(Done&& done) {
+    return engine_test::until({}, [&] {
+      (void)server.core->poll();
+      (void)server.core->control_step(now);
+      return done();
+    });
+  }
+  void open() {
+    const auto expected = wire::kinds(FrameKind::session_opened, FrameKind::refuse);
+    ASSERT_TRUE(stream.connect(Address::parse(listener.address()).value(), expected));
+    const auto end = rpc::end_of(*client.core->calls, 77, 8, 0);
+    ASSERT_EQ(stream.send(wire::encode(wire::OpenSession{end})), Status::ok);
+    Progress came = Progress::waiting;
+    ASSERT_TRUE(until([&] { return (came = stream.advance()) != Progress::waiting; }));
+    ASSERT_EQ(came, Progress::frame);
+    const auto* opened = std::get_if<wire::SessionOpened>(&stream.received().body);
+    ASSERT_NE(opened, nullptr);
+    theirs = opened->end;
+    EXPECT_EQ(served(), 1u);
+  }
+  void confirm(std::uint64_t incarnation) {
+    ASSERT_EQ(stream.send(wire::encode(wire::Ready{incarnation})), Status::ok);
+    EXPECT_EQ(stream.advance(), Progress::waiting);
+  }
+
+  std::uint64_t now = 1'000'000'000;
+  Bare server, client;
+  Listener listener;
+  Exchange stream;
+  wire::SessionEnd theirs;
+};
+
+TEST(RpcOpening, AClientThatEndsBeforeItConfirmsIsForgottenAtOnce) {
+  ByHand t;
+  t.open();
+  t.stream.reset();
+  EXPECT_TRUE(t.until([&] { return t.served() == 0; }));
+  t.server.expect_clean();
+}
+
+TEST(RpcOpening, AConfirmationForAnotherLifeOfTheServerIsNone) {
+  ByHand t;
+  t.open();
+  t.confirm(t.theirs.incarnation ^ 1);
+  EXPECT_TRUE(t.until([&] { return t.served() == 0; }));
+  t.server.expect_clean();
+}
+
+TEST(RpcOpening, WhatWasConfirmedOutlivesItsStream) {
+  ByHand t;
+  t.open();
+  t.confirm(t.theirs.incarnation);
+  Progress now = Progress::waiting;  // the server ends the stream
+  EXPECT_TRUE(t.until([&] { return (now = t.stream.advance()) != Progress::waiting; }));
+  EXPECT_EQ(now, Progress::closed);
+  t.stream.reset();
+  int left = 50;
+  EXPECT_TRUE(t.until([&] { return left-- == 0; }));
+  EXPECT_EQ(t.served(), 1u);
+  t.server.expect_clean();
+}
+
+TEST(RpcOpening, AConfirmationThatNeverComesLeavesTheSessionToItsSilence) {
+  ByHand t;
+  t.open();
+  t.now += 3'000'000'000;  // longer than connections.handshake_timeout
+  Progress now = Progress::waiting;
+  EXPECT_TRUE(t.until([&] { return (now = t.stream.advance()) != Progress::waiting; }));
+  EXPECT_EQ(now, Progress::closed);
+  EXPECT_EQ(t.served(), 1u);  // its client may be using it
+  EXPECT_TRUE(t.until([&] {
+    t.now += 100'000'000;
+    return t.served() == 0;
+  }));
+  EXPECT_GE(t.now, 11'000'000'000u);  // after connections.peer_timeout
+  t.server.expect_clean();
+}
+
+TEST(RpcOpening, NamesThatComeAgainNameNothingOfBefore) {
+  Bare server(rpc_config()), client(rpc_config());
+  const auto listener = server.core->listen("127.0.0.1:0", {});
+  ASSERT_TRUE(listener);
+  std::vector<PendingCall> later;
+  ASSERT_TRUE(server.core->serve(kLater, [&later](Request& r) { later.push_back(r.later()); }));
+  const auto until = [&](const auto& done) {
+    return engine_test::until({}, [&] {
+      (void)client.core->poll();
+      (void)server.core->poll();
+      return done();
+    });
+  };
+  Session sessions[2];
+  std::uint32_t served[2];
+  std::vector<std::pair<Status, Bytes>> ended;
+  for (int i = 0; i < 2; ++i) {
+    sessions[i] = client.core->open_session(listener->address(), {}).value();
+    ASSERT_TRUE(until([&] { return sessions[i].ready(); }));
+    served[i] = rpc::find_client(*client.core->calls, sessions[i].name())->peer;
+    ASSERT_EQ(sessions[i].call(
+                  kLater, std::span<const std::byte>(),
+                  [&ended](Reply& r) { ended.emplace_back(r.status(), bytes_of(r.bytes())); }),
+              Status::ok);
+    ASSERT_TRUE(until([&] { return later.size() == static_cast<std::size_t>(i) + 1; }));
+    if (i == 1) break;
+    EXPECT_EQ(sessions[i].close(), Status::ok);
+    ASSERT_TRUE(until([&] {
+      return rpc::stats(*server.core->calls).served_sessions == 0 &&
+             rpc::stats(*client.core->calls).sessions == 0;
+    }));
+    const auto end = rpc::end_of(*client.core->calls, 5, 8, 0);
+    for (int k = 0; k < 2046; ++k) {
+      rpc::Route* const route = rpc::take_route(*server.core->calls, end).value();
+      rpc::dismiss(*server.core->calls, *rpc::admit(*server.core->calls, end, route));
+    }
+    for (int k = 0; k < 4094; ++k)
+      rpc::lose(*client.core->calls, *rpc::make_session(*client.core->calls, 8), Status::ok, "");
+  }
+  ASSERT_EQ(served[0], served[1]);
+  ASSERT_EQ(sessions[0].name(), sessions[1].name());
+  EXPECT_EQ(sessions[0].state(), SessionState::closed);
+  EXPECT_EQ(sessions[0].close(), Status::not_connected);
+  EXPECT_FALSE(sessions[0] == sessions[1]);
+  EXPECT_EQ(later[0].room(), 0u);
+  EXPECT_EQ(later[0].reply(filled(9, 1)), Status::not_connected);
+  EXPECT_EQ(later[1].reply(filled(9, 2)), Status::ok);
+  ASSERT_TRUE(until([&] { return ended.size() == 2; }));
+  EXPECT_EQ(ended[0].first, Status::flushed);
+  EXPECT_EQ(ended[1].second, filled(9, 2));
+  server.expect_clean();
+  client.expect_clean();
+}
+
+}  // namespace
+}  // namespace rpc_opening_test
