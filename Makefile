@@ -161,7 +161,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 # ---- what can be asked for --------------------------------------------------------------------
 
 .PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count \
-  compare-softroce sim \
+  compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-headers \
   check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload build-tests-first clean help FORCE
@@ -225,6 +225,12 @@ SIM_SECONDS ?= 0
 ## sim: simulated nodes over a bad network, and an account of every call (SEED=, RUNS=, JOBS=)
 sim: $(BIN)/spinwire-sim
 	@$< --seed $(or $(SEED),1) --runs $(or $(RUNS),200) --seconds $(SIM_SECONDS) --jobs $(or $(JOBS),1)
+
+# Links with the objects of the program and the library, but for the units that it breaks.
+## sim-proof: breaks the library in one way after the other; each has to be noticed (RUNS=, DEFECTS=)
+sim-proof: $(BIN)/spinwire-sim
+	@COMPILE='$(CXX) $(BASE_FLAGS) $(LDFLAGS)' LINK='$(LIBS)' RUNS='$(RUNS)' SEED='$(SEED)' \
+	  tools/dev/sim_proof.sh $(BUILD) $(DEFECTS)
 
 ## asan: the quick tests under the address and undefined-behaviour sanitizers
 asan:

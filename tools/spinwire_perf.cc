@@ -130,7 +130,7 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
       ->check(CLI::Range(1u, PerfRequest::kWidest));
   app.add_option("-n,--count", o.count,
                  "operations (lat 100000, rate and rpc 2000000, bw and large rpc 4000)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(kOne, kMostCount));
   CLI::Option* warmup = app.add_option("--warmup", o.warmup, "operations before those (count/20)");
   CLI::Option* reply_size =
       app.add_option("--reply-size", o.reply_size, "rpc: bytes of a reply (as --size)")
@@ -153,7 +153,7 @@ bool read_arguments(int argc, char** argv, Arguments& a, int& code) {
   app.add_option("--wait", a.wait, "seconds to wait for the server to be up")
       ->default_val(10)
       ->check(CLI::Range(0.0, 86400.0));
-  app.add_option("--cpu", o.cpu, "run on this CPU")->check(CLI::NonNegativeNumber);
+  app.add_option("--cpu", o.cpu, "run on this CPU")->check(CLI::Range(0, kMostCpu));
   app.add_flag("--once", o.once, "serve one client, then end");
   app.add_flag("--one-thread", o.one_thread, "both ends in one thread of this process");
   app.add_flag("--json", o.json, "print one JSON object and nothing else on stdout");

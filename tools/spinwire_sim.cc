@@ -13,7 +13,9 @@ int main(int argc, char** argv) {
       "ended once, no handler ran twice, and all memory came back. The same seed is the same run."};
   app.add_option("--seed", campaign.seed, "of the first run; the next have the next")
       ->capture_default_str();
-  app.add_option("--runs", campaign.runs, "so many")->capture_default_str();
+  app.add_option("--runs", campaign.runs, "so many")
+      ->capture_default_str()
+      ->check(CLI::Range(tools::kOne, tools::kMostCount));
   app.add_option("--seconds", campaign.seconds, "but none begins later; 0: no limit");
   app.add_option("--jobs", campaign.jobs, "processes that share the seeds, one core each")
       ->capture_default_str()

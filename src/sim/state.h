@@ -29,6 +29,7 @@ struct Node {
   connect::LocalHost* host = nullptr;
   std::uint32_t life = 0;
   std::uint64_t paused_until = 0;
+  std::uint64_t polled_at = 0;
   bool doomed = false;                     ///< it dies when its poll has returned
   std::uint64_t fail_at = 0;               ///< of the plan in force
   std::uint32_t plans = 0;                 ///< set so far: each has another seed
@@ -107,6 +108,7 @@ struct Simulation::State {
   void stir() noexcept;
   static bool has_errands(const sim::Node& node) noexcept;
   [[nodiscard]] std::uint64_t next_of(const sim::Node& node) const;
+  [[nodiscard]] std::uint64_t next_due() const;
   [[nodiscard]] std::uint64_t next_timer(const sim::Node& node) const;
   void spend(std::uint64_t least, std::uint64_t most) noexcept;
   void note(std::uint64_t value) noexcept;

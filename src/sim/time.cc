@@ -33,8 +33,8 @@ Status Simulation::State::step() {
   const auto passed_over = static_cast<std::uint32_t>(options.left_out * 1e6);
   for (const NodeId number : turns) {
     Node& node = *nodes[number];
-    // Nobody is when time is about to jump: what waits for it would be late by all of that.
-    const bool late = order.chance(passed_over) && quiet < kQuietSteps;
+    // Nobody is when time may jump after this step: what waits for it would be late by all of that.
+    const bool late = order.chance(passed_over) && quiet + 1 < kQuietSteps;
     if (node.engine && now >= node.paused_until && !late) poll(node, number);
   }
   network.run(now);
@@ -52,6 +52,8 @@ void Simulation::State::poll(Node& node, NodeId number) {
         static_cast<std::uint64_t>(options.poll_time_max.count()));
   ++stats.polls;
   polling = number;
+  node.polled_at = now;
+  const std::uint64_t due = next_of(node);
   int events = node.engine.poll();
   if (node.config.engine.control == ControlMode::manual && !node.doomed)
     events += node.engine.poll_control();
@@ -60,6 +62,8 @@ void Simulation::State::poll(Node& node, NodeId number) {
     note(std::uint64_t{number} << 32 | static_cast<std::uint32_t>(events));
     note(now);
   }
+  // What it held back has left now, but its receiver may have had its turn in this step.
+  if (due <= node.polled_at && next_of(node) != due) stir();
   if (node.doomed) end_life(node);
 }
 
@@ -73,10 +77,22 @@ void Simulation::State::run_errands() {
   }
 }
 
-/// When a node's device has something to do.
+/// When a node's device has something to do; of one that is paused, when that is over.
 std::uint64_t Simulation::State::next_of(const Node& node) const {
   if (!node.engine) return sim::kNever;
-  return std::max(softverbs::next_due(node.device()), node.paused_until);
+  return node.paused_until > now ? node.paused_until : softverbs::next_due(node.device());
+}
+
+/// When anything is due that was not seen to: what stays due all the same waits for something else.
+std::uint64_t Simulation::State::next_due() const {
+  std::uint64_t due = network.next();
+  if (due <= now) due = sim::kNever;
+  if (!errands.empty()) due = std::min(due, errands.top().when);
+  for (const auto& node : nodes) {
+    if (const std::uint64_t next = next_of(*node); next > node->polled_at)
+      due = std::min(due, next);
+  }
+  return due;
 }
 
 /// And its engine: timers are looked at by control steps.
@@ -105,10 +121,8 @@ void Simulation::State::stir() noexcept {
 void Simulation::State::jump() {
   if (std::any_of(nodes.begin(), nodes.end(), [](const auto& n) { return has_errands(*n); }))
     stride = first_stride;
-  std::uint64_t due = network.next();
-  if (!errands.empty()) due = std::min(due, errands.top().when);
-  for (const auto& node : nodes) due = std::min(due, next_of(*node));
-  if (due <= now) due = sim::kNever;  // it was seen to, and has to wait for something else
+  const std::uint64_t due = next_due();
+  if (due <= now) return;  // since this step began: the next one sees to it
   std::uint64_t next = std::min(due, now + stride);
   for (const auto& node : nodes) next = std::min(next, next_timer(*node));
   // What none of them tells of, such as the device's own upkeep, is seen at the end of shorter

@@ -438,6 +438,27 @@ TEST(Sim, AWayHasFaultsOfItsOwn) {
   EXPECT_GE(time_of(town.ready(0, 1)), 2ms);
 }
 
+TEST(Sim, ADatagramTakesTheTimeThatItIsGiven) {
+  for (const Nanoseconds way : {0us, 1us, 20us, 60us, 100us, 1000us}) {
+    Town town(20, 3);
+    const Session s = town.ready(0, 1);
+    ASSERT_EQ(Town::good(town.call(s, 1)), 1u);
+    NetworkFaults faults;
+    faults.datagram_delay_min = faults.datagram_delay_max = way;
+    ASSERT_TRUE(town.sim.set_faults(faults));
+    Nanoseconds shortest = 1s, longest = 0s;
+    for (int i = 0; i < 200; ++i) {
+      const auto begun = town.sim.now();
+      ASSERT_EQ(Town::good(town.call(s, 1)), 1u);
+      shortest = std::min(shortest, town.sim.now() - begun);
+      longest = std::max(longest, town.sim.now() - begun);
+    }
+    EXPECT_GE(shortest, 2 * way);
+    EXPECT_LT(longest, 2 * way + 15us);  // some steps of three polls, which may be passed over
+    town.expect_clean();
+  }
+}
+
 TEST(Sim, HandshakesTakeTheirTime) {
   Town town(14);
   NetworkFaults faults;
@@ -456,6 +477,7 @@ TEST(Sim, APausedNodeDoesNothing) {
   const auto begun = town.sim.now();
   EXPECT_EQ(Town::good(town.call(s, 1)), 1u);
   EXPECT_GE(town.sim.now() - begun, 30ms);
+  EXPECT_LT(town.sim.now() - begun, 30ms + 15us);
   EXPECT_EQ(town.homes[1].served, 1);
 }
 
@@ -479,6 +501,48 @@ TEST(Sim, ErrandsRunInTime) {
   sim.run_for(10ms);
   EXPECT_EQ(order, (std::vector{1, 2, 3, 4}));
   EXPECT_EQ(times, (std::vector<Nanoseconds>{1ms, 2ms, 2ms, 2ms}));
+}
+
+TEST(Sim, ErrandsAreInTimeThoughOthersAreAsWell) {
+  Town town(21, 3);  // whose polls go on meanwhile
+  int late = 0, ran = 0;
+  for (int i = 0; i < 300; ++i) {
+    const Nanoseconds due = 1ms + i * 700ns;
+    town.sim.at(due, [&, due] {
+      ++ran;
+      late += town.sim.now() - due > 5us ? 1 : 0;
+    });
+  }
+  town.sim.run_for(5ms);
+  EXPECT_EQ(ran, 300);
+  EXPECT_EQ(late, 0);
+}
+
+// Of the room for calls that wait only as much is made as there are such calls.
+TEST(Sim, WhoIsKilledMayHaveCallsThatWait) {
+  Town town(22);
+  SessionOptions options;
+  options.window = 1;
+  Session s = town.sim.engine(0).open_session(Simulation::address(1), options).value();
+  ASSERT_TRUE(town.sim.run_until([&] { return s.ready(); }, 50ms));
+  {
+    std::vector<Buffer> all;
+    for (int i = 0; i < 200; ++i) {
+      Buffer b = town.sim.engine(0).allocate(20'000);
+      if (!b) break;
+      std::memset(b.data(), 0x41, b.size());
+      all.push_back(std::move(b));
+    }
+    ASSERT_FALSE(all.empty());
+  }
+  for (int i = 0; i < 3; ++i)
+    ASSERT_EQ(s.call(kNever, std::span<const std::byte>(), [](Reply&) { ADD_FAILURE(); }),
+              Status::ok);
+  town.sim.run_for(1ms);
+  ASSERT_EQ(town.homes[1].pending.size(), 1u);  // the others wait
+  ASSERT_TRUE(town.sim.kill(0));
+  ASSERT_TRUE(town.sim.restart(0));
+  EXPECT_EQ(Town::good(town.call(town.ready(0, 1), 2)), 2u);
 }
 
 TEST(Sim, WrongOptionsAreRefused) {

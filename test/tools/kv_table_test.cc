@@ -19,19 +19,38 @@ using kv::Slot;
 TEST(KvTable, WhatWasWrittenIsFoundUnderItsKey) {
   const auto bucket = std::make_unique<Bucket>();
   std::string_view value;
-  EXPECT_EQ(kv::look(*bucket, "a", value), Look::absent);
+  std::uint64_t version = 0;
+  EXPECT_EQ(kv::look(*bucket, "a", value, version), Look::absent);
   for (const char* key : {"a", "b", "c", "d"}) {
     Slot* const slot = kv::place_of(*bucket, key);
     ASSERT_NE(slot, nullptr);
     kv::write(*slot, key, std::string(kv::kValueBytes, *key));
   }
   EXPECT_EQ(kv::place_of(*bucket, "e"), nullptr);
-  EXPECT_EQ(kv::look(*bucket, "e", value), Look::absent);
+  EXPECT_EQ(kv::look(*bucket, "e", value, version), Look::absent);
   kv::write(*kv::place_of(*bucket, "b"), "b", "");
-  EXPECT_EQ(kv::look(*bucket, "b", value), Look::there);
+  EXPECT_EQ(kv::look(*bucket, "b", value, version), Look::there);
   EXPECT_EQ(value, "");
-  EXPECT_EQ(kv::look(*bucket, "d", value), Look::there);
+  EXPECT_EQ(kv::look(*bucket, "d", value, version), Look::there);
   EXPECT_EQ(value, std::string(kv::kValueBytes, 'd'));
+}
+
+TEST(KvTable, WhatWasDeletedMakesRoom) {
+  const auto bucket = std::make_unique<Bucket>();
+  std::string_view value;
+  std::uint64_t version = 0;
+  for (const char* key : {"a", "b", "c", "d"}) kv::write(*kv::place_of(*bucket, key), key, key);
+  const std::uint64_t before = (*bucket)[1].version;
+  kv::write((*bucket)[1], {}, {});
+  EXPECT_EQ(kv::look(*bucket, "b", value, version), Look::absent);
+  EXPECT_EQ(kv::look(*bucket, "", value, version), Look::absent);
+  // One that is there stays where it is, though a slot before it is free.
+  EXPECT_EQ(kv::place_of(*bucket, "d"), &(*bucket)[3]);
+  ASSERT_EQ(kv::place_of(*bucket, "e"), &(*bucket)[1]);
+  kv::write((*bucket)[1], "e", "new");
+  EXPECT_EQ(kv::look(*bucket, "e", value, version), Look::there);
+  EXPECT_EQ(value, "new");
+  EXPECT_EQ(version, before + 4);
 }
 
 // A READ may bring any cacheline as it was before a write or after it.
@@ -44,6 +63,7 @@ TEST(KvTable, NoMixtureOfTwoWritesIsAccepted) {
   constexpr unsigned kLines = sizeof(Slot) / kLine;
   Bucket bucket{};
   std::string_view value;
+  std::uint64_t version = 0;
   for (unsigned newer = 0; newer < 1u << kLines; ++newer) {
     bucket[0] = before;
     for (unsigned line = 0; line < kLines; ++line) {
@@ -51,7 +71,7 @@ TEST(KvTable, NoMixtureOfTwoWritesIsAccepted) {
       std::memcpy(reinterpret_cast<char*>(bucket.data()) + line * kLine,
                   reinterpret_cast<const char*>(&after) + line * kLine, kLine);
     }
-    const Look found = kv::look(bucket, "key", value);
+    const Look found = kv::look(bucket, "key", value, version);
     if (newer == 0 || newer == (1u << kLines) - 1) {
       EXPECT_EQ(found, Look::there) << newer;
       EXPECT_EQ(value, std::string(400, newer == 0 ? 'x' : 'y')) << newer;
@@ -67,10 +87,11 @@ TEST(KvTable, ASlotThatIsBeingWrittenIsNotAccepted) {
   ++bucket[0].version;
   bucket[0].checksum = kv::checksum_of(bucket[0], bucket[0].version);  // even if all else agrees
   std::string_view value;
-  EXPECT_EQ(kv::look(bucket, "key", value), Look::torn);
+  std::uint64_t version = 0;
+  EXPECT_EQ(kv::look(bucket, "key", value, version), Look::torn);
   // One that is whole is found beside it.
   kv::write(bucket[1], "other", "value");
-  EXPECT_EQ(kv::look(bucket, "other", value), Look::there);
+  EXPECT_EQ(kv::look(bucket, "other", value, version), Look::there);
 }
 
 TEST(KvTable, SizesThatAreNoneAreNotBelieved) {
@@ -79,7 +100,8 @@ TEST(KvTable, SizesThatAreNoneAreNotBelieved) {
   bucket[0].value_size = 1u << 30;
   bucket[0].checksum = kv::checksum_of(bucket[0], bucket[0].version);
   std::string_view value;
-  EXPECT_EQ(kv::look(bucket, "key", value), Look::torn);
+  std::uint64_t version = 0;
+  EXPECT_EQ(kv::look(bucket, "key", value, version), Look::torn);
   EXPECT_TRUE(value.empty());
 }
 

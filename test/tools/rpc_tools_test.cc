@@ -1,5 +1,6 @@
 // What makes remote calls: spinwire-perf's rpc test, and the examples.
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -130,6 +131,42 @@ TEST_F(SlowTools, ABucketThatIsFullIsTold) {
   EXPECT_NE(o.err.find("bucket is full"), std::string::npos) << o.err;
   EXPECT_EQ(run("kv-store", {"put", "3", "w", "-a", at}).code, 0);
   EXPECT_EQ(run("kv-store", {"get", "3", "-a", at}).out, "w\n");
+  // Until something is deleted.
+  EXPECT_EQ(run("kv-store", {"delete", "2", "-a", at}).code, 0);
+  EXPECT_EQ(run("kv-store", {"get", "2", "-a", at}).code, 1);
+  const Outcome again = run("kv-store", {"delete", "2", "-a", at});
+  EXPECT_EQ(again.code, 1);
+  EXPECT_NE(again.err.find("2 was not deleted: it is not there"), std::string::npos) << again.err;
+  EXPECT_EQ(run("kv-store", {"put", "5", "v", "-a", at}).code, 0);
+  EXPECT_EQ(run("kv-store", {"get", "5", "-a", at}).out, "v\n");
+  EXPECT_EQ(run("kv-store", {"get", "4", "-a", at}).out, "v\n");
+}
+
+TEST_F(SlowTools, OneStoreTakesManyBenches) {
+  Program server({bin() + "/kv-store", "serve", "--address", "127.0.0.1:0"});
+  const std::string at = server.wait_for("listening on ");
+  const Words words{"bench", "-a", at, "--count", "20000", "--keys", "3", "--puts", "50"};
+  const auto with_size = [&words](const char* size) {
+    Words more = words;
+    for (const char* word : {"--size", size}) more.emplace_back(word);
+    return more;
+  };
+  for (const char* size : {"400", "400", "16"}) {  // one after the other
+    const Outcome o = run("kv-store", with_size(size));
+    EXPECT_EQ(o.code, 0) << o.err;
+  }
+  Words first{bin() + "/kv-store"};  // and two at once
+  for (const std::string& word : with_size("100")) first.push_back(word);
+  Program other(first);
+  const Outcome o = run("kv-store", with_size("448"));
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(other.wait(), 0) << other.err();
+  // What nobody's bench has put is found.
+  EXPECT_EQ(run("kv-store", {"put", "bench 1", std::string(400, 'x'), "-a", at}).code, 0);
+  const Outcome wrong = run("kv-store", {"bench", "-a", at, "--count", "1000", "--puts", "0"});
+  EXPECT_EQ(wrong.code, 1);
+  EXPECT_NE(wrong.err.find("bench 1 has a value that was never put"), std::string::npos)
+      << wrong.err;
 }
 
 // ---- market-feed ------------------------------------------------------------------------------
@@ -146,6 +183,51 @@ TEST_F(Tools, AProcessorThatIsNotThereIsNamed) {
   const Outcome o = run("market-feed", {"--count", "10", "--cpu", "0,1000"});
   EXPECT_EQ(o.code, 1);
   EXPECT_NE(o.err.find("CPU 1000"), std::string::npos) << o.err;
+  for (const char* end : {"exchange", "strategy"}) {
+    const Outcome alone = run("market-feed", {end, "127.0.0.1:1", "--cpu", "1000"});
+    EXPECT_EQ(alone.code, 1);
+    EXPECT_NE(alone.err.find("CPU 1000"), std::string::npos) << alone.err;
+  }
+}
+
+TEST_F(SlowTools, EachEndOfTheFeedCanBeAlone) {
+  // The shell's first processor: there need not be two.
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  ASSERT_EQ(::sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  int cpu = 0;
+  while (!CPU_ISSET(static_cast<unsigned>(cpu), &allowed)) ++cpu;
+  const std::string number = std::to_string(cpu);
+  Program exchange({bin() + "/market-feed", "exchange", "127.0.0.1:0", "--cpu", number});
+  const std::string at = exchange.wait_for("listening on ");
+  ASSERT_NE(at, "") << exchange.err();
+  const Outcome o = run("market-feed", {"strategy", at, "--cpu", number, "--count", "50"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_NE(o.out.find("50 ticks"), std::string::npos) << o.out;
+  EXPECT_EQ(exchange.wait(), 0) << exchange.err();
+}
+
+// ---- simulations ------------------------------------------------------------------------------
+
+// Whatever a run dies of, its seed is told: here of the time that a process may take.
+TEST_F(Tools, ARunThatDiesIsNamed) {
+  for (const char* jobs : {"1", "2"}) {
+    Program shell({"/bin/sh", "-c",
+                   "ulimit -c 0 && ulimit -t 1 && exec " + bin() +
+                       "/spinwire-sim --seed 7 --runs 100000 --jobs " + jobs});
+    EXPECT_EQ(shell.wait(), 1);
+    EXPECT_NE(shell.err().find("the process that ran it died of signal"), std::string::npos)
+        << shell.err();
+    EXPECT_NE(shell.err().find("again: spinwire-sim --seed "), std::string::npos) << shell.err();
+    EXPECT_NE(shell.out().find(" runs passed, "), std::string::npos) << shell.out();
+  }
+}
+
+TEST_F(Tools, OneSeedOfTheExampleOfATest) {
+  const Outcome o = run("sim-test", {"18446744073709551615"});
+  EXPECT_EQ(o.code, 0) << o.err;
+  EXPECT_EQ(o.out.substr(0, 33), "seed 18446744073709551615: trace ") << o.out;
+  EXPECT_EQ(run("sim-test", {"18446744073709551615"}).out, o.out);
 }
 
 }  // namespace tools_test

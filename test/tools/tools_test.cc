@@ -52,15 +52,24 @@ TEST_F(Tools, MisuseIsExitCodeTwo) {
       {"kv-store", {"get", std::string(41, 'k')}},
       {"kv-store", {"put", "key", std::string(449, 'v')}},
       {"kv-store", {"serve", "--buckets", "1000"}},
-      {"kv-store", {"demo", "--size", "7"}},
+      {"kv-store", {"demo", "--size", "15"}},
+      {"kv-store", {"delete"}},
+      {"kv-store", {"get", ""}},
       {"market-feed", {"--count", "0"}},
       {"market-feed", {"--cpu", "0"}},
+      {"market-feed", {"strategy", "--cpu", "0,1"}},
+      {"spinwire-perf", {"lat", "--count", "-1", "--one-thread"}},
+      {"spinwire-sim", {"--runs", "0"}},
+      {"sim-test", {"abc"}},
+      {"sim-test", {"-1"}},
+      {"sim-test", {"1", "2"}},
   };
   for (const auto& [name, arguments] : cases) {
     const Outcome o = run(name, arguments);
     EXPECT_EQ(o.code, 2) << name << ' ' << testing::PrintToString(arguments);
     EXPECT_EQ(o.out, "");
     EXPECT_NE(o.err, "") << name << ' ' << testing::PrintToString(arguments);
+    EXPECT_LT(o.err.size(), 400u) << name << ' ' << o.err;
   }
 }
 

@@ -1,6 +1,7 @@
 // What all command lines have in common: exit codes, messages on stderr, log, signals, CPU.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -15,6 +16,11 @@ namespace spinwire::tools {
 inline constexpr int kDone = 0;
 inline constexpr int kFailed = 1;
 inline constexpr int kMisused = 2;
+/// For CLI::Range(): what it refuses it says with both ends, and those of CLI::PositiveNumber
+/// nobody can read.
+inline constexpr std::uint64_t kOne = 1;
+inline constexpr std::uint64_t kMostCount = 1'000'000'000'000'000;
+inline constexpr int kMostCpu = 1023;
 /// Where servers listen unless told otherwise: nobody but this host reaches it.
 inline constexpr int kDefaultPort = 18515;
 inline constexpr std::string_view kDefaultBind = "127.0.0.1";

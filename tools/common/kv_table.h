@@ -24,12 +24,12 @@ namespace spinwire::tools::kv {
 
 inline constexpr std::size_t kKeyBytes = 40;
 inline constexpr std::size_t kValueBytes = 448;
-inline constexpr std::size_t kWays = 4;  ///< slots of a bucket: a key is in one of them, for good
+inline constexpr std::size_t kWays = 4;  ///< slots of a bucket: a key is in one of them
 
 struct Slot {
   std::uint64_t version;  ///< 0: never written; odd: being written
   std::uint64_t checksum;
-  std::uint32_t key_size;
+  std::uint32_t key_size;  ///< 0: none is there, or no longer
   std::uint32_t value_size;
   std::array<char, kKeyBytes> key;
   std::array<char, kValueBytes> value;
@@ -51,16 +51,18 @@ inline bool holds(const Slot& s, std::string_view key) {
 
 // ---- the writer, of which there is one ----------------------------------------------------------
 
-/// Where the key is, or can go; null if the bucket is full. Keys never move, so that no reader can
-/// miss one on its way.
+/// Where the key is, or can go; null if the bucket is full. A key that is there never moves, so
+/// that no reader can miss one on its way.
 inline Slot* place_of(Bucket& bucket, std::string_view key) {
+  Slot* free = nullptr;
   for (Slot& slot : bucket) {
-    if (slot.version == 0 || holds(slot, key)) return &slot;
+    if (holds(slot, key)) return &slot;
+    if (slot.key_size == 0 && free == nullptr) free = &slot;
   }
-  return nullptr;
+  return free;
 }
 
-/// Key and value have at most kKeyBytes and kValueBytes.
+/// Key and value have at most kKeyBytes and kValueBytes; both empty: the slot is free again.
 inline void write(Slot& slot, std::string_view key, std::string_view value) {
   const std::atomic_ref<std::uint64_t> version(slot.version);
   const std::uint64_t next = version.load(std::memory_order_relaxed) + 2;
@@ -86,15 +88,17 @@ enum class Look : std::uint8_t {
   absent,
   torn,  ///< the key may be in a slot that is being written: read again
 };
-/// Looks for a key in a bucket as it was read. The value lies there.
-inline Look look(const Bucket& bucket, std::string_view key, std::string_view& value) {
+/// Looks for a key in a bucket as it was read. The value lies there, and `version` is its slot's.
+inline Look look(const Bucket& bucket, std::string_view key, std::string_view& value,
+                 std::uint64_t& version) {
   Look found = Look::absent;
   for (const Slot& slot : bucket) {
     if (slot.version == 0) continue;  // never written, when it was read
     if (!is_whole(slot)) {
       found = Look::torn;
-    } else if (holds(slot, key)) {
+    } else if (slot.key_size != 0 && holds(slot, key)) {
       value = {slot.value.data(), slot.value_size};
+      version = slot.version;
       return Look::there;
     }
   }

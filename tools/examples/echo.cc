@@ -199,7 +199,7 @@ int main(int argc, char** argv) {
   CLI::App* both = app.add_subcommand("both", "a server and a client in two processes");
   for (CLI::App* sender : {client, both}) {
     sender->add_option("-n,--count", count, "messages")
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Range(tools::kOne, tools::kMostCount))
         ->capture_default_str();
     sender->add_option("-s,--size", size, "bytes of a message")
         ->check(CLI::Range(1, 1 << 20))

@@ -1,8 +1,8 @@
 // A key-value store: what a storage program on Spinwire begins with. To be read from top to bottom.
 //
 //   kv-store serve [--address A] [--buckets N]      keeps the table until interrupted
-//   kv-store put KEY VALUE, get KEY                 one of them, at the server of --address
-//   kv-store bench [--count N] [--keys N] ...       many of both at once, all checked
+//   kv-store put KEY VALUE, get KEY, delete KEY     one of them, at the server of --address
+//   kv-store bench [--count N] [--keys N] ...       many puts and gets at once, all checked
 //   kv-store demo                                   a server in a process of its own, and bench
 //
 // The table is an array of buckets in memory that the server opens to its clients. A put is a
@@ -25,6 +25,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -56,8 +57,11 @@ struct Welcome {
   RegionToken table{};        // what import_token() makes a region of
 };
 
-/// A put: this, then the bytes of the key, then those of the value.
+/// A put: this, then the bytes of the key, then those of the value. Answered with the version that
+/// the key's slot has from then on.
 constexpr Method kPut = 1;
+/// The bytes of the key. Answered with nothing.
+constexpr Method kDelete = 2;
 struct PutHead {
   std::uint32_t key_size;
   std::uint32_t value_size;
@@ -70,7 +74,7 @@ struct Failure : std::runtime_error {
 template <typename T>
 T must(Result<T> result) {
   if (!result) throw Failure(result.error().message());
-  return std::move(*result);
+  if constexpr (!std::is_void_v<T>) return std::move(*result);
 }
 void must(Status status, std::string_view what) {
   if (status != Status::ok) throw Failure(fmt::format("{}: {}", what, to_string(status)));
@@ -96,8 +100,8 @@ class Server {
     std::memset(memory_.data(), 0, memory_.size());
     // Read, and nothing else: no client can write to the table, whatever it does.
     region_ = must(engine_.expose(memory_.slice(), Access::remote_read));
-    if (auto served = engine_.serve(kPut, [this](Request& r) { on_put(r); }); !served)
-      throw Failure(served.error().message());
+    must(engine_.serve(kPut, [this](Request& r) { on_put(r); }));
+    must(engine_.serve(kDelete, [this](Request& r) { on_delete(r); }));
     ListenOptions options;
     options.handlers.on_ready = [this](Connection c) { welcome(c); };
     options.handlers.on_closed = [this](Connection, const Error&) { ++gone_; };
@@ -144,6 +148,19 @@ class Server {
     (void)request.reply(std::as_bytes(std::span(&slot->version, 1)));
   }
 
+  void on_delete(Request& request) {
+    const std::span<const std::byte> bytes = request.bytes();
+    if (bytes.empty() || bytes.size() > kKeyBytes)
+      return static_cast<void>(request.refuse("that is no key"));
+    const std::string_view key(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    auto* table = reinterpret_cast<Bucket*>(memory_.data());
+    kv::Slot* slot = kv::place_of(table[kv::bucket_of(key, buckets_)], key);
+    if (slot == nullptr || !kv::holds(*slot, key))
+      return static_cast<void>(request.refuse("it is not there"));
+    kv::write(*slot, {}, {});
+    (void)request.reply(std::span<const std::byte>());
+  }
+
   // Before the engine, whose destructor still runs callbacks.
   std::uint64_t buckets_;
   int gone_ = 0;
@@ -166,7 +183,8 @@ int serve(const std::string& address, std::uint64_t buckets, bool once, int anno
 struct Found {
   Status status = Status::ok;  // not ok: the READ failed, or the slot never was whole
   kv::Look look = kv::Look::absent;
-  std::string_view value;  // lies where it was read, until the callback returns
+  std::string_view value;     // lies where it was read, until the callback returns
+  std::uint64_t version = 0;  // of its slot: each put of the key has a higher one
 };
 
 class Client {
@@ -206,7 +224,11 @@ class Client {
     return session_.call(kPut, b.slice(), done);
   }
 
-  /// The same for a get.
+  Status remove(std::string_view key, const ReplyCallback& done) {
+    return session_.call(kDelete, std::as_bytes(std::span(key)), done);
+  }
+
+  /// As put().
   Status get(std::string_view key, const Callback<void(const Found&)>& done) {
     if (free_.empty()) return Status::would_block;
     const std::uint32_t index = free_.back();
@@ -225,15 +247,20 @@ class Client {
   void until(Done&& done) {
     const tools::Deadline deadline(engine_.clock(), 20s);
     while (!done()) {
-      if (engine_.poll() < 0) throw Failure("poll() was misused");
-      if (!lost_.empty()) throw Failure(lost_);
+      if (poll() < 0) throw Failure("poll() was misused");
       if (tools::stop_requested()) throw Failure("interrupted");
       if (deadline.passed()) throw Failure("the server does not answer");
     }
   }
   int poll() {
     if (!lost_.empty()) throw Failure(lost_);
-    return engine_.poll();
+    const int events = engine_.poll();
+    for (std::size_t most = put_off_.size(); most != 0; --most) {
+      const std::uint32_t index = put_off_.front();
+      put_off_.erase(put_off_.begin());
+      repeat(index);
+    }
+    return events;
   }
   void close() {
     closing_ = true;
@@ -283,14 +310,27 @@ class Client {
     Get& g = gets_[index];
     Found found{completion.status, kv::Look::absent, {}};
     if (completion.status == Status::ok) {
-      found.look = kv::look(*reinterpret_cast<const Bucket*>(g.memory.data()), g.key, found.value);
+      found.look = kv::look(*reinterpret_cast<const Bucket*>(g.memory.data()), g.key, found.value,
+                            found.version);
     }
-    if (found.look == kv::Look::torn) {
+    if (found.look == kv::Look::torn && ++g.tries < kTries) {
       ++read_again_;
-      found.status = ++g.tries < kTries ? read(index) : Status::timed_out;
-      if (found.status == Status::ok) return;
+      return repeat(index);
     }
-    g.done(found);
+    if (found.look == kv::Look::torn) found.status = Status::timed_out;
+    end_get(index, found);
+  }
+  /// The connection may have no room right now; then a later poll() tries.
+  void repeat(std::uint32_t index) {
+    const Status status = read(index);
+    if (status == Status::would_block) {
+      put_off_.push_back(index);
+    } else if (status != Status::ok) {
+      end_get(index, {status, kv::Look::torn, {}});
+    }
+  }
+  void end_get(std::uint32_t index, const Found& found) {
+    gets_[index].done(found);
     free_.push_back(index);
   }
 
@@ -300,26 +340,28 @@ class Client {
   RemoteRegion table_;
   std::array<Get, kGets> gets_;
   std::vector<std::uint32_t> free_;
+  std::vector<std::uint32_t> put_off_;  // of gets: to be read again
   std::uint64_t read_again_ = 0;
   Engine engine_;
   Connection connection_;
   Session session_;
 };
 
-int put(const std::string& address, const std::string& key, const std::string& value) {
+/// A put, or without a value a delete.
+int change(const std::string& address, const std::string& key, const std::string* value) {
   Client client(address);
   std::optional<Status> ended;
   std::string why;
-  must(client.put(key, value,
-                  [&ended, &why](Reply& r) {
-                    ended = r.status();
-                    why = r.text();
-                  }),
-       "put");
+  const auto done = [&ended, &why](Reply& r) {
+    ended = r.status();
+    why = r.text();
+  };
+  must(value != nullptr ? client.put(key, *value, done) : client.remove(key, done), key);
   client.until([&ended] { return ended.has_value(); });
   client.close();
   if (*ended == Status::ok) return tools::kDone;
-  return fail(fmt::format("{} was not put: {}", key, why.empty() ? to_string(*ended) : why));
+  return fail(fmt::format("{} was not {}: {}", key, value != nullptr ? "put" : "deleted",
+                          why.empty() ? to_string(*ended) : why));
 }
 
 int get(const std::string& address, const std::string& key) {
@@ -349,12 +391,14 @@ struct BenchOptions {
   std::uint32_t value_bytes = 400;
 };
 
-/// Puts and gets at random, several of each at once; every value says what it should be.
+/// Puts and gets at random, several of each at once; every value says what it should be. Others may
+/// put to the same keys, now or earlier: that no value is older than one that was seen before is
+/// told by the versions of slots. But nobody is to delete them meanwhile.
 class Bench {
  public:
   Bench(Client& client, const BenchOptions& options)
       : client_(client), options_(options), keys_(options.keys) {
-    for (std::uint32_t k = 0; k < options.keys; ++k) keys_[k].name = fmt::format("key {}", k);
+    for (std::uint32_t k = 0; k < options.keys; ++k) keys_[k].name = fmt::format("bench {}", k);
   }
 
   void run() {
@@ -372,8 +416,8 @@ class Bench {
  private:
   struct Key {
     std::string name;
-    std::uint64_t put = 0;    // values that were put, or are being
-    std::uint64_t known = 0;  // of those, ones that the server has answered, or a get has seen
+    std::uint64_t put = 0;    // our values that were put, or are being
+    std::uint64_t known = 0;  // the last version that the server has answered, or a get has seen
     bool busy = false;        // one put of a key at a time
   };
 
@@ -392,12 +436,15 @@ class Bench {
   Status begin_put(std::uint32_t key) {
     Key& k = keys_[key];
     if (k.busy) return Status::would_block;
-    const std::string value = value_of(key, k.put + 1);
+    const std::string value = value_of(key, {us_, k.put + 1}, options_.value_bytes);
     const auto done = [this, key, at = client_.clock().now()](Reply& r) {
       Key& of = keys_[key];
       of.busy = false;
-      of.known = of.put;
-      if (r.status() != Status::ok) {
+      std::uint64_t version = 0;
+      if (r.status() == Status::ok && r.bytes().size() == sizeof version) {
+        std::memcpy(&version, r.bytes().data(), sizeof version);
+        of.known = std::max(of.known, version);
+      } else {
         wrong_ = fmt::format("{} was not put: {} {}", of.name, to_string(r.status()), r.text());
       }
       puts_.record(client_.clock().now() - at);
@@ -421,26 +468,38 @@ class Bench {
     return client_.get(keys_[key].name, done);
   }
 
-  /// Number n of a key: the number, and bytes that follow from it.
-  [[nodiscard]] std::string value_of(std::uint32_t key, std::uint64_t n) const {
-    std::string value(options_.value_bytes, static_cast<char>('a' + (n * 7 + key) % 26));
-    std::memcpy(value.data(), &n, sizeof n);
+  /// What a value begins with.
+  struct Head {
+    std::uint64_t writer;
+    std::uint64_t number;  // of this writer's values of the key
+  };
+  /// Bytes that follow from the head.
+  [[nodiscard]] static std::string value_of(std::uint32_t key, const Head& head, std::size_t size) {
+    std::string value(size, static_cast<char>('a' + (head.writer + head.number * 7 + key) % 26));
+    std::memcpy(value.data(), &head, sizeof head);
     return value;
+  }
+  /// Whether a bench has put it, of any writer and size; of our own only what we have put.
+  [[nodiscard]] bool was_put(std::uint32_t key, std::string_view value) const {
+    Head head{};
+    if (value.size() < sizeof head) return false;
+    std::memcpy(&head, value.data(), sizeof head);
+    if (value != value_of(key, head, value.size())) return false;
+    if (head.writer != us_) return true;
+    return head.number != 0 && head.number <= keys_[key].put &&
+           value.size() == options_.value_bytes;
   }
 
   void check(std::uint32_t key, std::uint64_t least, const Found& f) {
     Key& k = keys_[key];
-    std::uint64_t n = 0;
-    if (f.look == kv::Look::there && f.value.size() == options_.value_bytes)
-      std::memcpy(&n, f.value.data(), sizeof n);
     if (f.status != Status::ok) {
       wrong_ = fmt::format("{} cannot be read: {}", k.name, to_string(f.status));
-    } else if (n > k.put || (n != 0 && f.value != value_of(key, n))) {
+    } else if (f.look == kv::Look::there && !was_put(key, f.value)) {
       wrong_ = fmt::format("{} has a value that was never put", k.name);
-    } else if (n < least) {
-      wrong_ = fmt::format("{} has value {} after {} was seen", k.name, n, least);
+    } else if (f.version < least) {  // 0 if it is absent
+      wrong_ = fmt::format("{} has version {} after {} was seen", k.name, f.version, least);
     }
-    k.known = std::max(k.known, n);
+    k.known = std::max(k.known, f.version);
   }
 
   void report(Nanoseconds took) const {
@@ -465,6 +524,7 @@ class Bench {
   Client& client_;
   BenchOptions options_;
   std::vector<Key> keys_;
+  const std::uint64_t us_ = std::random_device()() | std::uint64_t{1} << 32;  // among all writers
   std::mt19937_64 random_{5};
   std::optional<std::pair<std::uint32_t, bool>> next_;
   std::uint64_t begun_ = 0;
@@ -503,7 +563,7 @@ int demo(const BenchOptions& options) {
 
 void add_bench_options(CLI::App& app, BenchOptions& o) {
   app.add_option("-n,--count", o.count, "operations")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(tools::kOne, tools::kMostCount))
       ->capture_default_str();
   app.add_option("-k,--keys", o.keys, "keys that they are spread over")
       ->check(CLI::Range(1, 1000))
@@ -512,7 +572,7 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
       ->check(CLI::Range(0, 100))
       ->capture_default_str();
   app.add_option("-s,--size", o.value_bytes, "bytes of a value")
-      ->check(CLI::Range(std::size_t{8}, kValueBytes))
+      ->check(CLI::Range(std::size_t{16}, kValueBytes))
       ->capture_default_str();
 }
 
@@ -542,6 +602,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   CLI::App* putting = app.add_subcommand("put", "put a value");
   CLI::App* getting = app.add_subcommand("get", "print a value");
+  CLI::App* deleting = app.add_subcommand("delete", "make room for another key");
   CLI::App* benching = app.add_subcommand("bench", "put and get at random, and check all of it");
   CLI::App* showing = app.add_subcommand("demo", "a server in a second process, and bench");
   const auto length = [](std::size_t least, std::size_t most) {
@@ -551,10 +612,10 @@ int main(int argc, char** argv) {
                  : fmt::format("it has {} to {} bytes, not {}", least, most, text.size());
     };
   };
-  for (CLI::App* one : {putting, getting})
+  for (CLI::App* one : {putting, getting, deleting})
     one->add_option("key", key, "the key")->required()->check(length(1, kKeyBytes));
   putting->add_option("value", value, "the value")->required()->check(length(0, kValueBytes));
-  for (CLI::App* one : {serving, putting, getting, benching}) {
+  for (CLI::App* one : {serving, putting, getting, deleting, benching}) {
     one->add_option("-a,--address", address, "of the server: a.b.c.d:port or [v6]:port")
         ->capture_default_str();
   }
@@ -563,7 +624,8 @@ int main(int argc, char** argv) {
   if (!tools::parse_arguments(app, argc, argv, code)) return code;
   try {
     if (*serving) return serve(address, buckets, /*once=*/false, -1);
-    if (*putting) return put(address, key, value);
+    if (*putting) return change(address, key, &value);
+    if (*deleting) return change(address, key, nullptr);
     if (*getting) return get(address, key);
     return *benching ? bench(address, options) : demo(options);
   } catch (const Failure& failure) {

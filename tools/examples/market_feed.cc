@@ -21,6 +21,7 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -50,7 +51,7 @@ struct Options {
   std::uint64_t count = 200'000;  // ticks
   std::uint64_t interval = 5000;  // ns from one to the next
   std::uint32_t every = 1;        // a tick in so many is worth an order
-  std::vector<int> cpus;          // of the exchange, of the strategy; empty: as it comes
+  std::vector<int> cpus;          // of the exchange, of the strategy; of the one; empty: any
 };
 
 // ---- what goes over the wire ------------------------------------------------------------------
@@ -112,7 +113,8 @@ T must(Result<T> result) {
 }
 
 Engine open_engine(const Options& o, std::size_t end) {
-  if (!o.cpus.empty()) must(tools::pin_to_cpu(o.cpus[end]));
+  // An end that is alone has been given one.
+  if (!o.cpus.empty()) must(tools::pin_to_cpu(o.cpus[std::min(end, o.cpus.size() - 1)]));
   Config config = must(Config::load());
   config.engine.control = ControlMode::automatic;
   return must(Engine::open(config));
@@ -396,7 +398,7 @@ int main(int argc, char** argv) {
     one->add_option("address", o.address, "a.b.c.d:port or [v6]:port")->capture_default_str();
   for (CLI::App* one : {&app, other}) {
     one->add_option("-n,--count", o.count, "ticks")
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Range(tools::kOne, tools::kMostCount))
         ->capture_default_str();
     one->add_option("-i,--interval", o.interval, "from one tick to the next: 500ns, 20us, 1ms")
         ->transform(CLI::AsNumberWithUnit(
@@ -404,13 +406,17 @@ int main(int argc, char** argv) {
         ->check(CLI::Range(std::uint64_t{100}, std::uint64_t{1'000'000'000}))
         ->capture_default_str();
     one->add_option("--every", o.every, "one tick in so many is worth an order")
-        ->check(CLI::PositiveNumber)
+        ->check(CLI::Range(1u, 1'000'000'000u))
         ->capture_default_str();
   }
+  for (CLI::App* one : {alone, other})
+    one->add_option("--cpu", o.cpus, "its processor; by default any")
+        ->expected(1)
+        ->check(CLI::Range(0, tools::kMostCpu));
   app.add_option("--cpu", o.cpus, "processors of exchange and strategy, as 2,3; by default any two")
       ->delimiter(',')
       ->expected(2)
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, tools::kMostCpu));
   int code = 0;
   if (!tools::parse_arguments(app, argc, argv, code)) return code;
   return guarded([&] { return *alone ? exchange(o, -1) : *other ? strategy(o) : both(o); });

@@ -13,14 +13,16 @@
 #include <fmt/core.h>
 
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -174,19 +176,29 @@ class Run {
   Simulation sim_;
 };
 
+bool read_seed(std::string_view text, std::uint64_t& seed) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seed);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::uint64_t first = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
-  const std::uint64_t last = argc > 1 ? first : 100;
-  for (std::uint64_t seed = first; seed <= last; ++seed) {
+  std::uint64_t first = 1;
+  if (argc > 2 || (argc == 2 && !read_seed(argv[1], first))) {
+    fmt::print(stderr, "sim-test [SEED]: SEED is a number from 0 to {}\n", ~std::uint64_t{0});
+    return 2;
+  }
+  const int runs = argc == 2 ? 1 : 100;
+  for (int i = 0; i < runs; ++i) {
+    const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
     Run run(seed);
     if (const std::string wrong = run.run(); !wrong.empty()) {
       fmt::print(stderr, "seed {}: {}\nagain: sim-test {}\n", seed, wrong, seed);
       return 1;
     }
-    if (first == last) fmt::print("seed {}: trace {:016x}\n", seed, run.trace());
+    if (runs == 1) fmt::print("seed {}: trace {:016x}\n", seed, run.trace());
   }
-  fmt::print("{} runs, and nothing wrong\n", last - first + 1);
+  fmt::print("{} run{}, and nothing wrong\n", runs, runs == 1 ? "" : "s");
   return 0;
 }
