@@ -81,12 +81,13 @@ class RpcForgotten : public testing::Test {
   }
 
   std::uint64_t now_ = 1'000'000'000;
-  std::unique_ptr<Bare> server_, client_;
-  Listener listener_;
-  Session session_;
+  // What the engines tell when they end, too.
   std::vector<Status> ended_;
   std::vector<Error> closed_;
   int runs_ = 0;
+  std::unique_ptr<Bare> server_, client_;
+  Listener listener_;
+  Session session_;
 };
 
 TEST_F(RpcForgotten, AClientThatWasStoppedIsToldByTheFirstCall) {
