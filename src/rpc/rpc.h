@@ -159,8 +159,8 @@ struct alignas(64) ClientSession {
   std::uint32_t waiting_first = 0;
   std::uint32_t next_stalled = kNone;
   base::Timer timer;
-  std::uint64_t low_since = 0;  ///< tick since when no more than one call was under way, and slow
-  std::uint64_t lately = 0;     ///< the shortest round trip since then
+  std::uint64_t low_since = 0;   ///< tick since when no more than one call was under way, and slow
+  std::uint64_t lately = 0;      ///< the shortest round trip since then
   std::uint64_t last_other = 0;  ///< tick at which anything else was heard
   std::uint64_t deadline = 0;    ///< tick; of opening or closing
   std::uint64_t looked_at = 0;   ///< tick of the timer's last look
