@@ -96,12 +96,13 @@ struct Idle {
   }
 
   std::uint64_t now = 1'000'000'000;
-  Bare server, client;
-  Listener listener;
-  Session session;
+  // Before the engines, which end calls when they go.
   std::vector<Status> ended;
   std::vector<Bytes> replies;
   std::vector<PendingCall> later;
+  Bare server, client;
+  Listener listener;
+  Session session;
 };
 
 TEST(RpcIdle, ReceivesGoBackWhateverPingsAreSentMeanwhile) {
