@@ -22,18 +22,24 @@ void tell(Rpc& r, const ClientSession& c, RpcKind kind, std::uint32_t number = 0
 }
 
 /// All calls with lower numbers are over. With none under way the slots go on side by side, so that
-/// this is said of every call that there was, and of none that follows, whenever it arrives.
+/// this is said of every call that there was, and of none that follows, whenever it arrives. Of
+/// slots that have been used so differently that their numbers have no order nothing is said: the
+/// server would not know which way they went on.
 std::uint32_t first_not_over(ClientSession& c) noexcept {
+  constexpr std::int32_t kFar = 1 << 30;
   const std::uint32_t uses = ~(c.window - 1u);
-  if (c.under_way == 0 && c.last_call == c.rested) return c.calls[0].number & uses;
-  std::uint32_t first = c.calls[0].number & uses;
-  std::uint32_t last = first;
+  const std::uint32_t base = c.calls[0].number & uses;
+  if (c.under_way == 0 && c.last_call == c.rested) return base;
+  std::int32_t least = 0;
+  std::int32_t most = 0;
   for (std::uint32_t slot = 1; slot < c.window; ++slot) {
-    const std::uint32_t number = c.calls[slot].number & uses;
-    if (static_cast<std::int32_t>(number - first) < 0) first = number;
-    if (static_cast<std::int32_t>(number - last) > 0) last = number;
+    const auto ahead = static_cast<std::int32_t>((c.calls[slot].number & uses) - base);
+    least = std::min(least, ahead);
+    most = std::max(most, ahead);
   }
-  if (c.under_way != 0) return first;
+  if (least <= -kFar || most >= kFar) return base | wire::kNothingOver;
+  const std::uint32_t last = base + static_cast<std::uint32_t>(most);
+  if (c.under_way != 0) return base + static_cast<std::uint32_t>(least);
   for (std::uint32_t slot = 0; slot < c.window; ++slot) c.calls[slot].number = last + slot;
   if (c.waiting_count == 0) c.rested = c.last_call;
   return last;

@@ -24,6 +24,7 @@ void take_back(Rpc& r, ServerSession& s) noexcept {
 /// The client is done with all calls below this number: nothing that they left is needed again, and
 /// a request of theirs that is late is an old one.
 void forget_calls(ServerSession& s, std::uint32_t below) noexcept {
+  if (s.window > 1 && (below & wire::kNothingOver) != 0) return;
   below &= ~(s.window - 1);
   if (std::exchange(s.forgotten, below) == below) return;
   for (std::uint32_t slot = 0; slot < s.window; ++slot) {

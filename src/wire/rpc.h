@@ -22,6 +22,9 @@ enum class RpcKind : std::uint8_t {
   unknown = 7,  ///< of the server: it has forgotten the session that `number` names there
 };
 
+/// In the number of a ping, of a session with more than one slot: it says nothing of calls.
+inline constexpr std::uint32_t kNothingOver = 1;
+
 /// What a session is called by the end that made the record: index and generation of it.
 struct RpcName {
   static constexpr unsigned kIndexBits = 20;

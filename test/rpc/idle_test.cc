@@ -245,5 +245,24 @@ TEST(RpcIdle, WhatComesLateRunsNothingAndTakesNothingAway) {
   t.server.expect_clean();
 }
 
+TEST(RpcIdle, PlacesThatWereUsedVeryDifferentlyGoOn) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  // As after many calls one behind the other, which all take the first place.
+  for (const std::uint32_t uses : {1u << 20, 1u << 30, 1u << 31, 3u << 30, ~0u << 20}) {
+    SCOPED_TRACE(uses);
+    Idle t;
+    t.fill_window(kEcho);
+    t.ours().calls[0].number += uses;
+    t.theirs().services[0].number += uses;
+    for (int i = 0; i < 3; ++i) {
+      t.rest(3s);
+      t.fill_window(kCopied);
+    }
+    EXPECT_EQ(t.stats(t.server).duplicates, 0u);
+    t.client.expect_clean();
+    t.server.expect_clean();
+  }
+}
+
 }  // namespace
 }  // namespace rpc_idle_test
