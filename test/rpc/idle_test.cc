@@ -247,13 +247,15 @@ TEST(RpcIdle, WhatComesLateRunsNothingAndTakesNothingAway) {
 
 TEST(RpcIdle, PlacesThatWereUsedVeryDifferentlyGoOn) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  // As after many calls one behind the other, which all take the first place.
-  for (const std::uint32_t uses : {1u << 20, 1u << 30, 1u << 31, 3u << 30, ~0u << 20}) {
+  // As after many calls of which few are under way at once: these take the first places.
+  for (const std::uint32_t uses : {1u << 20, 1u << 30, 3u << 29, 1u << 31, 3u << 30, ~0u << 20}) {
     SCOPED_TRACE(uses);
     Idle t;
     t.fill_window(kEcho);
-    t.ours().calls[0].number += uses;
-    t.theirs().services[0].number += uses;
+    for (std::uint32_t slot = 0; slot < t.ours().window; ++slot) {
+      t.ours().calls[slot].number += slot * uses;
+      t.theirs().services[slot].number += slot * uses;
+    }
     for (int i = 0; i < 3; ++i) {
       t.rest(3s);
       t.fill_window(kCopied);
