@@ -546,22 +546,20 @@ TEST(SlowEngineLongMessages, OfAThousandConnectionsNoneStarves) {
   server.listen();
   std::vector<Ends> all;
   for (std::uint32_t i = 0; i < many; ++i) all.push_back(connect(client, server));
-  std::vector<std::chrono::steady_clock::time_point> ended;
+  std::uint64_t turns = 0;  // of polling: what a busy machine puts aside does not count
+  std::vector<std::uint64_t> ended;
   server.on_message = [&](Connection, Message& m) {
     EXPECT_EQ(m.size(), kMiB);
     const bool looked_at = ended.size() % 64 == 0;
     EXPECT_TRUE(!looked_at || Node::holds(m.bytes(), 1));
-    ended.push_back(std::chrono::steady_clock::now());
+    ended.push_back(turns);
   };
   Buffer b = client.filled(kMiB, 1);
-  const auto begin = std::chrono::steady_clock::now();
   for (Ends& e : all) ASSERT_EQ(e.client.send(b), Status::ok);
   ASSERT_TRUE(until(
-      {&client, &server}, [&] { return ended.size() == many; }, 60s));
-  const std::chrono::duration<double> median = ended[many / 2] - begin;
-  const std::chrono::duration<double> slowest = ended.back() - begin;
-  EXPECT_LT(slowest.count(), 3 * median.count());
-  RecordProperty("seconds", std::to_string(slowest.count()));
+      {&client, &server}, [&] { return ++turns, ended.size() == many; }, 60s));
+  EXPECT_LT(ended.back(), 3 * ended[many / 2]);
+  RecordProperty("turns", std::to_string(ended.back()));
   b.reset();
   finish(client, server);
 }
