@@ -138,30 +138,34 @@ class TableReader {
 
 /// The parser's tables of characters beyond ASCII have holes, in which its behaviour is undefined.
 /// Such characters may be in comments and strings only, then, and strings in one line: no setting
-/// is any other. A quote begins a string where a key or value may begin; elsewhere the parser reads
-/// on as if it were none. Answers what is wrong with the first that is not, and where.
+/// is any other. Within a bare key or value a quote begins no string: the parser reads on there.
+/// Answers what is wrong with the first that is not, and where.
 std::optional<std::pair<std::size_t, const char*>> find_unfit(string_view text) {
-  constexpr string_view kBeforeStrings = "\n=,[{.";
+  constexpr string_view kBetween = " \t\r,[]{}";
   char within = 0;     // a comment or string, by what begins it
-  char before = '\n';  // of what is outside, blanks apart
+  bool bare = false;   // within a bare key or value, or right behind a string
+  bool value = false;  // behind the line's first '='
   for (std::size_t i = text.starts_with("\xef\xbb\xbf") ? 3 : 0; i < text.size(); ++i) {
     const char c = text[i];
     if (c == '\n') {
       within = 0;
-      before = c;
+      bare = value = false;
     } else if (within == '"' && c == '\\' && text.substr(i + 1, 1) != "\n") {
       ++i;
     } else if (within != 0) {
       if (within != '#' && c == within) within = 0;
-    } else if ((c == '"' || c == '\'') && kBeforeStrings.find(before) != string_view::npos) {
+    } else if ((c == '"' || c == '\'') && !bare) {
       if (text.substr(i, 3) == std::string(3, c)) return {{i, "a string of several lines"}};
-      within = before = c;
+      within = c;
+      bare = true;
     } else if (c == '#') {
       within = c;
     } else if (static_cast<unsigned char>(c) >= 0x80) {
       return {{i, "a character beyond ASCII, outside of strings and comments"}};
-    } else if (c != ' ' && c != '\t' && c != '\r') {
-      before = c;
+    } else {
+      const bool ends_key = !value && (c == '=' || c == '.');
+      bare = !ends_key && kBetween.find(c) == string_view::npos;
+      value = value || c == '=';
     }
   }
   return std::nullopt;

@@ -315,6 +315,8 @@ TEST(ConfigErrors, OddCharactersAreRefusedWhereTheyStand) {
   EXPECT_EQ(bad("[device]\nname = \"a\\\"b\u00e9\" \u00e9").asked, "test.toml:2:17");
   EXPECT_EQ(bad("[queues]\nsend_depth = -i'\u0159'").asked, "test.toml:2:17");
   EXPECT_EQ(bad("[device]\nname = \"a\"'\u0159'").asked, "test.toml:2:12");
+  EXPECT_EQ(bad("0i=--e=\"\u0159\"").asked, "test.toml:1:9");
+  EXPECT_EQ(bad("a = --e.'\u0159'").asked, "test.toml:1:10");
   const char* const kFine = "\ufeff[device] # \u00fc \"'\nname = \"m\u00e9 # \\\" '\"\n\n";
   EXPECT_EQ(good(kFine).device.name, "m\u00e9 # \" '");
   EXPECT_EQ(good("[device]\nname = '\u00e9 \" # \\'").device.name, "\u00e9 \" # \\");

@@ -11,7 +11,7 @@ void run(std::span<const std::byte> data) {
   RpcHeader header{};
   if (!decode(datagram.data(), datagram.size(), header)) return;
   expect(header.length == datagram.size() - kRpcHeaderBytes, "a length is that of what came");
-  expect(header.kind >= RpcKind::request && header.kind <= RpcKind::closed, "a kind is known");
+  expect(header.kind >= RpcKind::request && header.kind <= RpcKind::unknown, "a kind is known");
   expect(header.kind == RpcKind::reply || (header.status == 0 && header.window == 0),
          "only replies have a status and a window");
   expect(header.kind <= RpcKind::reply || header.length == 0, "only calls have a payload");
