@@ -70,8 +70,8 @@ inline void write(Slot& slot, std::string_view key, std::string_view value) {
   std::atomic_thread_fence(std::memory_order_release);  // odd before any byte changes
   slot.key_size = static_cast<std::uint32_t>(key.size());
   slot.value_size = static_cast<std::uint32_t>(value.size());
-  std::memcpy(slot.key.data(), key.data(), key.size());
-  std::memcpy(slot.value.data(), value.data(), value.size());
+  key.copy(slot.key.data(), key.size());
+  value.copy(slot.value.data(), value.size());
   slot.checksum = checksum_of(slot, next);
   version.store(next, std::memory_order_release);  // even when all have
 }
