@@ -20,7 +20,6 @@
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -31,7 +30,7 @@
 
 #include "common/child.h"
 #include "common/cli.h"
-#include "common/histogram.h"
+#include "common/kv_bench.h"
 #include "common/kv_table.h"
 #include "common/spin.h"
 #include "spinwire/spinwire.h"
@@ -41,13 +40,14 @@ namespace {
 using namespace spinwire;  // NOLINT: a program of one file
 using tools::fail;
 using namespace std::chrono_literals;
+using tools::kv::BenchOptions;
 using tools::kv::Bucket;
+using tools::kv::Found;
 using tools::kv::kKeyBytes;
 using tools::kv::kValueBytes;
 namespace kv = tools::kv;
 
-// ---- what the ends say to each other
-// --------------------------------------------------------------
+// ---- what the ends say to each other ----------------------------------------------------------
 
 /// The first message on a connection: where the server's table is.
 struct Welcome {
@@ -178,14 +178,6 @@ int serve(const std::string& address, std::uint64_t buckets, bool once, int anno
 }
 
 // ---- the client -------------------------------------------------------------------------------
-
-/// What a get found.
-struct Found {
-  Status status = Status::ok;  // not ok: the READ failed, or the slot never was whole
-  kv::Look look = kv::Look::absent;
-  std::string_view value;     // lies where it was read, until the callback returns
-  std::uint64_t version = 0;  // of its slot: each put of the key has a higher one
-};
 
 class Client {
  public:
@@ -384,160 +376,10 @@ int get(const std::string& address, const std::string& key) {
 
 // ---- bench ------------------------------------------------------------------------------------
 
-struct BenchOptions {
-  std::uint64_t count = 200'000;   // operations
-  std::uint32_t keys = 8;          // few, so that puts and gets meet
-  std::uint32_t put_percent = 20;  // of the operations
-  std::uint32_t value_bytes = 400;
-};
-
-/// Puts and gets at random, several of each at once; every value says what it should be. Others may
-/// put to the same keys, now or earlier: that no value is older than one that was seen before is
-/// told by the versions of slots. But nobody is to delete them meanwhile.
-class Bench {
- public:
-  Bench(Client& client, const BenchOptions& options)
-      : client_(client), options_(options), keys_(options.keys) {
-    for (std::uint32_t k = 0; k < options.keys; ++k) keys_[k].name = fmt::format("bench {}", k);
-  }
-
-  void run() {
-    const std::uint64_t begin = client_.clock().now();
-    tools::Idler idler(client_.clock(), /*may_sleep=*/false);
-    while (done_ != options_.count) {
-      while (begun_ != options_.count && begin_one()) ++begun_;
-      idler.turn(client_.poll() == 0);
-      if (!wrong_.empty()) throw Failure(wrong_);
-      if (tools::stop_requested()) throw Failure("interrupted");
-    }
-    report(client_.clock().duration(client_.clock().now() - begin));
-  }
-
- private:
-  struct Key {
-    std::string name;
-    std::uint64_t put = 0;    // our values that were put, or are being
-    std::uint64_t known = 0;  // the last version that the server has answered, or a get has seen
-    bool busy = false;        // one put of a key at a time
-  };
-
-  bool begin_one() {
-    if (!next_) {  // kept until it is accepted
-      next_ = {static_cast<std::uint32_t>(random_() % options_.keys),
-               random_() % 100 < options_.put_percent};
-    }
-    const auto [key, is_put] = *next_;
-    const Status status = is_put ? begin_put(key) : begin_get(key);
-    if (status == Status::ok) next_.reset();
-    if (status != Status::ok && status != Status::would_block) must(status, keys_[key].name);
-    return status == Status::ok;
-  }
-
-  Status begin_put(std::uint32_t key) {
-    Key& k = keys_[key];
-    if (k.busy) return Status::would_block;
-    const std::string value = value_of(key, {us_, k.put + 1}, options_.value_bytes);
-    const auto done = [this, key, at = client_.clock().now()](Reply& r) {
-      Key& of = keys_[key];
-      of.busy = false;
-      std::uint64_t version = 0;
-      if (r.status() == Status::ok && r.bytes().size() == sizeof version) {
-        std::memcpy(&version, r.bytes().data(), sizeof version);
-        of.known = std::max(of.known, version);
-      } else {
-        wrong_ = fmt::format("{} was not put: {} {}", of.name, to_string(r.status()), r.text());
-      }
-      puts_.record(client_.clock().now() - at);
-      ++done_;
-    };
-    const Status status = client_.put(k.name, value, done);
-    if (status != Status::ok) return status;
-    ++k.put;
-    k.busy = true;
-    return status;
-  }
-
-  Status begin_get(std::uint32_t key) {
-    // At least what is known now has to be found.
-    const auto done = [this, key, at = client_.clock().now(),
-                       least = keys_[key].known](const Found& f) {
-      check(key, least, f);
-      gets_.record(client_.clock().now() - at);
-      ++done_;
-    };
-    return client_.get(keys_[key].name, done);
-  }
-
-  /// What a value begins with.
-  struct Head {
-    std::uint64_t writer;
-    std::uint64_t number;  // of this writer's values of the key
-  };
-  /// Bytes that follow from the head.
-  [[nodiscard]] static std::string value_of(std::uint32_t key, const Head& head, std::size_t size) {
-    std::string value(size, static_cast<char>('a' + (head.writer + head.number * 7 + key) % 26));
-    std::memcpy(value.data(), &head, sizeof head);
-    return value;
-  }
-  /// Whether a bench has put it, of any writer and size; of our own only what we have put.
-  [[nodiscard]] bool was_put(std::uint32_t key, std::string_view value) const {
-    Head head{};
-    if (value.size() < sizeof head) return false;
-    std::memcpy(&head, value.data(), sizeof head);
-    if (value != value_of(key, head, value.size())) return false;
-    if (head.writer != us_) return true;
-    return head.number != 0 && head.number <= keys_[key].put &&
-           value.size() == options_.value_bytes;
-  }
-
-  void check(std::uint32_t key, std::uint64_t least, const Found& f) {
-    Key& k = keys_[key];
-    if (f.status != Status::ok) {
-      wrong_ = fmt::format("{} cannot be read: {}", k.name, to_string(f.status));
-    } else if (f.look == kv::Look::there && !was_put(key, f.value)) {
-      wrong_ = fmt::format("{} has a value that was never put", k.name);
-    } else if (f.version < least) {  // 0 if it is absent
-      wrong_ = fmt::format("{} has version {} after {} was seen", k.name, f.version, least);
-    }
-    k.known = std::max(k.known, f.version);
-  }
-
-  void report(Nanoseconds took) const {
-    const double seconds = std::chrono::duration<double>(took).count();
-    fmt::print(
-        "{} operations in {:.3f} s ({:.3f} million/s), every value whole and none older than "
-        "one seen before\n",
-        done_, seconds, static_cast<double>(done_) / seconds / 1e6);
-    print("put (call)", puts_);
-    print("get (READ)", gets_);
-    fmt::print("  {} READs met a slot being written, and were repeated\n", client_.read_again());
-  }
-  void print(const char* what, const tools::Histogram& h) const {
-    const auto us = [this](std::uint64_t ticks) {
-      return static_cast<double>(ticks) / client_.clock().ticks_per_ns() / 1000;
-    };
-    fmt::print("  {}  {:>8}  min {:.2f}  p50 {:.2f}  p90 {:.2f}  p99 {:.2f}  max {:.2f} us\n", what,
-               h.count(), us(h.min()), us(h.percentile(50)), us(h.percentile(90)),
-               us(h.percentile(99)), us(h.max()));
-  }
-
-  Client& client_;
-  BenchOptions options_;
-  std::vector<Key> keys_;
-  const std::uint64_t us_ = std::random_device()() | std::uint64_t{1} << 32;  // among all writers
-  std::mt19937_64 random_{5};
-  std::optional<std::pair<std::uint32_t, bool>> next_;
-  std::uint64_t begun_ = 0;
-  std::uint64_t done_ = 0;
-  std::string wrong_;
-  tools::Histogram puts_;
-  tools::Histogram gets_;
-};
-
 int bench(const std::string& address, const BenchOptions& options) {
   const auto client = std::make_unique<Client>(address);
-  const auto run = std::make_unique<Bench>(*client, options);
-  run->run();
+  const auto run = std::make_unique<kv::Bench<Client>>(*client, options);
+  if (const std::string wrong = run->run(); !wrong.empty()) throw Failure(wrong);
   client->close();
   return tools::kDone;
 }
