@@ -20,6 +20,7 @@ enum class LockPolicy : std::uint8_t { require, prefer, off };
 enum class SharedReceives : std::uint8_t { automatic, off };
 enum class ControlMode : std::uint8_t { automatic, manual };
 enum class RpcCarrier : std::uint8_t { automatic, datagrams, connections };
+enum class RpcDatagrams : std::uint8_t { direct, verbs };
 
 /// What peers may have of our memory through one connection, and we of theirs.
 struct LeaseLimits {
@@ -122,6 +123,9 @@ struct Config {
     /// all of its calls. datagrams: as automatic, but it is an error if the device has none.
     /// connections: all calls over connections, and nothing is taken for datagrams
     RpcCarrier carrier = RpcCarrier::automatic;
+    /// direct: short datagrams go without work requests, and all are received so, where the device
+    /// has a way for that (the embedded one does). verbs: by work requests on every device
+    RpcDatagrams datagrams = RpcDatagrams::direct;
     std::uint32_t sessions = 1024;       ///< of the engine, opened and served each; 1 … 1048575
     std::uint32_t window = 8;            ///< calls of a session at once; a power of two, 1 … 64
     std::uint32_t backlog = 16;          ///< further ones that wait here, per session; 1 … 4096

@@ -19,7 +19,8 @@ inline void copy_head(std::byte* to, const std::byte* from) noexcept {
 
 /// Copies up to 48 bytes without a call: overlapping moves of the largest size that fits. The two
 /// ranges do not overlap each other.
-inline void copy_small(std::byte* to, const std::byte* from, std::size_t n) noexcept {
+[[gnu::always_inline]] inline void copy_small(std::byte* to, const std::byte* from,
+                                              std::size_t n) noexcept {
   if (n >= 32) {
     std::byte tail[16];
     std::memcpy(tail, from + n - 16, 16);

@@ -18,6 +18,7 @@ constexpr std::array<string_view, 3> kPolicies{"require", "prefer", "off"};
 constexpr std::array<string_view, 2> kSharedReceives{"auto", "off"};
 constexpr std::array<string_view, 2> kControlModes{"automatic", "manual"};
 constexpr std::array<string_view, 3> kCarriers{"automatic", "datagrams", "connections"};
+constexpr std::array<string_view, 2> kDatagrams{"direct", "verbs"};
 // In the order of Access.
 constexpr std::array<string_view, 8> kAccess{
     "local",         "remote_read",        "remote_write",        "remote_read_write",
@@ -210,6 +211,8 @@ constexpr std::array kKeys{
 
     SPINWIRE_CHOICE(rpc, Rpc, carrier, kCarriers,
                     "what calls go over; automatic: datagrams where the device has them, else connections"),
+    SPINWIRE_CHOICE(rpc, Rpc, datagrams, kDatagrams,
+                    "how datagrams go; direct: without work requests where the device can"),
     SPINWIRE_NUMBER(rpc, Rpc, sessions, integer, 1, 1048575, "",
                     "sessions of the engine, opened and served each"),
     SPINWIRE_NUMBER(rpc, Rpc, window, integer, 1, 64, "",

@@ -52,14 +52,14 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   poll_batch = static_cast<int>(c.queues.poll_batch);
 
   // Control pool: a credit cell per connection, the staging room of each operation, and of each
-  // datagram of remote calls.
+  // datagram of remote calls; some more for messages about long calls when the send pool is dry.
   constexpr std::uint64_t kCellBlock = 256 + 64;
   const std::uint64_t staging = std::uint64_t{shared.operations.capacity()} * agent::kStagingBytes;
   memory::ArenaOptions arena;
   arena.pool_bytes = {c.memory.send_bytes, c.memory.receive_bytes, c.memory.lease_bytes,
                       c.memory.large_bytes,
                       kCellBlock * c.connections.maximum + 2 * staging +
-                          2 * c.rpc.send_depth * rpc::kLineBytes + 2 * memory::kChunkBytes};
+                          2 * c.rpc.send_depth * rpc::kLineBytes + 3 * memory::kChunkBytes};
   arena.hugepages = c.memory.hugepages;
   arena.lock = c.memory.lock;
   arena.populate = !sparse;

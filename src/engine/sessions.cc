@@ -379,8 +379,10 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
 }
 
 /// What was sent outside of a poll goes out at once unless it is to wait.
-inline void post(EngineCore& core, Post when) noexcept {
-  engine::deferred(core, when) ? core.wake_soon() : core.calls->port->flush();
+[[gnu::always_inline]] inline void post(EngineCore& core, Post when) noexcept {
+  if (core.guard.polling() && when != Post::now) [[likely]]
+    return;  // with the poll's end
+  when == Post::defer ? core.wake_soon() : core.calls->port->flush();
 }
 
 /// One that goes over the session's connection.
@@ -412,7 +414,8 @@ inline void post(EngineCore& core, Post when) noexcept {
   const std::uint64_t now = core->guard.polling() ? s.now : s.clock.now();
   const std::uint64_t patience =
       options.deadline.count() == 0 ? core->calls->call_timeout : s.clock.ticks(options.deadline);
-  const rpc::Asked asked{method, data, size, block, now, now + patience};
+  const bool defer = options.post == Post::defer;
+  const rpc::Asked asked{method, data, size, block, now, now + patience, defer};
   if (options.reply_into) [[unlikely]]
     return begin_long_call(*core, *c, asked, options, done);
   const Status status = rpc::call(*core->calls, *c, asked, done);

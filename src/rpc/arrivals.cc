@@ -54,38 +54,44 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   on_loss(r, c);
 }
 
+/// A reply to one of the session's calls. Answers whether the block was kept.
+[[gnu::always_inline]] inline bool end_by_reply(Rpc& r, ClientSession& c, const RpcHeader& header,
+                                                Block* block, const std::byte* payload) noexcept {
+  const std::uint64_t now = r.shared.now;
+  const bool first_now = std::exchange(c.last_heard, now) != now;
+  const std::uint32_t slot = header.number & (c.window - 1);
+  Call& k = c.calls[slot];
+  if (k.number != header.number || (c.active & bit(slot)) == 0) [[unlikely]]
+    return ++r.stats.late, false;
+  if (header.window != c.granted) [[unlikely]] {
+    c.granted = std::min(header.window, c.window);
+    allow(c);
+  }
+  if (k.tries == 0) [[likely]] {
+    const std::uint64_t trip = now - std::min(k.sent_at, now);
+    if (first_now) measure(r, c, trip);  // one of a batch says what all do
+    if (trip > r.target || c.flow.window != c.flow.whole) [[unlikely]]
+      adjust(r, c, trip, header.method);
+  } else {
+    learn_from_repeated(r, c, k, header.method);
+  }
+  const ReplyCallback done = k.done;
+  vacate(r, c, k, slot);
+  ++r.stats.replies;
+  Reply reply(static_cast<Status>(header.status), block, payload, header.length);
+  done(reply);
+  if (c.waiting_count != 0 && c.name == header.session) [[unlikely]]
+    pump(r, c);
+  return reply.kept();
+}
+
 /// Answers whether the block was kept.
 [[gnu::always_inline]] inline bool take_reply(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                                               const Arrival& at) noexcept {
   ClientSession* const c = find_client(r, header.session);
   if (c == nullptr || !c->route->from.is_of(wc, at.route)) [[unlikely]]
     return ++r.stats.bad_datagrams, false;
-  const std::uint64_t now = r.shared.now;
-  c->last_heard = now;
-  const std::uint32_t slot = header.number & (c->window - 1);
-  Call& k = c->calls[slot];
-  if (k.number != header.number || (c->active & bit(slot)) == 0) [[unlikely]]
-    return ++r.stats.late, false;
-  if (header.window != c->granted) [[unlikely]] {
-    c->granted = std::min(header.window, c->window);
-    allow(*c);
-  }
-  if (k.tries == 0) [[likely]] {
-    const std::uint64_t trip = now - std::min(k.sent_at, now);
-    measure(r, *c, trip);
-    if (trip > r.target || c->flow.window != c->flow.whole) [[unlikely]]
-      adjust(r, *c, trip, header.method);
-  } else {
-    learn_from_repeated(r, *c, k, header.method);
-  }
-  const ReplyCallback done = k.done;
-  vacate(r, *c, k, slot);
-  ++r.stats.replies;
-  Reply reply(static_cast<Status>(header.status), at.block, at.payload(), header.length);
-  done(reply);
-  if (c->waiting_count != 0 && c->name == header.session) [[unlikely]]
-    pump(r, *c);
-  return reply.kept();
+  return end_by_reply(r, *c, header, at.block, at.payload());
 }
 
 /// A request that was here before: the answer went astray, or the handler is still at it.
@@ -116,33 +122,39 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
                nullptr);
 }
 
+/// A request of the session's client. Answers whether the block was kept.
+[[gnu::always_inline]] inline bool serve(Rpc& r, ServerSession& s, const RpcHeader& header,
+                                         Block* block, std::byte* payload) noexcept {
+  s.last_heard = r.shared.now;
+  Service& v = s.services[header.number & (s.window - 1)];
+  if (static_cast<std::int32_t>(header.number - v.number) <= 0) [[unlikely]]
+    return take_repeated(r, s, v, header.number), false;
+  clear(v.payload);
+  v.number = header.number;
+  v.state = ServiceState::running;
+  v.payload.since = r.since;
+  if (s.granted != s.window) [[unlikely]]
+    grant(r, s);
+  if (header.method >= r.methods || !r.handlers[header.method]) [[unlikely]] {
+    refuse(r, header.session, header.number, Status::unsupported, "no such method");
+    return false;
+  }
+  ++r.stats.served;
+  Request request({&r, header.session, header.number}, header.method, block, payload,
+                  header.length);
+  r.handlers[header.method](request);
+  if (!request.answered()) [[unlikely]]
+    refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
+  return request.kept();
+}
+
 /// Answers whether the block was kept.
 [[gnu::always_inline]] inline bool take_request(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                                                 const Arrival& at) noexcept {
   ServerSession* const s = find_server(r, header.session);
   if (s == nullptr || !s->route->from.is_of(wc, at.route)) [[unlikely]]
     return take_unknown(r, header, wc, at.route), false;
-  s->last_heard = r.shared.now;
-  Service& v = s->services[header.number & (s->window - 1)];
-  if (static_cast<std::int32_t>(header.number - v.number) <= 0) [[unlikely]]
-    return take_repeated(r, *s, v, header.number), false;
-  clear(v.payload);
-  v.number = header.number;
-  v.state = ServiceState::running;
-  v.payload.since = r.since;
-  if (s->granted != s->window) [[unlikely]]
-    grant(r, *s);
-  if (header.method >= r.methods || !r.handlers[header.method]) [[unlikely]] {
-    refuse(r, header.session, header.number, Status::unsupported, "no such method");
-    return false;
-  }
-  ++r.stats.served;
-  Request request({&r, header.session, header.number}, header.method, at.block, at.payload(),
-                  header.length);
-  r.handlers[header.method](request);
-  if (!request.answered()) [[unlikely]]
-    refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
-  return request.kept();
+  return serve(r, *s, header, at.block, at.payload());
 }
 
 /// Any other, and replies that tell of something.
@@ -178,20 +190,100 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   return take_other(r, wc, at);
 }
 
+/// One that came directly and is neither of the two that are quick, or of a queue pair that we have
+/// not heard from: as if it had come by the verbs.
+[[gnu::cold, gnu::noinline]] bool take_indirectly(Rpc& r,
+                                                  const base::DirectReceive& receive) noexcept {
+  ibv_wc wc{};
+  wc.status = IBV_WC_SUCCESS;
+  wc.byte_len = static_cast<std::uint32_t>(kRouteBytes) + receive.length;
+  wc.qp_num = r.port->qp_num();
+  wc.src_qp = static_cast<std::uint32_t>(receive.source) & 0xffffff;
+  wc.wc_flags = IBV_WC_GRH;
+  r.port->write_route(receive);
+  const Arrival at{static_cast<Block*>(receive.owner), receive.to - kRouteBytes};
+  RpcHeader header;
+  if (wire::decode(at.datagram(), receive.length, header)) {
+    const ServerSession* const s = find_server(r, header.session);
+    const ClientSession* const c = find_client(r, header.session);
+    Route* const route = header.kind == RpcKind::request && s != nullptr ? s->route
+                         : header.kind == RpcKind::reply && c != nullptr ? c->route
+                                                                         : nullptr;
+    if (route != nullptr && route->from.is_of(wc, at.route)) route->source = receive.source;
+  }
+  return take_datagram(r, wc, at);
+}
+
+/// Answers whether the block was kept.
+[[gnu::always_inline]] inline bool take_direct(Rpc& r,
+                                               const base::DirectReceive& receive) noexcept {
+  wire::RpcWords words{};
+  std::memcpy(&words.low, receive.to, sizeof words.low);
+  std::memcpy(&words.high, receive.to + sizeof words.low, sizeof words.high);
+  const std::uint64_t bytes = std::uint64_t{receive.length} - wire::kRpcHeaderBytes;
+  const RpcHeader header = wire::unpack(words);
+  auto* const block = static_cast<Block*>(receive.owner);
+  std::byte* const payload = receive.to + wire::kRpcHeaderBytes;
+  if (wire::is_request(words, bytes)) {
+    ServerSession* const s = find_server(r, header.session);
+    if (s != nullptr && s->route->source == receive.source) [[likely]]
+      return serve(r, *s, header, block, payload);
+  } else if (wire::is_good_reply(words, bytes)) {
+    ClientSession* const c = find_client(r, header.session);
+    if (c != nullptr && c->route->source == receive.source) [[likely]]
+      return end_by_reply(r, *c, header, block, payload);
+  }
+  return take_indirectly(r, receive);
+}
+
 /// With more than this, sessions are not in the caches.
 constexpr std::uint32_t kManySessions = 128;
 
-/// Asks for the records that a batch is for.
+/// Asks for the records that a datagram is for.
+inline void fetch_for(const Rpc& r, const std::byte* datagram) noexcept {
+  wire::RpcWords words{};
+  std::memcpy(&words, datagram, sizeof words);
+  const RpcHeader header = wire::unpack(words);
+  const std::uint32_t index = wire::RpcName::index(header.session);
+  if (header.kind == RpcKind::request) r.servers.prefetch(index, header.number);
+  if (header.kind == RpcKind::reply) r.clients.prefetch(index, header.number);
+}
+
 [[gnu::noinline]] void fetch_ahead(const Rpc& r, const ibv_wc* wcs, const ibv_wc* end) noexcept {
   for (const ibv_wc* wc = wcs; wc != end; ++wc) {
-    if (!agent::is_receive(wc->wr_id) || wc->status != IBV_WC_SUCCESS) continue;
-    wire::RpcWords words{};
-    std::memcpy(&words, r.port->arrival(agent::slot_of(wc->wr_id)) + kRouteBytes, sizeof words);
-    const RpcHeader header = wire::unpack(words);
-    const std::uint32_t index = wire::RpcName::index(header.session);
-    if (header.kind == RpcKind::request) r.servers.prefetch(index, header.number);
-    if (header.kind == RpcKind::reply) r.clients.prefetch(index, header.number);
+    if (agent::is_receive(wc->wr_id) && wc->status == IBV_WC_SUCCESS)
+      fetch_for(r, r.port->arrival(agent::slot_of(wc->wr_id)) + kRouteBytes);
   }
+}
+
+[[gnu::noinline]] void fetch_ahead(const Rpc& r, const DirectReceives& receives,
+                                   std::uint32_t count) noexcept {
+  for (std::uint32_t i = 0; i < count; ++i) fetch_for(r, receives.arrived(i).to);
+}
+
+bool many_sessions(const Rpc& r) noexcept {
+  return r.clients.size() + r.servers.size() > kManySessions;
+}
+
+/// Where the device has them directly. Answers how many datagrams there were.
+[[gnu::noinline]] std::uint32_t take_directly(Rpc& r, DirectReceives& receives, const ibv_wc* wcs,
+                                              const ibv_wc* end) noexcept {
+  std::uint32_t count = 0;
+  for (const ibv_wc* wc = wcs; wc != end; ++wc) {
+    if (agent::is_receive(wc->wr_id)) {
+      count += wc->byte_len;
+    } else {
+      r.port->on_sent(*wc);
+    }
+  }
+  if (many_sessions(r)) [[unlikely]]
+    fetch_ahead(r, receives, count);
+  for (std::uint32_t left = count; left != 0; --left) {
+    base::DirectReceive& receive = receives.take();
+    receives.give_back(receive, take_direct(r, receive));
+  }
+  receives.rest();
+  return count;
 }
 
 }  // namespace
@@ -200,12 +292,14 @@ const ibv_wc* take_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
                                std::uint32_t& events) noexcept {
   Port& port = *r.port;
   const ibv_wc* ahead = wcs + 1;
-  for (const std::uint32_t ours = wcs->qp_num; ahead != end && ahead->qp_num == ours; ++ahead) {
-    if (agent::is_receive(ahead->wr_id))
-      __builtin_prefetch(port.arrival(agent::slot_of(ahead->wr_id)) + kRouteBytes);
-  }
+  while (ahead != end && ahead->qp_num == wcs->qp_num) ++ahead;
   end = ahead;
-  if (r.clients.size() + r.servers.size() > kManySessions) [[unlikely]]
+  if (port.direct() != nullptr) return events += take_directly(r, *port.direct(), wcs, end), end;
+  for (const ibv_wc* wc = wcs + 1; wc != end; ++wc) {
+    if (agent::is_receive(wc->wr_id))
+      __builtin_prefetch(port.arrival(agent::slot_of(wc->wr_id)) + kRouteBytes);
+  }
+  if (many_sessions(r)) [[unlikely]]
     fetch_ahead(r, wcs, end);
   std::uint32_t taken = 0;
   for (const ibv_wc* wc = wcs; wc != end; ++wc) {

@@ -53,10 +53,17 @@ void post_due(Rpc& r) noexcept {
   }
 }
 
+Block* block_to_send(Rpc& r, std::size_t size) noexcept {
+  memory::Arena& arena = *r.shared.arena;
+  Block* const block = arena.allocate(memory::PoolId::send, size);
+  if (block != nullptr || size > kLeastMessage) return block;
+  return arena.allocate(memory::PoolId::control, size);
+}
+
 Status send_bulk(Rpc& r, agent::Agent& a, const wire::BulkHeader& header,
                  std::span<const std::byte> payload) noexcept {
   const std::size_t size = wire::kBulkHeaderBytes + payload.size();
-  Block* const block = r.shared.arena->allocate(memory::PoolId::send, size);
+  Block* const block = block_to_send(r, size);
   if (block == nullptr) return Status::no_buffer;
   const Buffer message(block, size);
   const auto bytes = wire::encode(header);

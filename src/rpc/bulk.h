@@ -108,6 +108,12 @@ void forget_due(Rpc& r, BulkEnd& e) noexcept;
 void pump_due(Rpc& r) noexcept;
 /// What the application deferred goes out, as far as there is room. Runs no callback.
 void post_due(Rpc& r) noexcept;
+/// What is up to this long goes out though the application has all of the send pool, maybe in calls
+/// that wait for just that.
+inline constexpr std::size_t kLeastMessage = wire::kBulkHeaderBytes + kShortCall;
+/// From the send pool or, if that is dry and no more is wanted than kLeastMessage, the engine's
+/// own. Null: neither has one.
+Block* block_to_send(Rpc& r, std::size_t size) noexcept;
 /// Sends a header and what lies behind it with the next flush. Errors: those of Connection::send(),
 /// no_buffer.
 Status send_bulk(Rpc& r, agent::Agent& a, const wire::BulkHeader& header,

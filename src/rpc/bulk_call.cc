@@ -71,9 +71,12 @@ Status send_head(Rpc& r, agent::Agent& a, BulkCall& k) noexcept {
   const Payload& payload = k.asked.payload;
   const bool within = k.asked.size <= kCopied && is_eager(a, k.asked.size);
   const std::byte* const data = payload.block == nullptr ? payload.text : payload.data;
-  const Status status =
-      send_bulk(r, a, header, {data, within ? std::size_t{k.asked.size} : std::size_t{0}});
+  Status status = send_bulk(r, a, header, {data, within ? std::size_t{k.asked.size} : 0});
   if (status == Status::ok) k.told = within || k.asked.size == 0 ? Told::all : Told::header;
+  if (status == Status::no_buffer && within && payload.block != nullptr) {
+    status = send_bulk(r, a, header, {});
+    if (status == Status::ok) k.told = Told::header;
+  }
   return status;
 }
 
@@ -93,8 +96,9 @@ void on_request_sent(Rpc& r, std::uint32_t session, std::uint32_t number, Status
 Status send_body(Rpc& r, const BulkClient& b, agent::Agent& a, BulkCall& k) noexcept {
   Payload& payload = k.asked.payload;
   if (payload.block == nullptr) {
-    Block* const copy = copy_to_block(r, payload.text, k.asked.size);
+    Block* const copy = block_to_send(r, k.asked.size);
     if (copy == nullptr) return Status::no_buffer;
+    std::memcpy(copy->payload, payload.text, k.asked.size);
     payload.block = copy;
     payload.data = copy->payload;
   }

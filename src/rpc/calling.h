@@ -11,6 +11,17 @@ namespace spinwire::rpc {
 
 inline std::uint64_t bit(std::uint32_t slot) noexcept { return std::uint64_t{1} << slot; }
 
+/// Copies a callback that was just written, word by word: a load of two would wait for both stores.
+[[gnu::always_inline]] inline void copy_words(ReplyCallback& to,
+                                              const ReplyCallback& from) noexcept {
+  static_assert(sizeof to == 40 && std::is_trivially_copyable_v<ReplyCallback>);
+  std::uint64_t words[5];
+  for (std::size_t i = 0; i < 5; ++i)
+    std::memcpy(&words[i], reinterpret_cast<const std::byte*>(&from) + 8 * i, 8);
+  for (std::size_t i = 0; i < 5; ++i)
+    std::memcpy(reinterpret_cast<std::byte*>(&to) + 8 * i, &words[i], 8);
+}
+
 /// Whether one more call may go out now, as far as its session and the engine are concerned.
 inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
   return c.under_way < c.allowed && r.promised < r.budget && !r.port->full();
@@ -30,12 +41,14 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
   }
 }
 
-/// Sends header and payload. Not while the port is full.
+/// Sends header and payload; to `defer` means with the others of a list, if there are lists. Not
+/// while the port is full.
 [[gnu::always_inline]] inline void put_out(Rpc& r, const Destination& to,
-                                           const wire::RpcHeader& header,
-                                           const Payload& payload) noexcept {
+                                           const wire::RpcHeader& header, const Payload& payload,
+                                           bool defer = false) noexcept {
   const wire::RpcWords words = wire::pack(header);
   if (payload.block == nullptr) [[likely]] {
+    if (!defer && r.port->send_direct(to, words, header.length, payload.text)) return;
     r.port->send(to, words, header.length, payload.text);
   } else {
     r.port->send(to, words, header.length, payload.block, payload.data);
@@ -54,7 +67,7 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
 
 /// Sends the call in a slot for the first time; it may_start().
 [[gnu::always_inline]] inline void start(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot,
-                                         std::uint64_t now) noexcept {
+                                         std::uint64_t now, bool defer = false) noexcept {
   mind_idleness(r, c, now);
   c.active |= bit(slot);
   ++c.under_way;
@@ -62,7 +75,7 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
     cover(r);
   call.tries = 0;
   call.sent_at = now;
-  put_out(r, c.route->to, header_of(c, call), call.payload);
+  put_out(r, c.route->to, header_of(c, call), call.payload, defer);
   look_for_answer(r, c, call, now);
 }
 
@@ -86,9 +99,9 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
   k.size = static_cast<std::uint16_t>(asked.size);
   k.id = ++c.last_call;
   k.deadline = asked.deadline;
-  k.done = done;
+  copy_words(k.done, done);
   ++r.stats.calls;
-  start(r, c, k, slot, asked.now);
+  start(r, c, k, slot, asked.now, asked.defer);
   return Status::ok;
 }
 

@@ -51,6 +51,7 @@ Port::Port(agent::Shared& s, const PortOptions& options) noexcept
       mask_(options.send_depth - 1),
       entry_mask_(mask_),
       list_length_(s.list_length),
+      receive_depth_(options.receive_depth),
       shared_(s),
       mtu_(std::min(s.device->place().mtu, kLongestDatagram)) {}
 
@@ -76,8 +77,7 @@ Result<std::unique_ptr<Port>> Port::open(agent::Shared& s, const PortOptions& op
   if (!qp) return tl::unexpected(qp.error());
   port->qp_ = *qp;
   if (auto made = port->make_sends(); !made) return tl::unexpected(made.error());
-  if (auto made = port->make_receives(options.receive_depth); !made)
-    return tl::unexpected(made.error());
+  if (auto made = port->make_receives(); !made) return tl::unexpected(made.error());
   return port;
 }
 
@@ -104,21 +104,33 @@ Result<void> Port::make_sends() {
   return {};
 }
 
-Result<void> Port::make_receives(std::uint32_t depth) {
-  missing_.reserve(depth);
-  receives_.make(depth, agent::receive_id);
-  for (std::uint32_t slot = 0; slot < depth; ++slot) {
-    if (!fill(slot)) {
-      return base::fail(
-          Status::limit, "open the port of remote calls",
-          fmt::format("the receive pool has blocks for {} of {} receives", slot, depth),
-          "raise memory.receive_bytes, or lower rpc.receive_depth");
-    }
+Result<void> Port::make_receives() {
+  if (shared_.config.rpc.datagrams == RpcDatagrams::direct)
+    direct_ = shared_.device->provider().direct;
+  std::uint32_t there = 0;
+  if (direct_ != nullptr) {
+    direct_receives_ = std::make_unique<DirectReceives>(shared_, receive_depth_,
+                                                        kReceiveOffset + kRouteBytes, mtu_);
+    there = direct_receives_->made();
+    send_direct_ = direct_->send;
+    direct_->receive_by(qp_, direct_receives_->lists());
+  } else {
+    missing_.reserve(receive_depth_);
+    receives_.make(receive_depth_, agent::receive_id);
+    while (there < receive_depth_ && fill(there)) ++there;
   }
-  return {};
+  if (there == receive_depth_) return {};
+  return base::fail(
+      Status::limit, "open the port of remote calls",
+      fmt::format("the receive pool has blocks for {} of {} receives", there, receive_depth_),
+      "raise memory.receive_bytes, or lower rpc.receive_depth");
 }
 
 void Port::open_receives(std::uint32_t count) noexcept {
+  if (direct_receives_ != nullptr) {
+    open_ = std::min(count, receive_depth_);
+    return direct_receives_->open(open_);
+  }
   for (count = std::min(count, receives_.size()); open_ < count; ++open_) give_back(open_, false);
   post_receives();
 }
@@ -221,6 +233,7 @@ void Port::post_receives() noexcept {
 }
 
 void Port::upkeep() noexcept {
+  if (direct_receives_ != nullptr) direct_receives_->upkeep();
   while (!missing_.empty() && fill(missing_.back())) {
     receives_.add(missing_.back());
     missing_.pop_back();

@@ -1,7 +1,7 @@
 // The datagram queue pair of an engine's sessions: a ring of prebuilt sends, each with a line of
 // its own for header and short payload, so that no datagram depends on what its session does next;
 // and a ring of receives. Both are as short as may be: what is used again soon is in the caches.
-// Hot.
+// Where the device has base::DirectDatagrams, short ones go out by that, and all come in. Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "agent/shared.h"
+#include "base/direct_datagrams.h"
+#include "rpc/direct_receives.h"
 #include "spinwire/rpc.h"
 #include "verbs/work_requests.h"
 #include "wire/handshake.h"
@@ -35,11 +37,7 @@ static_assert(kPayloadOffset == 64);
 inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kRouteBytes;
 
 /// Where a session's datagrams go.
-struct Destination {
-  ibv_ah* ah = nullptr;
-  std::uint32_t qp_num = 0;
-  std::uint32_t qkey = 0;
-};
+using Destination = base::DatagramAddress;
 
 /// By what a session's datagrams are known: queue pair numbers are each device's own, so that the
 /// address in front of the datagram counts as well. Of that, two words, as far as the masks say.
@@ -85,6 +83,17 @@ class Port {
 
   // Sends: each in turn, as one datagram. Not while full().
   [[nodiscard]] bool full() const noexcept { return sent_ - done_ >= depth_; }
+  /// The same without a work request, if the device can and this is true: of up to kDirectPayload
+  /// bytes; as many are read. It goes out with flush(), or with more of these.
+  [[nodiscard, gnu::always_inline]] bool send_direct(const Destination& to, wire::RpcWords words,
+                                                     std::uint32_t length,
+                                                     const std::byte* payload) noexcept {
+    if (send_direct_ == nullptr || length > base::kDirectPayload || posted_ != sent_ ||
+        !send_direct_(qp_, to, words.low, words.high, payload, length))
+      return false;
+    if (++unpublished_ == list_length_) publish();
+    return true;
+  }
   /// Up to kShortCall bytes, which are copied, whatever lies behind them as well: a fixed number is
   /// quicker.
   void send(const Destination& to, wire::RpcWords words, std::uint32_t length,
@@ -127,12 +136,19 @@ class Port {
   }
   /// Posts what was sent.
   void flush() noexcept {
-    if (unposted()) post();
+    if (unpublished_ != 0) publish();
+    if (posted_ != sent_) post();
   }
-  [[nodiscard]] bool unposted() const noexcept { return posted_ != sent_; }
+  [[nodiscard]] bool unposted() const noexcept { return unpublished_ != 0 || posted_ != sent_; }
   void on_sent(const ibv_wc& wc) noexcept;
 
-  // Receives.
+  // Receives. Where the device takes them directly, only what is said of all.
+  /// Null: it does not.
+  [[nodiscard]] DirectReceives* direct() const noexcept { return direct_receives_.get(); }
+  /// Puts in front of a datagram that came directly what tells where it came from.
+  void write_route(const base::DirectReceive& receive) const noexcept {
+    direct_->write_route(qp_, receive, receive.to - kRouteBytes);
+  }
   [[nodiscard]] Block* block(std::uint32_t slot) noexcept { return receives_.memory(slot); }
   /// What the device writes to: where the datagram came from, and behind that the datagram.
   [[nodiscard]] std::byte* arrival(std::uint32_t slot) const noexcept {
@@ -141,7 +157,7 @@ class Port {
   /// Posts more receives until there are `count`, or all that there are.
   void open_receives(std::uint32_t count) noexcept;
   [[nodiscard]] std::uint32_t open() const noexcept { return open_; }
-  [[nodiscard]] bool all_open() const noexcept { return open_ == receives_.size(); }
+  [[nodiscard]] bool all_open() const noexcept { return open_ == receive_depth_; }
   /// The slot's receive is to be posted again, with another block if this one was kept.
   void give_back(std::uint32_t slot, bool kept) noexcept {
     if (kept) [[unlikely]]
@@ -154,7 +170,8 @@ class Port {
   /// Work for the control step: blocks for receives that have none, a queue pair that has failed.
   void upkeep() noexcept;
   [[nodiscard]] std::uint32_t missing() const noexcept {
-    return static_cast<std::uint32_t>(missing_.size());
+    return direct_receives_ != nullptr ? direct_receives_->missing()
+                                       : static_cast<std::uint32_t>(missing_.size());
   }
   // For audits.
   [[nodiscard]] const ibv_qp* queue_pair() const noexcept { return qp_; }
@@ -164,6 +181,7 @@ class Port {
   template <typename Visit>
   void visit_blocks(Visit&& visit) {
     visit(lines_block_);
+    if (direct_receives_ != nullptr) direct_receives_->visit_blocks(visit);
     for (std::uint32_t i = 0; i < receives_.size(); ++i) visit(receives_.memory(i));
     for (std::uint32_t i = done_; i != sent_; ++i) visit(held_blocks_[i & mask_].block);
   }
@@ -184,8 +202,12 @@ class Port {
   };
   Port(agent::Shared& s, const PortOptions& options) noexcept;
   Result<void> make_sends();
-  Result<void> make_receives(std::uint32_t depth);
+  Result<void> make_receives();
   void post() noexcept;
+  void publish() noexcept {
+    unpublished_ = 0;
+    direct_->publish(qp_);
+  }
   void take_back(const ibv_send_wr* bad) noexcept;
   void replace(std::uint32_t slot) noexcept;
   bool fill(std::uint32_t slot) noexcept;
@@ -218,12 +240,17 @@ class Port {
   std::uint32_t mask_;        ///< of held_blocks_
   std::uint32_t entry_mask_;  ///< of entries_ and lines_
   std::uint32_t list_length_;
-  std::uint32_t signaled_ = 0;  ///< up to here all are done when the last signaled one is
-  bool holds_ = false;          ///< something in the list holds a block
-  unsigned inline_ = 0;         ///< the flag, if lines can be sent so
+  std::uint32_t unpublished_ = 0;  ///< sent directly since publish()
+  std::uint32_t signaled_ = 0;     ///< up to here all are done when the last signaled one is
+  bool holds_ = false;             ///< something in the list holds a block
+  unsigned inline_ = 0;            ///< the flag, if lines can be sent so
+  decltype(base::DirectDatagrams::send) send_direct_ = nullptr;
+  std::unique_ptr<DirectReceives> direct_receives_;  ///< in the place of `receives_`
   verbs::ReceiveSlots<Block> receives_;
   std::unique_ptr<Held[]> held_blocks_;  ///< as many as the send queue is deep
   // Cold.
+  const base::DirectDatagrams* direct_ = nullptr;
+  std::uint32_t receive_depth_;
   std::uint32_t open_ = 0;  ///< slots in use: the first so many
   agent::Shared& shared_;
   Block* lines_block_ = nullptr;

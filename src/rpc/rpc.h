@@ -106,6 +106,8 @@ Entry take_out(Entry* ring, std::uint32_t room, std::uint32_t& first, std::uint3
 struct Route {
   Destination to;
   Origin from;
+  std::uint64_t source =
+      0;  ///< the same, as the device has it that receives directly; 0: not seen yet
   ibv_gid gid{};
   std::uint16_t lid = 0;
   std::uint32_t users = 0;
@@ -393,6 +395,7 @@ struct Asked {
   Block* block;            ///< null: to be copied
   std::uint64_t now;       ///< tick
   std::uint64_t deadline;  ///< tick
+  bool defer;              ///< it is to go out with others
 };
 /// One that may not start yet. Cold unless the window is full.
 Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done) noexcept;

@@ -63,7 +63,10 @@ bool reclaim_lane(Context& c, std::uint32_t index, bool gone) {
       return false;
     }
     if (lane->peer != nullptr && lane->peer->users != 0) return false;
-    if (lane->peer != nullptr && lane->peer->in == lane) lane->peer->in = nullptr;
+    if (lane->peer != nullptr && lane->peer->in == lane) {
+      lane->peer->in = nullptr;
+      lane->peer->out.direct_limit = 0;
+    }
     sleep_lane(c, *lane);
     c.lanes[index].reset();
   } else if ((!gone && lane_state(state) != LaneState::released) || open_unread(c, index)) {

@@ -247,16 +247,15 @@ bool read_prefix(LaneCursor& cursor, std::uint64_t word, std::uint32_t bytes,
   return datagram.length <= kDatagramBytes;
 }
 
-std::uint16_t route_length(const Datagram& datagram) noexcept {
-  const std::uint32_t padded = (datagram.length + 3) & ~3u;
-  return htons(
-      static_cast<std::uint16_t>(padded + kTransportBytes + (datagram.has_imm ? kImmBytes : 0)));
+std::uint16_t route_length(std::uint32_t length, bool has_imm) noexcept {
+  const std::uint32_t padded = (length + 3) & ~3u;
+  return htons(static_cast<std::uint16_t>(padded + kTransportBytes + (has_imm ? kImmBytes : 0)));
 }
 
 ibv_grh route_header(const InLane& lane, const Datagram& datagram) noexcept {
   ibv_grh grh = lane.route;
   grh.version_tclass_flow = datagram.prefix.version_class_flow;
-  grh.paylen = route_length(datagram);
+  grh.paylen = route_length(datagram.length, datagram.has_imm);
   grh.hop_limit = datagram.prefix.hop_limit;
   return grh;
 }
@@ -318,7 +317,7 @@ class RouteCopier {
     static_assert(offsetof(ibv_grh, paylen) == 4 && sizeof(ibv_grh) == 40);
     if (bytes != bytes_) [[unlikely]] {
       bytes_ = bytes;
-      length_ = std::uint64_t{route_length({bytes, false, {}})} << 32;
+      length_ = std::uint64_t{route_length(bytes, false)} << 32;
     }
     const std::uint64_t first = first_ | length_;
     std::memcpy(to, &first, sizeof first);
@@ -339,6 +338,10 @@ void take(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
   LaneCursor cursor(lane.lines, lane.head);
   if (!read_prefix(cursor, word, bytes, datagram)) [[unlikely]]
     return drop_datagram(c, Drop::malformed);
+  if (qp.direct != nullptr) {
+    std::byte* const to = next_direct(c, lane, qp, word, datagram.length);
+    return to != nullptr ? cursor.read(to, datagram.length) : void();
+  }
   ReceiveQueue& receives = *qp.receives;
   if (receives.count() == 0 && !take_from_limit(qp)) [[unlikely]]
     return drop_datagram(c, Drop::no_receive);
@@ -372,6 +375,12 @@ ibv_grh plain_route(const ibv_gid& from, const ibv_gid& to) noexcept {
   grh.hop_limit = kUsualHops;
   grh.sgid = from;
   grh.dgid = to;
+  return grh;
+}
+
+ibv_grh route_header(const InLane& lane, std::uint32_t length) noexcept {
+  ibv_grh grh = lane.route;
+  grh.paylen = route_length(length, false);
   return grh;
 }
 
@@ -446,6 +455,7 @@ std::uint32_t take_datagrams(const Context& c, const InLane& lane, Cq& cq, std::
       (word_flags(word) & kSpecial) != 0) [[unlikely]] {
     return 0;
   }
+  if (qp->direct != nullptr) return take_direct_run(lane, *qp, cq, word, limit);
   ReceiveQueue& receives = *qp->receives;
   const CompletionHead success{IBV_WC_RECV, qpn, word_psn(word), 0, IBV_WC_GRH};
   const std::uint32_t most = std::min(

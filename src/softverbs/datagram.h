@@ -70,11 +70,16 @@ inline Outgoing outgoing(const Qp& qp, const ibv_send_wr& wr, std::uint32_t leng
           (wr.send_flags & IBV_SEND_SOLICITED) != 0};
 }
 
+/// What there is beside the verbs.
+const base::DirectDatagrams& direct_datagrams() noexcept;
+
 /// post_send of a datagram queue pair. Hot.
 int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
 /// What all plain datagrams of a lane have in front of them, but for the length.
 ibv_grh plain_route(const ibv_gid& from, const ibv_gid& to) noexcept;
+/// In front of a plain one of so many bytes. Cold.
+ibv_grh route_header(const InLane& lane, std::uint32_t length) noexcept;
 
 /// What is wrong with a datagram that its sender can tell.
 ibv_wc_status check_datagram(Qp& qp, const ibv_sge* sges, std::uint32_t count, std::uint64_t length,
@@ -104,6 +109,16 @@ int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexc
 /// that case. Hot.
 std::uint32_t take_datagrams(const Context& c, const InLane& lane, Cq& cq, std::uint64_t word,
                              std::uint32_t limit) noexcept;
+// In datagram_direct.cc.
+/// Lets peers see what was sent directly.
+void publish_held(Context& c) noexcept;
+// For queue pairs with direct receives.
+/// As take_datagrams(), whose checks are done, with one completion for all. Hot.
+std::uint32_t take_direct_run(const InLane& lane, Qp& qp, Cq& cq, std::uint64_t word,
+                              std::uint32_t limit) noexcept;
+/// Where the next datagram of any other shape goes, which completes there; null: it is dropped.
+std::byte* next_direct(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
+                       std::uint32_t length) noexcept;
 /// Receives or drops the datagram of so many bytes that is next in the lane. Hot.
 void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
                    std::uint32_t bytes) noexcept;

@@ -194,6 +194,7 @@ void keep_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept
   Peer& peer = *kept.receiver;
   ++peer.users;
   const bool nobody_waits = peer.datagrams_waiting++ == 0;
+  peer.out.direct_limit = 0;
   if (alone) {
     pump_datagrams(qp);
   } else if (nobody_waits) {

@@ -198,6 +198,7 @@ void install(Context& c) {
   for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
     if (c.queue_pairs[i] != nullptr) watch_queue(c, *c.queue_pairs[i]);
   }
+  for (const auto& peer : c.peers) peer->out.direct_limit = 0;
 }
 
 void uninstall(Context& c) noexcept {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/direct_datagrams.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
 #include "softverbs/segment.h"
@@ -165,6 +166,10 @@ struct OutLane {
   /// What `tail` may not pass: head + kLaneLines, or less while queue pairs wait for room, so that
   /// nobody gets ahead of them.
   std::uint64_t limit = kLaneLines;
+  /// What direct datagrams may not reach; 0 while there may be none.
+  std::uint64_t direct_limit = 0;
+  Line* held = nullptr;  ///< the first that the peer is not to see yet, whose word is to be this:
+  std::uint64_t held_word = 0;
   std::uint32_t in_flight_head = 0;
   std::uint32_t in_flight_tail = 0;
   std::uint32_t index = 0;
@@ -188,7 +193,8 @@ struct InLane {
   std::uint32_t idle_rounds = 0;   ///< control steps without a packet
   std::uint64_t control_head = 0;  ///< head at the last control step
   bool awake = false;
-  ibv_grh route{};  ///< in front of a plain datagram, but for its length
+  ibv_grh route{};           ///< in front of a plain datagram, but for its length
+  std::uint64_t serial = 0;  ///< no other lane of the context, at any time, has it
 };
 
 struct MappedObject {
@@ -207,11 +213,13 @@ struct Peer {
   bool gone = false;     ///< died or closed
   bool unacked = false;  ///< listed in Context::unacked
   bool noted = false;    ///< listed in Context::noted
+  bool holds = false;    ///< a line may be held
   std::uint32_t users = 0;
   Qp* queue_pairs = nullptr;   ///< connected to it
   Qp* stalled = nullptr;       ///< waiting for room in `out`, first come, first served
   const Qp* run_of = nullptr;  ///< whose packets the last in-flight record still takes
   Qp* stalled_last = nullptr;
+  Peer* next_held = nullptr;  ///< with `holds`, behind Context::held_first
   // Datagrams that wait for room in `out`: see datagram_queue.cc.
   const Qp* datagram_turn = nullptr;  ///< whose datagram is the next
   const Qp* datagram_next = nullptr;  ///< who has the turn after it
@@ -266,13 +274,15 @@ struct Qp : ibv_qp {
   std::uint8_t signal_all = 0;  ///< IBV_SEND_SIGNALED with sq_sig_all
   bool waiting = false;         ///< for a retry timer
   bool stalled = false;
-  bool open = false;      ///< RTS, not waiting, the peer alive: packets may go out
-  bool straight = false;  ///< datagrams: RTS, and none waits in the queue
+  bool open = false;                ///< RTS, not waiting, the peer alive: packets may go out
+  bool straight = false;            ///< datagrams: RTS, and none waits in the queue
+  std::uint64_t datagram_word = 0;  ///< of a line with a plain one, as far as it is always the same
   std::uint16_t retries = 0;
   std::uint16_t rnr_retries = 0;
   // Receive side.
   ReceiveQueue* receives = nullptr;
-  KnownRegion writable;  ///< that the last receive lay in
+  base::DirectReceives* direct = nullptr;  ///< in the place of `receives`
+  KnownRegion writable;                    ///< that the last receive lay in
   /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
   std::uint64_t expected = kNeverExpected;
   bool nak_given = false;
@@ -337,6 +347,7 @@ struct Context {
   std::unique_ptr<Peer*[]> unacked;
   std::unique_ptr<Peer*[]> noted;
   std::unique_ptr<Qp*[]> queue_pairs;  ///< by index
+  Peer* held_first = nullptr;          ///< those for which a line may be held
   // Cold.
   Clock clock = Clock::real();
   Driving driving = Driving::by_user;
@@ -349,6 +360,7 @@ struct Context {
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<std::unique_ptr<InLane>> lanes;  ///< by directory index; null when unused
   std::uint32_t lane_scan = 0;
+  std::uint64_t lane_serial = 0;   ///< of the lane that was made last
   std::uint32_t idle_rounds = 64;  ///< control steps without a packet until a lane goes to sleep
   std::uint64_t naps = 0;          ///< lanes put to sleep so far
   std::uint64_t datagram_patience = 0;  ///< ticks: most that they wait for a peer that stands still

@@ -231,6 +231,7 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
     }
     InLane& lane = *c.lanes[index];
     lane.index = index;
+    lane.serial = ++c.lane_serial;
     lane.lines = c.segment->lanes[index].lines;
     lane.control = &c.segment->lanes[index].control;
     lane.next = lane.lines;
@@ -280,6 +281,7 @@ void ring_doorbell(Peer& peer) noexcept {
 void peer_gone(Peer& peer) noexcept {
   if (peer.gone) return;
   peer.gone = true;  // from here on nothing more is sent
+  peer.out.direct_limit = 0;
   for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) qp->open = false;
   acknowledge(peer);
   while (peer.stalled != nullptr) unstall(*peer.stalled);
@@ -293,6 +295,7 @@ void peer_gone(Peer& peer) noexcept {
 }
 
 void forget_peer(Context& c, Peer& peer) noexcept {
+  publish_held(c);
   if (peer.pidfd) {
     (void)epoll_ctl(c.liveness.get(), EPOLL_CTL_DEL, peer.pidfd.get(), nullptr);
     --c.watched;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "softverbs/objects.h"
 
@@ -157,12 +158,23 @@ inline void watch_answers(Peer& peer) noexcept {
   c.unacked[c.pending.unacked++] = &peer;
 }
 
-/// After lines were published: has the peer's answers watched, and wakes the lane if it sleeps.
-inline void after_publishing(Peer& peer) noexcept {
-  watch_answers(peer);
+/// A line that stayed back, and with it all that lies behind it.
+inline void publish_line(Peer& peer) noexcept {
+  std::exchange(peer.out.held, nullptr)->word.store(peer.out.held_word, std::memory_order_release);
+}
+
+inline void wake_if_asleep(Peer& peer) noexcept {
   std::atomic_signal_fence(std::memory_order_seq_cst);  // the sleeper's membarrier does the rest
   if (peer.out.control->asleep.load(std::memory_order_relaxed) != 0) [[unlikely]]
     ring_doorbell(peer);
+}
+
+/// After lines were published: has the peer's answers watched, and wakes the lane if it sleeps.
+inline void after_publishing(Peer& peer) noexcept {
+  if (peer.out.held != nullptr) [[unlikely]]
+    publish_line(peer);
+  watch_answers(peer);
+  wake_if_asleep(peer);
 }
 
 /// Number of the oldest packet in flight. Between sq_tail and sq_next there are only packets.

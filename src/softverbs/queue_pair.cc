@@ -116,6 +116,7 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
     errno = ENOMEM;
     return nullptr;
   }
+  qp->datagram_word = packet_kind(Packet::datagram, 0) << 48 | std::uint64_t{qp->qp_num} << 24;
   qp->context = &c.verbs;
   qp->qp_context = init.qp_context;
   qp->pd = &pd;

@@ -518,7 +518,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
     wake_lanes(c);
   if (c.pending.attention != 0) [[unlikely]]
     attend(c);
-  got = entries - static_cast<int>(cq.room);
+  got = static_cast<int>(cq.out - wc);
   cq.room = 0;
   return got;
 }

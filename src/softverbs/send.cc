@@ -138,6 +138,7 @@ bool room_for(Qp& qp, std::uint32_t lines) noexcept {
   if (out.tail + lines <= out.limit) [[likely]]
     return true;
   out.limit = out.tail;
+  out.direct_limit = 0;
   watch_answers(*qp.peer);             // not so yet if datagrams alone have the room
   qp.peer->context->ack_patience = 1;  // the next poll looks
   stall(qp);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/direct_datagrams.h"
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
 #include "verbs/gid.h"
@@ -73,6 +74,8 @@ struct Provider {
   /// Upkeep that the device needs from its user's control step (liveness, sleeping lanes); null if
   /// it needs none. May make system calls, never blocks.
   void (*control)(ibv_context* context);
+  /// What its datagram queue pairs have beside the verbs; null: nothing.
+  const base::DirectDatagrams* direct;
 };
 
 }  // namespace spinwire::verbs

@@ -1,5 +1,6 @@
 // The embedded device as a provider: the one place above it that knows it.
 #include "base/error.h"
+#include "softverbs/datagram.h"
 #include "softverbs/device.h"
 #include "softverbs/objects.h"
 #include "softverbs/region.h"
@@ -63,6 +64,7 @@ const Provider& softverbs_provider() noexcept {
       .query_qp = softverbs::query_qp,
       .destroy_qp = softverbs::destroy_qp,
       .control = softverbs::control_device,
+      .direct = &softverbs::direct_datagrams(),
   };
   return provider;
 }

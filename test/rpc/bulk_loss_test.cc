@@ -299,6 +299,32 @@ TEST(SlowRpcBulkLoss, WhateverIsGivenUpEachCallEndsOnce) {
   }
 }
 
+TEST(RpcBulkLoss, CallsGoOutThoughTheyHaveAllOfTheirPool) {
+  BulkCalls t;
+  Buffer reply = t.room(kLong);
+  ASSERT_EQ(t.call_into(kFold, filled(5000, 1), reply).status, Status::ok);
+  std::vector<Buffer> all;
+  for (std::size_t size = kLong; size != 0; size /= 2) {
+    for (Buffer b = t.client.engine.allocate(size); b; b = t.client.engine.allocate(size))
+      all.push_back(std::move(b));
+  }
+  ASSERT_FALSE(t.client.engine.allocate(1));
+  ASSERT_GE(all.size(), 2u);
+  std::vector<Status> ended;
+  const auto done = [&ended](Reply& r) { ended.push_back(r.status()); };
+  CallOptions options;
+  options.reply_into = reply.slice();
+  ASSERT_EQ(t.session.call(kFold, all.front().slice(), done), Status::ok);  // pulled
+  ASSERT_EQ(t.session.call(kFold, all.back().slice(), done, options), Status::ok);
+  const Bytes few = filled(9, 1);
+  ASSERT_EQ(t.session.call(kFold, std::span<const std::byte>(few), done, options), Status::ok);
+  ASSERT_TRUE(t.until([&] { return ended.size() == 3; }));
+  EXPECT_EQ(ended, std::vector<Status>(3, Status::ok));
+  all.clear();
+  reply.reset();
+  t.finish_bulk();
+}
+
 TEST(RpcBulkLoss, AServerWithoutRoomRefusesTheCall) {
   Config small = bulk_config();
   small.memory.large_bytes = 2u << 20;

@@ -32,6 +32,12 @@ inline bool over_connections() {
   return carrier != nullptr && std::string(carrier) == "connections";
 }
 
+/// Whether no datagram goes but by work requests, as SPINWIRE_TEST_DATAGRAMS=verbs says.
+inline bool by_work_requests() {
+  const char* datagrams = std::getenv("SPINWIRE_TEST_DATAGRAMS");
+  return datagrams != nullptr && std::string(datagrams) == "verbs";
+}
+
 inline Config rpc_config() {
   Config c = small_config();
   c.memory.receive_bytes = 8u << 20;
@@ -41,6 +47,7 @@ inline Config rpc_config() {
   c.rpc.receive_depth = 256;
   c.rpc.least_timeout *= slowness();
   c.rpc.target_delay = 1s;  // whatever is slow here is no network
+  if (by_work_requests()) c.rpc.datagrams = spinwire::RpcDatagrams::verbs;
   if (over_connections()) {
     c.rpc.carrier = spinwire::RpcCarrier::connections;
     c.connections.peer_timeout = 2s;  // until a server forgets who has lost his connection

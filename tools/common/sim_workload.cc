@@ -92,6 +92,7 @@ void SimWorld::build() {
   const double without = sim_.chance(0.3) ? 0.4 : 0;  // datagrams
   for (NodeId node = 0; node < nodes; ++node) {
     actors_.emplace_back().connects = sim_.chance(without);
+    config.rpc.datagrams = sim_.chance(0.3) ? RpcDatagrams::verbs : RpcDatagrams::direct;
     config.rpc.carrier = actors_.back().connects ? RpcCarrier::connections : RpcCarrier::automatic;
     if (auto added = sim_.add(config); !added) return fail("{}", added.error().message());
   }

@@ -1,0 +1,49 @@
+#include "rpc/direct_receives.h"
+
+#include <algorithm>
+
+namespace spinwire::rpc {
+
+DirectReceives::DirectReceives(agent::Shared& s, std::uint32_t depth, std::size_t offset,
+                               std::uint32_t room)
+    : offset_(offset),
+      shared_(s),
+      receives_(std::make_unique<Receive[]>(depth)),
+      posted_(std::make_unique<Receive*[]>(depth)),
+      arrived_(std::make_unique<Receive*[]>(depth)) {
+  missing_.reserve(depth);
+  lists_.posted = posted_.get();
+  lists_.arrived = arrived_.get();
+  lists_.room = room;
+  lists_.wr_id = agent::receive_id(0);
+  while (made_ < depth && fill(receives_[made_])) ++made_;
+}
+
+DirectReceives::~DirectReceives() {
+  visit_blocks([](Block* block) { detail::release(block); });
+}
+
+bool DirectReceives::fill(Receive& receive) noexcept {
+  Block* const block = shared_.arena->allocate(memory::PoolId::receive, offset_ + lists_.room);
+  receive.owner = block;
+  if (block != nullptr) receive.to = block->payload + offset_;
+  return block != nullptr;
+}
+
+void DirectReceives::open(std::uint32_t count) noexcept {
+  for (count = std::min(count, made_); open_ < count; ++open_) post(receives_[open_]);
+}
+
+void DirectReceives::replace(Receive& receive) noexcept {
+  detail::release(static_cast<Block*>(receive.owner));  // whoever kept it holds a reference
+  fill(receive) ? post(receive) : missing_.push_back(&receive);
+}
+
+void DirectReceives::upkeep() noexcept {
+  while (!missing_.empty() && fill(*missing_.back())) {
+    post(*missing_.back());
+    missing_.pop_back();
+  }
+}
+
+}  // namespace spinwire::rpc

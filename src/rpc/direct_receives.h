@@ -1,0 +1,81 @@
+// The port's receives where the device takes them directly: a block for each, which the device has
+// while it is posted. Hot.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "agent/shared.h"
+#include "base/direct_datagrams.h"
+
+namespace spinwire::rpc {
+
+class DirectReceives {
+ public:
+  using Block = detail::Block;
+  using Receive = base::DirectReceive;
+
+  /// `depth` receives, of which none is posted yet, for datagrams of up to `room` bytes, which
+  /// begin at `offset` in their blocks. May throw std::bad_alloc. Set-up.
+  DirectReceives(agent::Shared& s, std::uint32_t depth, std::size_t offset, std::uint32_t room);
+  DirectReceives(const DirectReceives&) = delete;
+  DirectReceives& operator=(const DirectReceives&) = delete;
+  ~DirectReceives();
+
+  /// For the device.
+  [[nodiscard]] base::DirectReceives& lists() noexcept { return lists_; }
+  /// Those with a block; as many as were asked for unless the pool was dry.
+  [[nodiscard]] std::uint32_t made() const noexcept { return made_; }
+  [[nodiscard]] std::uint32_t missing() const noexcept {
+    return static_cast<std::uint32_t>(missing_.size());
+  }
+
+  /// Number `i` of those that arrived and were not taken yet.
+  [[nodiscard]] const Receive& arrived(std::uint32_t i) const noexcept {
+    return *lists_.arrived[taken_ + i];
+  }
+  /// Takes the first of them, to be given back.
+  [[nodiscard]] Receive& take() noexcept { return *lists_.arrived[taken_++]; }
+  /// It is posted again, with another block if this one was kept.
+  void give_back(Receive& receive, bool kept) noexcept {
+    if (kept) [[unlikely]]
+      return replace(receive);
+    post(receive);
+  }
+  /// For now no more are taken.
+  void rest() noexcept {
+    if (taken_ == lists_.arrived_count) [[likely]]
+      lists_.arrived_count = taken_ = 0;
+  }
+  /// Posts more until there are `count`. Cold.
+  void open(std::uint32_t count) noexcept;
+  /// Blocks for receives that have none. A part of the control step.
+  void upkeep() noexcept;
+
+  template <typename Visit>
+  void visit_blocks(Visit&& visit) {
+    for (std::uint32_t i = 0; i < made_; ++i)
+      if (auto* block = static_cast<Block*>(receives_[i].owner); block != nullptr) visit(block);
+  }
+
+ private:
+  void post(Receive& receive) noexcept { lists_.posted[lists_.posted_count++] = &receive; }
+  void replace(Receive& receive) noexcept;
+  bool fill(Receive& receive) noexcept;
+
+  base::DirectReceives lists_;
+  std::uint32_t taken_ = 0;  ///< of those arrived
+  // Cold.
+  std::uint32_t made_ = 0;
+  std::uint32_t open_ = 0;  ///< were posted
+  std::size_t offset_;
+  agent::Shared& shared_;
+  std::unique_ptr<Receive[]> receives_;
+  std::unique_ptr<Receive*[]> posted_;
+  std::unique_ptr<Receive*[]> arrived_;
+  std::vector<Receive*> missing_;  ///< without a block; has room for all
+};
+
+}  // namespace spinwire::rpc
