@@ -278,11 +278,11 @@ bool many_sessions(const Rpc& r) noexcept {
   }
   if (many_sessions(r)) [[unlikely]]
     fetch_ahead(r, receives, count);
-  for (std::uint32_t left = count; left != 0; --left) {
-    base::DirectReceive& receive = receives.take();
-    receives.give_back(receive, take_direct(r, receive));
+  for (std::uint32_t i = 0; i != count; ++i) {
+    if (take_direct(r, receives.arrived(i))) [[unlikely]]
+      receives.keep(i);
   }
-  receives.rest();
+  receives.give_back(count);
   return count;
 }
 

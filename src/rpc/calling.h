@@ -11,17 +11,6 @@ namespace spinwire::rpc {
 
 inline std::uint64_t bit(std::uint32_t slot) noexcept { return std::uint64_t{1} << slot; }
 
-/// Copies a callback that was just written, word by word: a load of two would wait for both stores.
-[[gnu::always_inline]] inline void copy_words(ReplyCallback& to,
-                                              const ReplyCallback& from) noexcept {
-  static_assert(sizeof to == 40 && std::is_trivially_copyable_v<ReplyCallback>);
-  std::uint64_t words[5];
-  for (std::size_t i = 0; i < 5; ++i)
-    std::memcpy(&words[i], reinterpret_cast<const std::byte*>(&from) + 8 * i, 8);
-  for (std::size_t i = 0; i < 5; ++i)
-    std::memcpy(reinterpret_cast<std::byte*>(&to) + 8 * i, &words[i], 8);
-}
-
 /// Whether one more call may go out now, as far as its session and the engine are concerned.
 inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
   return c.under_way < c.allowed && r.promised < r.budget && !r.port->full();
@@ -41,23 +30,38 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
   }
 }
 
-/// Sends header and payload; to `defer` means with the others of a list, if there are lists. Not
-/// while the port is full.
-[[gnu::always_inline]] inline void put_out(Rpc& r, const Destination& to,
-                                           const wire::RpcHeader& header, const Payload& payload,
-                                           bool defer = false) noexcept {
+/// Sends header and payload by a work request. Not while the port is full.
+[[gnu::always_inline]] inline void put_on_list(Rpc& r, const Destination& to,
+                                               const wire::RpcHeader& header,
+                                               const Payload& payload) noexcept {
   const wire::RpcWords words = wire::pack(header);
   if (payload.block == nullptr) [[likely]] {
-    if (!defer && r.port->send_direct(to, words, header.length, payload.text)) return;
     r.port->send(to, words, header.length, payload.text);
   } else {
     r.port->send(to, words, header.length, payload.block, payload.data);
   }
 }
+/// The same, out of the way of what is sent directly.
+[[gnu::noinline]] void put_on_list_after_all(Rpc& r, const Destination& to,
+                                             const wire::RpcHeader& header,
+                                             const Payload& payload) noexcept;
+
+/// Sends what `header()` says, and the payload: directly if that can be, unless it is to `defer`,
+/// with the others of a list. Not while the port is full.
+template <typename Header>
+[[gnu::always_inline]] inline void put_out(Rpc& r, const Destination& to, const Header& header,
+                                           const Payload& payload, bool defer = false) noexcept {
+  const wire::RpcHeader first = header();
+  if (!r.port->sends_directly()) return put_on_list(r, to, first, payload);
+  if (payload.block != nullptr || defer ||
+      !r.port->send_direct(to, wire::pack(first), first.length, payload.text)) [[unlikely]] {
+    put_on_list_after_all(r, to, header(), payload);  // so that nothing has to be kept till here
+  }
+}
 
 /// The same; false, and nothing sent, if the port is full.
-[[gnu::always_inline]] inline bool transmit(Rpc& r, const Destination& to,
-                                            const wire::RpcHeader& header,
+template <typename Header>
+[[gnu::always_inline]] inline bool transmit(Rpc& r, const Destination& to, const Header& header,
                                             const Payload& payload) noexcept {
   if (r.port->full()) [[unlikely]]
     return ++r.stats.unsent, false;
@@ -75,7 +79,7 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
     cover(r);
   call.tries = 0;
   call.sent_at = now;
-  put_out(r, c.route->to, header_of(c, call), call.payload, defer);
+  put_out(r, c.route->to, [&] { return header_of(c, call); }, call.payload, defer);
   look_for_answer(r, c, call, now);
 }
 
@@ -99,7 +103,7 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
   k.size = static_cast<std::uint16_t>(asked.size);
   k.id = ++c.last_call;
   k.deadline = asked.deadline;
-  copy_words(k.done, done);
+  k.done = done;
   ++r.stats.calls;
   start(r, c, k, slot, asked.now, asked.defer);
   return Status::ok;
@@ -132,13 +136,15 @@ inline void end_call(const ReplyCallback& done, Status status) noexcept {
 
 [[gnu::always_inline]] inline void send_answer(Rpc& r, const ServerSession& s, const Service& v,
                                                std::uint16_t time) noexcept {
-  const wire::RpcHeader header{s.peer,
-                               v.number,
-                               time,
-                               wire::RpcKind::reply,
-                               static_cast<std::uint8_t>(v.status),
-                               v.size,
-                               static_cast<std::uint16_t>(s.granted)};
+  const auto header = [&] {
+    return wire::RpcHeader{s.peer,
+                           v.number,
+                           time,
+                           wire::RpcKind::reply,
+                           static_cast<std::uint8_t>(v.status),
+                           v.size,
+                           static_cast<std::uint16_t>(s.granted)};
+  };
   (void)transmit(r, s.route->to, header, v.payload);
 }
 

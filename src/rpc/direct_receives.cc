@@ -11,6 +11,7 @@ DirectReceives::DirectReceives(agent::Shared& s, std::uint32_t depth, std::size_
       receives_(std::make_unique<Receive[]>(depth)),
       posted_(std::make_unique<Receive*[]>(depth)),
       arrived_(std::make_unique<Receive*[]>(depth)) {
+  kept_.reserve(depth);
   missing_.reserve(depth);
   lists_.posted = posted_.get();
   lists_.arrived = arrived_.get();
@@ -34,9 +35,17 @@ void DirectReceives::open(std::uint32_t count) noexcept {
   for (count = std::min(count, made_); open_ < count; ++open_) post(receives_[open_]);
 }
 
-void DirectReceives::replace(Receive& receive) noexcept {
-  detail::release(static_cast<Block*>(receive.owner));  // whoever kept it holds a reference
-  fill(receive) ? post(receive) : missing_.push_back(&receive);
+/// Gives those that were kept other blocks; answers how many have one, which lie in front then.
+std::uint32_t DirectReceives::replace_kept(Receive** taken, std::uint32_t count) noexcept {
+  for (const std::uint32_t i : kept_) {
+    Receive& receive = *taken[i];
+    detail::release(static_cast<Block*>(receive.owner));  // whoever kept it holds a reference
+    if (fill(receive)) continue;
+    missing_.push_back(&receive);
+    taken[i] = nullptr;
+  }
+  kept_.clear();
+  return static_cast<std::uint32_t>(std::remove(taken, taken + count, nullptr) - taken);
 }
 
 void DirectReceives::upkeep() noexcept {

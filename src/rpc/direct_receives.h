@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -36,16 +37,16 @@ class DirectReceives {
   [[nodiscard]] const Receive& arrived(std::uint32_t i) const noexcept {
     return *lists_.arrived[taken_ + i];
   }
-  /// Takes the first of them, to be given back.
-  [[nodiscard]] Receive& take() noexcept { return *lists_.arrived[taken_++]; }
-  /// It is posted again, with another block if this one was kept.
-  void give_back(Receive& receive, bool kept) noexcept {
-    if (kept) [[unlikely]]
-      return replace(receive);
-    post(receive);
-  }
-  /// For now no more are taken.
-  void rest() noexcept {
+  /// The block of that one was kept: it needs another.
+  void keep(std::uint32_t i) noexcept { kept_.push_back(i); }
+  /// The first `count` were taken, and are posted again.
+  void give_back(std::uint32_t count) noexcept {
+    Receive** const taken = lists_.arrived + taken_;
+    taken_ += count;
+    if (!kept_.empty()) [[unlikely]]
+      count = replace_kept(taken, count);
+    std::memcpy(lists_.posted + lists_.posted_count, taken, count * sizeof *taken);
+    lists_.posted_count += count;
     if (taken_ == lists_.arrived_count) [[likely]]
       lists_.arrived_count = taken_ = 0;
   }
@@ -62,11 +63,12 @@ class DirectReceives {
 
  private:
   void post(Receive& receive) noexcept { lists_.posted[lists_.posted_count++] = &receive; }
-  void replace(Receive& receive) noexcept;
+  std::uint32_t replace_kept(Receive** taken, std::uint32_t count) noexcept;
   bool fill(Receive& receive) noexcept;
 
   base::DirectReceives lists_;
-  std::uint32_t taken_ = 0;  ///< of those arrived
+  std::uint32_t taken_ = 0;          ///< of those arrived
+  std::vector<std::uint32_t> kept_;  ///< of those being taken; has room for all
   // Cold.
   std::uint32_t made_ = 0;
   std::uint32_t open_ = 0;  ///< were posted

@@ -83,12 +83,14 @@ class Port {
 
   // Sends: each in turn, as one datagram. Not while full().
   [[nodiscard]] bool full() const noexcept { return sent_ - done_ >= depth_; }
-  /// The same without a work request, if the device can and this is true: of up to kDirectPayload
+  /// Whether the device can do without work requests.
+  [[nodiscard]] bool sends_directly() const noexcept { return send_direct_ != nullptr; }
+  /// The same so, if it can and this is true: of up to kDirectPayload
   /// bytes; as many are read. It goes out with flush(), or with more of these.
   [[nodiscard, gnu::always_inline]] bool send_direct(const Destination& to, wire::RpcWords words,
                                                      std::uint32_t length,
                                                      const std::byte* payload) noexcept {
-    if (send_direct_ == nullptr || length > base::kDirectPayload || posted_ != sent_ ||
+    if (length > base::kDirectPayload || posted_ != sent_ ||
         !send_direct_(qp_, to, words.low, words.high, payload, length))
       return false;
     if (++unpublished_ == list_length_) publish();

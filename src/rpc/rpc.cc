@@ -96,7 +96,12 @@ void finish_poll(Rpc& r) noexcept {
 
 bool send(Rpc& r, const Destination& to, const wire::RpcHeader& header,
           const Payload& payload) noexcept {
-  return transmit(r, to, header, payload);
+  return transmit(r, to, [&] { return header; }, payload);
+}
+
+void put_on_list_after_all(Rpc& r, const Destination& to, const RpcHeader& header,
+                           const Payload& payload) noexcept {
+  put_on_list(r, to, header, payload);
 }
 
 void cover(Rpc& r) noexcept {

@@ -54,13 +54,13 @@ struct RpcWords {
   std::uint64_t low;   ///< session:32 | number:32
   std::uint64_t high;  ///< method:16 | kind:8 | status:8 | length:16 | window:16
 };
-constexpr RpcWords pack(const RpcHeader& h) noexcept {
+[[gnu::always_inline]] constexpr RpcWords pack(const RpcHeader& h) noexcept {
   return {h.session | std::uint64_t{h.number} << 32,
           h.method | std::uint64_t{static_cast<std::uint8_t>(h.kind)} << 16 |
               std::uint64_t{h.status} << 24 | std::uint64_t{h.length} << 32 |
               std::uint64_t{h.window} << 48};
 }
-constexpr RpcHeader unpack(const RpcWords& w) noexcept {
+[[gnu::always_inline]] constexpr RpcHeader unpack(const RpcWords& w) noexcept {
   return {static_cast<std::uint32_t>(w.low),       static_cast<std::uint32_t>(w.low >> 32),
           static_cast<std::uint16_t>(w.high),      static_cast<RpcKind>(w.high >> 16 & 0xff),
           static_cast<std::uint8_t>(w.high >> 24), static_cast<std::uint16_t>(w.high >> 32),
