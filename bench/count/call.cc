@@ -1,7 +1,9 @@
-// Counts remote calls of 32 bytes, client and server on one thread: count-call WINDOW OPERATIONS.
+// Counts remote calls of 32 bytes, client and server on one thread: count-call WINDOW [verbs]
+// OPERATIONS. With `verbs`, datagrams go by work requests, as on devices that have nothing else.
 #include <array>
 #include <chrono>
 #include <cstdlib>
+#include <string_view>
 
 #include "common/setup.h"
 #include "spinwire/spinwire.h"
@@ -33,13 +35,15 @@ struct Caller {
 
 int main(int argc, char** argv) {
   const std::uint64_t operations = bench::operations_asked(argc, argv);
+  const bool verbs = argc == 4 && std::string_view(argv[2]) == "verbs";
   const auto window =
-      static_cast<std::uint32_t>(argc == 3 ? std::strtoul(argv[1], nullptr, 10) : 0);
+      static_cast<std::uint32_t>(argc == 3 || verbs ? std::strtoul(argv[1], nullptr, 10) : 0);
   if (window == 0 || window > 64 || operations % window != 0)
-    bench::give_up("arguments: WINDOW (a power of two, 1 to 64) OPERATIONS (a multiple of it)");
+    bench::give_up("arguments: WINDOW (a power of two, 1 to 64) [verbs] OPERATIONS (a multiple)");
   Caller caller;  // outlives the engines
   Config config = bench::hot_path_config();
   config.rpc.backlog = 64;
+  if (verbs) config.rpc.datagrams = RpcDatagrams::verbs;
   config.rpc.target_delay = std::chrono::seconds(1);  // whatever is slow here is no network
   Engine server = bench::must(Engine::open(config));
   Engine client = bench::must(Engine::open(config));

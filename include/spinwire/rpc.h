@@ -192,7 +192,7 @@ struct CallId {
 
 struct CallOptions {
   Nanoseconds deadline{0};  ///< from now; 0: rpc.call_timeout
-  /// When the request reaches the device. One that has to wait (for the window, for credit, for its
+  /// When the request is on its way. One that has to wait (for the window, for credit, for its
   /// session's connection) goes out with the poll that finds the way free, whatever this says.
   Post post = Post::automatic;
   /// Where a reply of up to its size is to be written: a part of a buffer of this engine's, or of
