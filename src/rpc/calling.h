@@ -79,7 +79,8 @@ template <typename Header>
     cover(r);
   call.tries = 0;
   call.sent_at = now;
-  put_out(r, c.route->to, [&] { return header_of(c, call); }, call.payload, defer);
+  const auto header = [&] { return header_of(c, call); };
+  put_out(r, c.route->to, header, call.payload, defer);
   look_for_answer(r, c, call, now);
 }
 

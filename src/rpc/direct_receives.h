@@ -2,9 +2,9 @@
 // while it is posted. Hot.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -45,7 +45,7 @@ class DirectReceives {
     taken_ += count;
     if (!kept_.empty()) [[unlikely]]
       count = replace_kept(taken, count);
-    std::memcpy(lists_.posted + lists_.posted_count, taken, count * sizeof *taken);
+    std::copy_n(taken, count, lists_.posted + lists_.posted_count);
     lists_.posted_count += count;
     if (taken_ == lists_.arrived_count) [[likely]]
       lists_.arrived_count = taken_ = 0;

@@ -96,7 +96,8 @@ void finish_poll(Rpc& r) noexcept {
 
 bool send(Rpc& r, const Destination& to, const wire::RpcHeader& header,
           const Payload& payload) noexcept {
-  return transmit(r, to, [&] { return header; }, payload);
+  const auto same = [&] { return header; };
+  return transmit(r, to, same, payload);
 }
 
 void put_on_list_after_all(Rpc& r, const Destination& to, const RpcHeader& header,

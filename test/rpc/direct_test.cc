@@ -1,4 +1,4 @@
-// Datagrams that go without work requests where the device can do that, and what still goes by them.
+// Datagrams that go without work requests where the device can do that, and what goes by them.
 #include <array>
 
 #include "engine/run_again.h"
