@@ -414,8 +414,7 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
   const std::uint64_t now = core->guard.polling() ? s.now : s.clock.now();
   const std::uint64_t patience =
       options.deadline.count() == 0 ? core->calls->call_timeout : s.clock.ticks(options.deadline);
-  const bool defer = options.post == Post::defer;
-  const rpc::Asked asked{method, data, size, block, now, now + patience, defer};
+  const rpc::Asked asked{method, data, size, block, now, now + patience};
   if (options.reply_into) [[unlikely]]
     return begin_long_call(*core, *c, asked, options, done);
   const Status status = rpc::call(*core->calls, *c, asked, done);

@@ -46,14 +46,14 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
                                              const wire::RpcHeader& header,
                                              const Payload& payload) noexcept;
 
-/// Sends what `header()` says, and the payload: directly if that can be, unless it is to `defer`,
-/// with the others of a list. Not while the port is full.
+/// Sends what `header()` says, and the payload: directly if that can be. Not while the port is
+/// full.
 template <typename Header>
 [[gnu::always_inline]] inline void put_out(Rpc& r, const Destination& to, const Header& header,
-                                           const Payload& payload, bool defer = false) noexcept {
+                                           const Payload& payload) noexcept {
   const wire::RpcHeader first = header();
   if (!r.port->sends_directly()) return put_on_list(r, to, first, payload);
-  if (payload.block != nullptr || defer ||
+  if (payload.block != nullptr ||
       !r.port->send_direct(to, wire::pack(first), first.length, payload.text)) [[unlikely]] {
     put_on_list_after_all(r, to, header(), payload);  // so that nothing has to be kept till here
   }
@@ -71,7 +71,7 @@ template <typename Header>
 
 /// Sends the call in a slot for the first time; it may_start().
 [[gnu::always_inline]] inline void start(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot,
-                                         std::uint64_t now, bool defer = false) noexcept {
+                                         std::uint64_t now) noexcept {
   mind_idleness(r, c, now);
   c.active |= bit(slot);
   ++c.under_way;
@@ -80,7 +80,7 @@ template <typename Header>
   call.tries = 0;
   call.sent_at = now;
   const auto header = [&] { return header_of(c, call); };
-  put_out(r, c.route->to, header, call.payload, defer);
+  put_out(r, c.route->to, header, call.payload);
   look_for_answer(r, c, call, now);
 }
 
@@ -106,7 +106,7 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
   k.deadline = asked.deadline;
   k.done = done;
   ++r.stats.calls;
-  start(r, c, k, slot, asked.now, asked.defer);
+  start(r, c, k, slot, asked.now);
   return Status::ok;
 }
 

@@ -395,7 +395,6 @@ struct Asked {
   Block* block;            ///< null: to be copied
   std::uint64_t now;       ///< tick
   std::uint64_t deadline;  ///< tick
-  bool defer;              ///< it is to go out with others
 };
 /// One that may not start yet. Cold unless the window is full.
 Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done) noexcept;
