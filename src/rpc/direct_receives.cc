@@ -36,16 +36,16 @@ void DirectReceives::open(std::uint32_t count) noexcept {
 }
 
 /// Gives those that were kept other blocks; answers how many have one, which lie in front then.
-std::uint32_t DirectReceives::replace_kept(Receive** taken, std::uint32_t count) noexcept {
+std::uint32_t DirectReceives::replace_kept(Receive** first, std::uint32_t count) noexcept {
   for (const std::uint32_t i : kept_) {
-    Receive& receive = *taken[i];
+    Receive& receive = *first[i];
     detail::release(static_cast<Block*>(receive.owner));  // whoever kept it holds a reference
     if (fill(receive)) continue;
     missing_.push_back(&receive);
-    taken[i] = nullptr;
+    first[i] = nullptr;
   }
   kept_.clear();
-  return static_cast<std::uint32_t>(std::remove(taken, taken + count, nullptr) - taken);
+  return static_cast<std::uint32_t>(std::remove(first, first + count, nullptr) - first);
 }
 
 void DirectReceives::upkeep() noexcept {

@@ -33,22 +33,21 @@ class DirectReceives {
     return static_cast<std::uint32_t>(missing_.size());
   }
 
-  /// Number `i` of those that arrived and were not taken yet.
+  /// Number `i` of those that arrived and were not given back.
   [[nodiscard]] const Receive& arrived(std::uint32_t i) const noexcept {
-    return *lists_.arrived[taken_ + i];
+    return *lists_.arrived[i];
   }
-  /// The block of that one was kept: it needs another.
+  /// The block of that one was kept: it needs another when it is given back.
   void keep(std::uint32_t i) noexcept { kept_.push_back(i); }
-  /// The first `count` were taken, and are posted again.
+  /// The first `count` are posted again. There may be more, which a later poll tells of.
   void give_back(std::uint32_t count) noexcept {
-    Receive** const taken = lists_.arrived + taken_;
-    taken_ += count;
-    if (!kept_.empty()) [[unlikely]]
-      count = replace_kept(taken, count);
-    std::copy_n(taken, count, lists_.posted + lists_.posted_count);
-    lists_.posted_count += count;
-    if (taken_ == lists_.arrived_count) [[likely]]
-      lists_.arrived_count = taken_ = 0;
+    Receive** const first = lists_.arrived;
+    const std::uint32_t good = kept_.empty() ? count : replace_kept(first, count);
+    std::copy_n(first, good, lists_.posted + lists_.posted_count);
+    lists_.posted_count += good;
+    lists_.arrived_count -= count;
+    if (lists_.arrived_count != 0) [[unlikely]]
+      std::copy_n(first + count, lists_.arrived_count, first);
   }
   /// Posts more until there are `count`. Cold.
   void open(std::uint32_t count) noexcept;
@@ -63,12 +62,11 @@ class DirectReceives {
 
  private:
   void post(Receive& receive) noexcept { lists_.posted[lists_.posted_count++] = &receive; }
-  std::uint32_t replace_kept(Receive** taken, std::uint32_t count) noexcept;
+  std::uint32_t replace_kept(Receive** first, std::uint32_t count) noexcept;
   bool fill(Receive& receive) noexcept;
 
   base::DirectReceives lists_;
-  std::uint32_t taken_ = 0;          ///< of those arrived
-  std::vector<std::uint32_t> kept_;  ///< of those being taken; has room for all
+  std::vector<std::uint32_t> kept_;  ///< numbers of those arrived; has room for all
   // Cold.
   std::uint32_t made_ = 0;
   std::uint32_t open_ = 0;  ///< were posted
