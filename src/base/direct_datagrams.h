@@ -15,7 +15,7 @@ namespace spinwire::base {
 struct DatagramAddress {
   ibv_ah* ah = nullptr;
   std::uint32_t qp_num = 0;
-  std::uint32_t qkey = 0;
+  std::uint32_t qkey = 0;  ///< as it is: the highest bit does not stand for the sender's own
 };
 
 /// A short datagram: two words, which the sender has in registers, and what lies behind them.
@@ -55,7 +55,8 @@ struct DirectDatagrams {
   /// The queue pair's receives are these from now on, as long as it lives. None may have been
   /// posted by the verbs. Set-up.
   void (*receive_by)(ibv_qp* qp, DirectReceives& receives) noexcept;
-  /// The 40 bytes that the verbs would have put in front of a datagram that came in the last poll.
+  /// The 40 bytes that the verbs would have put in front of a datagram that came in the last poll;
+  /// traffic class, flow label, hop limit and immediate data are not kept, if there were any.
   void (*write_route)(ibv_qp* qp, const DirectReceive& receive, std::byte* to) noexcept;
 };
 
