@@ -140,6 +140,51 @@ TEST_F(SoftverbsDirectLane, ConnectedMessagesThatWaitGoFirst) {
   goes(1);
 }
 
+// ---- acknowledgements ---------------------------------------------------------------------------
+
+TEST_F(SoftverbsDirectLane, ItAcknowledgesWhatCameTheOtherWay) {
+  ibv_qp* const ra = a_.node.make_qp();
+  ibv_qp* const rb = b_.node.make_qp();
+  connect(a_.node, ra, b_.node, rb);
+  goes(0);  // so that what follows takes the quick way
+  for (std::uint64_t i = 1; i <= 5; ++i) {
+    ASSERT_EQ(a_.node.post_recv(i, 0, 64), 0);
+    ASSERT_EQ(Send(i, b_.node.sge(0, 8)).post(rb), 0);
+    b_.node.internals().ack_patience = sv::kAckPatience;
+    EXPECT_EQ(a_.step(), Numbers{});
+    ASSERT_EQ(a_.others.size(), i);
+    send_all(i, i + 1);
+    a_.publish();
+    EXPECT_EQ(b_.step(), numbers(i, i + 1));
+    EXPECT_EQ(b_.step(), Numbers{});
+    EXPECT_EQ(b_.sends_completed, i);  // long before the lane is looked at
+  }
+}
+
+TEST_F(SoftverbsDirectLane, ItDoesNotAcknowledgeWhatWasNotTaken) {
+  ibv_qp* const ra = a_.node.make_qp();
+  ibv_qp* const rb = b_.node.make_qp();
+  connect(a_.node, ra, b_.node, rb);
+  goes(0);
+  for (std::uint64_t i = 1; i <= 5; ++i) {
+    ASSERT_EQ(Send(i, b_.node.sge(0, 8)).post(rb), 0);
+    b_.node.internals().ack_patience = sv::kAckPatience;
+    EXPECT_EQ(a_.step(), Numbers{});  // there is no receive for it
+    send_all(i, i + 1);
+    a_.publish();
+    EXPECT_EQ(b_.step(), numbers(i, i + 1));
+    EXPECT_EQ(b_.steps(), Numbers{});
+    EXPECT_EQ(b_.sends_completed, i - 1);
+    ASSERT_EQ(a_.node.post_recv(i, 0, 64), 0);
+    now_ += 1'000'000'000;
+    EXPECT_EQ(b_.steps(), Numbers{});
+    EXPECT_EQ(a_.steps(), Numbers{});
+    ASSERT_EQ(a_.others.size(), i);
+    EXPECT_EQ(b_.steps(), Numbers{});
+    EXPECT_EQ(b_.sends_completed, i);
+  }
+}
+
 // ---- whatever else the verbs have to do ---------------------------------------------------------
 
 TEST_F(SoftverbsDirectLane, OnlyAQueuePairInRtsSends) {
@@ -253,6 +298,26 @@ TEST_F(SoftverbsDirectLane, NothingGoesToOneThatHasClosed) {
   a_.publish();
   refuses(a_.qp, way);
   goes(4);
+}
+
+TEST_F(SoftverbsDirectLane, NothingGoesToOneWhoseLaneWasTakenBack) {
+  // It has closed, which is not known, though its lane was found released.
+  auto c = std::make_unique<ThirdEnd>(&now_, a_);
+  const ibv_ah_attr there = plain_way(c->node);
+  ASSERT_TRUE(a_.send(c->from_other, c->qp, 1));
+  a_.publish();
+  sv::control_device(a_.node.context);
+  const sv::Peer& peer = *static_cast<const sv::Ah*>(c->from_other.get())->peer;
+  ASSERT_NE(peer.in, nullptr);
+  c.reset();
+  for (int i = 0; i < 4; ++i) sv::control_device(a_.node.context);
+  ASSERT_EQ(a_.node.internals().peers.size(), 2u);
+  ASSERT_FALSE(peer.gone);
+  ASSERT_EQ(peer.in, nullptr);
+  const Handle way(a_.node, there);
+  ASSERT_EQ(static_cast<const sv::Ah*>(way.get())->peer, &peer);
+  refuses(a_.qp, way);
+  goes(2);
 }
 
 // ---- sleep --------------------------------------------------------------------------------------
