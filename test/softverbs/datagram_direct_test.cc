@@ -235,6 +235,25 @@ TEST_F(SoftverbsDirect, OneCallPublishesToAllPeers) {
   }
 }
 
+TEST_F(SoftverbsDirect, WhomTheVerbsHavePublishedToIsInNobodysWay) {
+  ThirdEnd c(&now_, a_), d(&now_, a_);
+  for (std::uint64_t round = 0; round < 5; ++round) {
+    send_all(0, 2);
+    ASSERT_TRUE(a_.send(c.from_other, c.qp, 100));
+    ASSERT_TRUE(a_.send(d.from_other, d.qp, 200));
+    DirectEnd& first = round % 2 == 0 ? c : d;
+    const Handle& way = round % 2 == 0 ? c.from_other : d.from_other;
+    ASSERT_EQ(a_.post(way, first.qp, 300), 0);
+    EXPECT_EQ(first.step().size(), 2u);
+    EXPECT_EQ(b_.step(), Numbers{});
+    a_.publish();
+    EXPECT_EQ(b_.steps(), numbers(0, 2));
+    EXPECT_EQ(c.steps(), round % 2 == 0 ? Numbers{} : Numbers{100});
+    EXPECT_EQ(d.steps(), round % 2 == 0 ? Numbers{200} : Numbers{});
+    (void)a_.steps();
+  }
+}
+
 // ---- receives -----------------------------------------------------------------------------------
 
 TEST_F(SoftverbsDirect, TheReceivePostedLastIsUsedFirst) {
