@@ -45,9 +45,10 @@ struct DirectReceives {
 };
 
 struct DirectDatagrams {
-  /// Sends header and payload, of which `length` bytes count, with the next publish() or whatever
-  /// else the device sends there. False, and nothing is sent, if the verbs have to do it. There is
-  /// no completion, and nothing is referred to afterwards.
+  /// Sends header and payload, of which `length` bytes count, though the receiver may see all
+  /// kDirectPayload of them, with the next publish() or whatever else the device sends there.
+  /// False, and nothing is sent, if the verbs have to do it. There is no completion, and nothing is
+  /// referred to afterwards.
   bool (*send)(ibv_qp* qp, const DatagramAddress& to, std::uint64_t low, std::uint64_t high,
                const std::byte* payload, std::uint32_t length) noexcept;
   /// What was sent is under way.

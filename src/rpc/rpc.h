@@ -34,7 +34,8 @@ inline constexpr std::uint16_t kClientTimer = 32;
 inline constexpr std::uint16_t kServerTimer = 33;
 inline constexpr std::uint16_t kWatchTimer = 34;  ///< the engine's, see watch.cc
 
-/// A short payload, or where a longer one lies, with a reference to its block.
+/// A short payload, or where a longer one lies, with a reference to its block. The peer may see all
+/// of `text`, whatever the size: nothing is ever in it but what it was sent before, or may know.
 struct Payload {
   Block* block = nullptr;  ///< null: short
   union {
@@ -42,7 +43,7 @@ struct Payload {
     std::byte text[kShortCall];
     std::uint64_t since;  ///< tick at which a request came that is not answered yet
   };
-  Payload() noexcept : data(nullptr) {}
+  Payload() noexcept : text{} {}
 };
 
 /// One of the calls that a session may have under way.
@@ -459,8 +460,10 @@ Block* copy_to_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
   return block != nullptr;
 }
 inline void clear(Payload& payload) noexcept {
-  if (payload.block != nullptr) [[unlikely]]
-    detail::release(std::exchange(payload.block, nullptr));
+  if (payload.block == nullptr) [[likely]]
+    return;
+  detail::release(std::exchange(payload.block, nullptr));
+  payload.data = nullptr;
 }
 /// Sends header and payload; false, and nothing sent, if the port is full. transmit() is the same,
 /// inlined where calls and replies go out.
