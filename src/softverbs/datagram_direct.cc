@@ -17,6 +17,9 @@ static_assert(base::kDirectHeader + base::kDirectPayload == kFirstLineBytes);
 
 namespace {
 
+/// In DirectReceive::source; below it is the number of the sender's queue pair.
+constexpr unsigned kSerialShift = 24;
+
 /// The first line of several stays back: as long as it does the peer sees none of them, and does
 /// not come for each alone.
 inline void hold(Peer& peer, Line& line, std::uint64_t word) noexcept {
@@ -91,18 +94,23 @@ void receive_by(ibv_qp* base, DirectReceives& receives) noexcept {
 void write_route(ibv_qp* base, const DirectReceive& receive, std::byte* to) noexcept {
   const InLane* const lane = context_of(base->context).lanes[receive.lane].get();
   ibv_grh grh{};
-  if (lane != nullptr) grh = route_header(*lane, receive.length);
+  if (lane != nullptr && lane->serial == receive.source >> kSerialShift)
+    grh = route_header(*lane, receive.length);
   std::memcpy(to, &grh, sizeof grh);
 }
 
 /// What a run of datagrams has in common.
 inline std::uint64_t source_of(const InLane& lane, std::uint64_t word) noexcept {
-  return lane.serial << 24 | word_psn(word);
+  return lane.serial << kSerialShift | word_psn(word);
 }
 
-void complete(const Qp& qp, std::uint32_t count) noexcept {
-  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.recv_cq)); wc != nullptr) [[likely]]
-    CompletionHead{IBV_WC_RECV, qp.qp_num, 0}.fill(*wc, qp.direct->wr_id, count);
+/// False: the completion queue is overrun.
+bool complete(const Qp& qp, std::uint32_t count) noexcept {
+  ibv_wc* const wc = completion_slot(*static_cast<Cq*>(qp.recv_cq));
+  if (wc == nullptr) [[unlikely]]
+    return false;
+  CompletionHead{IBV_WC_RECV, qp.qp_num, 0}.fill(*wc, qp.direct->wr_id, count);
+  return true;
 }
 
 }  // namespace
@@ -129,12 +137,14 @@ std::byte* next_direct(Context& c, const InLane& lane, Qp& qp, std::uint64_t wor
     return drop_datagram(c, Drop::no_receive), nullptr;
   if (length > receives.room) [[unlikely]]
     return drop_datagram(c, Drop::too_long), nullptr;
+  // What has arrived and has no completion would never be taken away: the list would be full.
+  if (!complete(qp, 1)) [[unlikely]]
+    return drop_datagram(c, Drop::no_receive), nullptr;
   DirectReceive& receive = *receives.posted[--receives.posted_count];
   receive.source = source_of(lane, word);
   receive.length = length;
   receive.lane = lane.index;
   receives.arrived[receives.arrived_count++] = &receive;
-  complete(qp, 1);
   return receive.to;
 }
 
@@ -169,7 +179,7 @@ std::uint32_t take_direct_run(const InLane& lane, Qp& qp, Cq& cq, std::uint64_t 
   if (taken == 0) return 0;
   receives.posted_count -= taken;
   receives.arrived_count += taken;
-  complete(qp, taken);
+  (void)complete(qp, taken);  // there is room for one each
   cq.room -= taken - 1;  // a poll takes no more than by the verbs: what is posted may have to last
   return taken;
 }
