@@ -11,15 +11,10 @@ namespace rpc_carrier_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
-using spinwire::RpcCarrier;
 using spinwire::rpc::ClientSession;
 using spinwire::verbs::Provider;
 
-Config with(RpcCarrier carrier) {
-  Config c = bulk_config();
-  c.rpc.carrier = carrier;
-  return c;
-}
+Config with(RpcCarrier carrier) { return over(carrier, bulk_config()); }
 
 /// The server does not wait long for clients that have lost their connections.
 Config forgetful() {

@@ -21,6 +21,7 @@ using spinwire::Nanoseconds;
 using spinwire::PendingCall;
 using spinwire::Reply;
 using spinwire::Request;
+using spinwire::RpcCarrier;
 using spinwire::RpcStats;
 using spinwire::Session;
 using spinwire::SessionOptions;
@@ -49,9 +50,14 @@ inline Config rpc_config() {
   c.rpc.target_delay = 1s;  // whatever is slow here is no network
   if (by_work_requests()) c.rpc.datagrams = spinwire::RpcDatagrams::verbs;
   if (over_connections()) {
-    c.rpc.carrier = spinwire::RpcCarrier::connections;
+    c.rpc.carrier = RpcCarrier::connections;
     c.connections.peer_timeout = 2s;  // until a server forgets who has lost his connection
   }
+  return c;
+}
+
+inline Config over(RpcCarrier carrier, Config c = rpc_config()) {
+  c.rpc.carrier = carrier;
   return c;
 }
 

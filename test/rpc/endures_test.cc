@@ -114,7 +114,7 @@ struct Crowd {
   static constexpr std::uint32_t kSessions = 160, kReceives = 64, kTogether = 32;
   static Config config(std::uint32_t receives) {
     Config c = rpc_config();
-    c.rpc.carrier = spinwire::RpcCarrier::datagrams;
+    c.rpc.carrier = RpcCarrier::datagrams;
     c.rpc.sessions = kSessions;
     c.rpc.receive_depth = receives;
     c.queues.receive_postlist = kTogether;
@@ -257,7 +257,7 @@ TEST(RpcEndures, ARequestThatIsSentAgainBeforeItHasLeft) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   std::uint64_t now = 1'000'000'000;
   Config c = rpc_config();
-  c.rpc.carrier = spinwire::RpcCarrier::datagrams;
+  c.rpc.carrier = RpcCarrier::datagrams;
   Bare server(c, &now), client(c, &now);
   auto listener = server.core->listen("127.0.0.1:0", {});
   ASSERT_TRUE(listener);

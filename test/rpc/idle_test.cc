@@ -6,7 +6,6 @@ namespace rpc_idle_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
-using spinwire::RpcCarrier;
 using spinwire::memory::PoolId;
 using spinwire::rpc::ClientSession;
 using spinwire::rpc::ServerSession;
@@ -15,16 +14,9 @@ using spinwire::wire::RpcKind;
 constexpr spinwire::Method kCopied = 10, kWritten = 11;
 constexpr std::size_t kLong = 3000;
 
-Config idle_config(RpcCarrier carrier) {
-  Config c = rpc_config();
-  c.rpc.carrier = carrier;
-  return c;
-}
-
 /// Two engines whose time goes on by a microsecond a poll, or faster where nothing happens.
 struct Idle {
-  explicit Idle(const Config& c = idle_config(RpcCarrier::datagrams))
-      : server(c, &now), client(c, &now) {
+  explicit Idle(const Config& c = over(RpcCarrier::datagrams)) : server(c, &now), client(c, &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();
     serve(kEcho, [](Request& r) { EXPECT_EQ(r.reply(r.bytes()), Status::ok); });
     serve(kLater, [this](Request& r) { later.push_back(r.later()); });
@@ -108,7 +100,7 @@ struct Idle {
 TEST(RpcIdle, ReceivesGoBackWhateverPingsAreSentMeanwhile) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   for (const auto keepalive : {20ms, 400ms, 1000ms}) {
-    Config c = idle_config(RpcCarrier::datagrams);
+    Config c = over(RpcCarrier::datagrams);
     c.connections.keepalive = keepalive;
     c.connections.credit_idle = 1s;
     Idle t(c);
@@ -161,7 +153,7 @@ TEST(RpcIdle, RepliesAreKeptUntilTheClientIsIdle) {
 
 TEST(RpcIdle, OverAConnectionToo) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  Idle t(idle_config(RpcCarrier::connections));
+  Idle t(over(RpcCarrier::connections));
   const std::uint32_t window = t.ours().window;
   for (int i = 0; i < 2; ++i) {
     t.fill_window(kWritten);
