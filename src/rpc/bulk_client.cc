@@ -62,15 +62,8 @@ namespace {
 /// What the call's place holds of it. False: the send pool is dry.
 bool note(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done,
           BulkAsked& w) noexcept {
-  if (!fill(r, w.payload, asked.data, asked.size, asked.block)) return false;
-  w.method = asked.method;
-  w.size = static_cast<std::uint32_t>(asked.size);
-  w.id = ++c.last_call;
-  w.deadline = asked.deadline;
-  w.done = done;
-  ++r.stats.calls;
+  if (!keep(r, c, asked, done, w)) return false;
   ++r.stats.bulk_calls;
-  look_by(r, c, asked.deadline);
   return true;
 }
 

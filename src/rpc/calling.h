@@ -110,6 +110,21 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
   return Status::ok;
 }
 
+/// What is kept of a call that may have to wait. False, and it is none: the send pool is dry. Cold.
+template <typename Kept>
+bool keep(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done,
+          Kept& k) noexcept {
+  if (!fill(r, k.payload, asked.data, asked.size, asked.block)) return false;
+  k.method = asked.method;
+  k.size = static_cast<std::uint32_t>(asked.size);
+  k.id = ++c.last_call;
+  k.deadline = asked.deadline;
+  k.done = done;
+  ++r.stats.calls;
+  look_by(r, c, asked.deadline);
+  return true;
+}
+
 /// The slot is free again; what comes for this call from now on is late.
 inline void vacate(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot) noexcept {
   r.watch.end(call.watched);

@@ -145,18 +145,11 @@ Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done)
   if (c.waiting_count == room) return Status::would_block;
   if (c.waiting == nullptr && !make_waiting(r, c)) return Status::no_buffer;
   Waiting& w = *new (&c.waiting[(c.waiting_first + c.waiting_count) % room]) Waiting;
-  if (!fill(r, w.payload, asked.data, asked.size, asked.block)) {
+  if (!keep(r, c, asked, done, w)) {
     drop_waiting(c);
     return Status::no_buffer;
   }
-  w.method = asked.method;
-  w.size = static_cast<std::uint32_t>(asked.size);
-  w.id = ++c.last_call;
-  w.deadline = asked.deadline;
-  w.done = done;
   ++c.waiting_count;
-  ++r.stats.calls;
-  look_by(r, c, asked.deadline);
   // What it waits for may be something else than the session's own window.
   if (c.under_way < c.allowed) stall(r, c);
   return Status::ok;
