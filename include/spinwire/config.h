@@ -126,10 +126,11 @@ struct Config {
     /// direct: short datagrams go without work requests, and all are received so, where the device
     /// has a way for that (the embedded one does). verbs: by work requests on every device
     RpcDatagrams datagrams = RpcDatagrams::direct;
-    std::uint32_t sessions = 1024;       ///< of the engine, opened and served each; 1 … 1048575
-    std::uint32_t window = 8;            ///< calls of a session at once; a power of two, 1 … 64
-    std::uint32_t backlog = 16;          ///< further ones that wait here, per session; 1 … 4096
-    std::uint32_t send_depth = 256;      ///< datagrams being sent; a power of two, 64 … 32768
+    std::uint32_t sessions = 1024;  ///< of the engine, opened and served each; 1 … 1048575
+    std::uint32_t window = 8;       ///< calls of a session at once; a power of two, 1 … 64
+    std::uint32_t backlog = 16;     ///< further ones that wait here, per session; 1 … 4096
+    /// Datagrams being sent by work requests; a power of two, 64 … 32768
+    std::uint32_t send_depth = 256;
     std::uint32_t receive_depth = 1024;  ///< datagrams that can arrive at once; 64 … 32768
     /// A request is sent again when it was not answered for as long as replies take here, or this
     /// if that is longer. 10us … 10s

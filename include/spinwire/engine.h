@@ -33,7 +33,7 @@ enum class Pool : std::uint8_t {
 struct EngineStats {
   std::uint64_t polls = 0;  ///< completed poll() calls
   std::uint64_t control_steps = 0;
-  std::uint64_t completions = 0;        ///< work completions drained
+  std::uint64_t completions = 0;        ///< drained; one may be of many direct datagrams
   std::uint64_t stale_completions = 0;  ///< completions of operations already ended
   std::uint64_t messages_sent = 0;
   std::uint64_t messages_received = 0;
