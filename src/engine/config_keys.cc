@@ -220,7 +220,7 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(rpc, Rpc, backlog, integer, 1, 4096, "",
                     "further calls that wait here, per session"),
     SPINWIRE_NUMBER(rpc, Rpc, send_depth, integer, 64, 32768, "",
-                    "datagrams being sent, a power of two"),
+                    "datagrams being sent by work requests, a power of two"),
     SPINWIRE_NUMBER(rpc, Rpc, receive_depth, integer, 64, 32768, "",
                     "datagrams that can arrive at once"),
     SPINWIRE_NUMBER(rpc, Rpc, least_timeout, duration, 10 * kMicrosecond, 10 * kSecond, "",
