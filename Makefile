@@ -162,8 +162,8 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 
 .PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count \
   compare-softroce sim sim-proof \
-  count-record conformance conformance-run conformance-proof tidy check-layers check-headers \
-  check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
+  count-record conformance conformance-run conformance-proof tidy check-layers check-defects \
+  check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
   install-deps preload build-tests-first clean help FORCE
 
 ## all: libraries, tools and examples
@@ -455,8 +455,8 @@ $(FUZZ_DIR)/bin/%: $(FUZZ_DIR)/obj/test/fuzz/%_fuzz.o $(FUZZ_DIR)/libfuzzed.a $(
 CODE_DIRS := include src bench test tools
 ALL_CODE := $(call find,$(CODE_DIRS),*.cc) $(call find,$(CODE_DIRS),*.h)
 
-## tidy: layers, public headers, format, clang-tidy
-tidy: check-layers check-headers check-format lint
+## tidy: layers, public headers, format, planted defects that apply, clang-tidy
+tidy: check-layers check-headers check-format check-defects lint
 
 check-layers:
 	$(call say,CHECK,layers)
@@ -469,6 +469,10 @@ check-headers:
 check-format:
 	$(call say,CHECK,format)
 	$(Q)$(CLANG_FORMAT) --dry-run --Werror $(ALL_CODE)
+
+check-defects:
+	$(call say,CHECK,defects)
+	@tools/dev/sim_proof.sh --check
 
 ## format: rewrite the sources as .clang-format has them
 format:

@@ -4,6 +4,7 @@
 # sentence and a difference of a few lines.
 #
 #   sim_proof.sh BUILD [NAME...]   all of them, or these, beside the ordinary objects of BUILD
+#   sim_proof.sh --check           only whether all apply to the sources as they are
 #   sim_proof.sh --record NAME     writes what was changed under src/ since the last commit, with
 #                                  the sentence of the patch that is there, into NAME's patch: for
 #                                  one that does not apply any more, or a new one
@@ -24,7 +25,7 @@ if [[ "${1:-}" == --record ]]; then
   exit 0
 fi
 
-build=${1:?sim_proof.sh BUILD [NAME...]}
+build=${1:?sim_proof.sh BUILD [NAME...], --check, or --record NAME}
 shift
 runs=${RUNS:-500}
 seed=${SEED:-1}
@@ -123,6 +124,7 @@ if [[ ${#names[@]} == 0 ]]; then
   for file in "$defects"/*.patch; do names+=("$(basename "$file" .patch)"); done
 fi
 check_patches "${names[@]}"
+[[ "$build" != --check ]] || exit 0
 [[ $# != 0 ]] || try_sound
 missed=0
 for name in "${names[@]}"; do
