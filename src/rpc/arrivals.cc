@@ -69,7 +69,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   }
   if (k.tries == 0) [[likely]] {
     const std::uint64_t trip = now - std::min(k.sent_at, now);
-    if (first_now) measure(r, c, trip);  // one of a batch says what all do
+    if (first_now) measure(r, c, trip);  // the first of a batch stands for it
     if (trip > r.target || c.flow.window != c.flow.whole) [[unlikely]]
       adjust(r, c, trip, header.method);
   } else {

@@ -60,9 +60,10 @@ std::size_t longest_bulk(const Rpc& r, const ClientSession& c) noexcept {
 namespace {
 
 /// What the call's place holds of it. False: the send pool is dry.
-bool note(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done,
-          BulkAsked& w) noexcept {
-  if (!keep(r, c, asked, done, w)) return false;
+bool note_long(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done,
+               BulkAsked& w) noexcept {
+  if (!note(r, c, asked, done, w)) return false;
+  look_by(r, c, asked.deadline);
   ++r.stats.bulk_calls;
   return true;
 }
@@ -88,7 +89,7 @@ Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice
   const bool waits = !connected || b.waiting_count != 0 || slot >= b.window;
   if (waits && b.waiting_count == r.shared.config.rpc.backlog) return Status::would_block;
   BulkAsked w;
-  if (!note(r, c, asked, done, w)) return Status::no_buffer;
+  if (!note_long(r, c, asked, done, w)) return Status::no_buffer;
   if (reply_into != nullptr) w.reply = *reply_into;
   if (b.agent == kNone) want_connection(r, b);
   BulkCall* k = nullptr;

@@ -88,6 +88,22 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
   return static_cast<std::uint32_t>(std::countr_one(c.active));
 }
 
+/// Writes down what is asked, where it stays until the call is over or goes on. False, and nothing
+/// is: the send pool is dry.
+template <typename Kept>
+[[gnu::always_inline]] inline bool note(Rpc& r, ClientSession& c, const Asked& asked,
+                                        const ReplyCallback& done, Kept& k) noexcept {
+  if (!fill(r, k.payload, asked.data, asked.size, asked.block)) [[unlikely]]
+    return false;
+  k.method = asked.method;
+  k.size = static_cast<decltype(k.size)>(asked.size);
+  k.id = ++c.last_call;
+  k.deadline = asked.deadline;
+  k.done = done;
+  ++r.stats.calls;
+  return true;
+}
+
 [[gnu::always_inline]] inline Status call(Rpc& r, ClientSession& c, const Asked& asked,
                                           const ReplyCallback& done) noexcept {
   if (c.state != SessionState::ready) [[unlikely]]
@@ -98,31 +114,10 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
     return put_off(r, c, asked, done);
   const std::uint32_t slot = free_slot(c);
   Call& k = c.calls[slot];
-  if (!fill(r, k.payload, asked.data, asked.size, asked.block)) [[unlikely]]
+  if (!note(r, c, asked, done, k)) [[unlikely]]
     return Status::no_buffer;
-  k.method = asked.method;
-  k.size = static_cast<std::uint16_t>(asked.size);
-  k.id = ++c.last_call;
-  k.deadline = asked.deadline;
-  k.done = done;
-  ++r.stats.calls;
   start(r, c, k, slot, asked.now);
   return Status::ok;
-}
-
-/// What is kept of a call that may have to wait. False, and it is none: the send pool is dry. Cold.
-template <typename Kept>
-bool keep(Rpc& r, ClientSession& c, const Asked& asked, const ReplyCallback& done,
-          Kept& k) noexcept {
-  if (!fill(r, k.payload, asked.data, asked.size, asked.block)) return false;
-  k.method = asked.method;
-  k.size = static_cast<std::uint32_t>(asked.size);
-  k.id = ++c.last_call;
-  k.deadline = asked.deadline;
-  k.done = done;
-  ++r.stats.calls;
-  look_by(r, c, asked.deadline);
-  return true;
 }
 
 /// The slot is free again; what comes for this call from now on is late.

@@ -145,10 +145,11 @@ Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done)
   if (c.waiting_count == room) return Status::would_block;
   if (c.waiting == nullptr && !make_waiting(r, c)) return Status::no_buffer;
   Waiting& w = *new (&c.waiting[(c.waiting_first + c.waiting_count) % room]) Waiting;
-  if (!keep(r, c, asked, done, w)) {
+  if (!note(r, c, asked, done, w)) {
     drop_waiting(c);
     return Status::no_buffer;
   }
+  look_by(r, c, asked.deadline);
   ++c.waiting_count;
   // What it waits for may be something else than the session's own window.
   if (c.under_way < c.allowed) stall(r, c);

@@ -85,8 +85,8 @@ class Port {
   [[nodiscard]] bool full() const noexcept { return sent_ - done_ >= depth_; }
   /// Whether the device can do without work requests.
   [[nodiscard]] bool sends_directly() const noexcept { return send_direct_ != nullptr; }
-  /// The same so, if it can and this is true: of up to kDirectPayload
-  /// bytes; as many are read. It goes out with flush(), or with more of these.
+  /// Sends a datagram so, if this is true; else send() is to do it. Up to kDirectPayload bytes
+  /// count, all of which are read. It goes out with flush(), or with others of its kind.
   [[nodiscard, gnu::always_inline]] bool send_direct(const Destination& to, wire::RpcWords words,
                                                      std::uint32_t length,
                                                      const std::byte* payload) noexcept {

@@ -107,8 +107,7 @@ Entry take_out(Entry* ring, std::uint32_t room, std::uint32_t& first, std::uint3
 struct Route {
   Destination to;
   Origin from;
-  std::uint64_t source =
-      0;  ///< the same, as the device has it that receives directly; 0: not seen yet
+  std::uint64_t source = 0;  ///< the same in a base::DirectReceive; 0: not seen yet
   ibv_gid gid{};
   std::uint16_t lid = 0;
   std::uint32_t users = 0;
