@@ -27,6 +27,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <string_view>
 
@@ -48,6 +49,18 @@ inline constexpr std::size_t kShortCall = 48;
 namespace rpc {
 struct Rpc;
 }  // namespace rpc
+
+namespace detail {
+/// Where bytes that arrived can stay: they lie in the block, or, if few came where the device had
+/// them, are copied there.
+inline std::byte* in_block(Block* block, std::byte* data, std::size_t size) noexcept {
+  const auto begin = reinterpret_cast<std::uintptr_t>(block->payload);
+  const auto at = reinterpret_cast<std::uintptr_t>(data);
+  if (at - begin < block->capacity) return data;
+  std::memcpy(block->payload, data, size);
+  return block->payload;
+}
+}  // namespace detail
 
 /// How a call ended, inside its callback. The bytes lie where they arrived.
 class SPINWIRE_API Reply {
@@ -72,7 +85,7 @@ class SPINWIRE_API Reply {
   [[nodiscard]] BufferSlice keep() noexcept {
     if (block_ == nullptr || size_ == 0) return {};
     kept_ = true;
-    return {block_, const_cast<std::byte*>(data_), size_};
+    return {block_, detail::in_block(block_, const_cast<std::byte*>(data_), size_), size_};
   }
 
   /// For the library.
@@ -141,7 +154,7 @@ class SPINWIRE_API Request {
   [[nodiscard]] BufferSlice keep() noexcept {
     if (size_ == 0) return {};
     kept_ = true;
-    return {block_, data_, size_};
+    return {block_, detail::in_block(block_, data_, size_), size_};
   }
   /// As PendingCall's. Hot.
   Status reply(std::span<const std::byte> bytes) noexcept { return note(call_.reply(bytes)); }

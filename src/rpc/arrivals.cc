@@ -190,54 +190,58 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   return take_other(r, wc, at);
 }
 
-/// One that came directly and is neither of the two that are quick, or of a queue pair that we have
-/// not heard from: as if it had come by the verbs.
-[[gnu::cold, gnu::noinline]] bool take_indirectly(Rpc& r,
-                                                  const base::DirectReceive& receive) noexcept {
+/// One of a run that is neither of the two that are quick, or of a queue pair that we have not
+/// heard from: as if it had come by the verbs.
+[[gnu::cold, gnu::noinline]] bool take_indirectly(Rpc& r, const base::DirectRun& run,
+                                                  const base::Line& line,
+                                                  std::uint32_t length) noexcept {
   ibv_wc wc{};
   wc.status = IBV_WC_SUCCESS;
-  wc.byte_len = static_cast<std::uint32_t>(kRouteBytes) + receive.length;
+  wc.byte_len = static_cast<std::uint32_t>(kRouteBytes) + length;
   wc.qp_num = r.port->qp_num();
-  wc.src_qp = static_cast<std::uint32_t>(receive.source) & 0xffffff;
+  wc.src_qp = static_cast<std::uint32_t>(run.source) & 0xffffff;
   wc.wc_flags = IBV_WC_GRH;
-  r.port->write_route(receive);
-  const Arrival at{static_cast<Block*>(receive.owner), receive.to - kRouteBytes};
+  const Arrival at{r.port->spare(), r.port->copy_to_spare(run, line, length)};
   RpcHeader header;
-  if (wire::decode(at.datagram(), receive.length, header)) {
+  if (wire::decode(at.datagram(), length, header)) {
     const ServerSession* const s = find_server(r, header.session);
     const ClientSession* const c = find_client(r, header.session);
     Route* const route = header.kind == RpcKind::request && s != nullptr ? s->route
                          : header.kind == RpcKind::reply && c != nullptr ? c->route
                                                                          : nullptr;
-    if (route != nullptr && route->from.is_of(wc, at.route)) route->source = receive.source;
+    if (route != nullptr && route->from.is_of(wc, at.route)) route->source = run.source;
   }
   return take_datagram(r, wc, at);
 }
 
-/// Answers whether the block was kept.
-[[gnu::always_inline]] inline bool take_direct(Rpc& r,
-                                               const base::DirectReceive& receive) noexcept {
+/// Answers whether the spare block was kept.
+[[gnu::always_inline]] inline bool take_direct(Rpc& r, const base::DirectRun& run, base::Line& line,
+                                               std::uint64_t length) noexcept {
   wire::RpcWords words{};
-  std::memcpy(&words.low, receive.to, sizeof words.low);
-  std::memcpy(&words.high, receive.to + sizeof words.low, sizeof words.high);
-  const std::uint64_t bytes = std::uint64_t{receive.length} - wire::kRpcHeaderBytes;
+  std::memcpy(&words.low, line.payload, sizeof words.low);
+  std::memcpy(&words.high, line.payload + sizeof words.low, sizeof words.high);
+  const std::uint64_t bytes = length - wire::kRpcHeaderBytes;
   const RpcHeader header = wire::unpack(words);
-  auto* const block = static_cast<Block*>(receive.owner);
-  std::byte* const payload = receive.to + wire::kRpcHeaderBytes;
+  std::byte* const payload = line.payload + wire::kRpcHeaderBytes;
   if (wire::is_request(words, bytes)) {
     ServerSession* const s = find_server(r, header.session);
-    if (s != nullptr && s->route->source == receive.source) [[likely]]
-      return serve(r, *s, header, block, payload);
+    if (s != nullptr && s->route->source == run.source) [[likely]]
+      return serve(r, *s, header, r.port->spare(), payload);
   } else if (wire::is_good_reply(words, bytes)) {
     ClientSession* const c = find_client(r, header.session);
-    if (c != nullptr && c->route->source == receive.source) [[likely]]
-      return end_by_reply(r, *c, header, block, payload);
+    if (c != nullptr && c->route->source == run.source) [[likely]]
+      return end_by_reply(r, *c, header, r.port->spare(), payload);
   }
-  return take_indirectly(r, receive);
+  return take_indirectly(r, run, line, static_cast<std::uint32_t>(length));
 }
 
 /// With more than this, sessions are not in the caches.
 constexpr std::uint32_t kManySessions = 128;
+
+/// Whether a completion is one of a receive with a datagram.
+inline bool is_datagram(const Rpc& r, const ibv_wc& wc) noexcept {
+  return agent::is_receive(wc.wr_id) && !r.port->of_runs(wc.wr_id);
+}
 
 /// Asks for the records that a datagram is for.
 inline void fetch_for(const Rpc& r, const std::byte* datagram) noexcept {
@@ -251,39 +255,43 @@ inline void fetch_for(const Rpc& r, const std::byte* datagram) noexcept {
 
 [[gnu::noinline]] void fetch_ahead(const Rpc& r, const ibv_wc* wcs, const ibv_wc* end) noexcept {
   for (const ibv_wc* wc = wcs; wc != end; ++wc) {
-    if (agent::is_receive(wc->wr_id) && wc->status == IBV_WC_SUCCESS)
+    if (is_datagram(r, *wc) && wc->status == IBV_WC_SUCCESS)
       fetch_for(r, r.port->arrival(agent::slot_of(wc->wr_id)) + kRouteBytes);
   }
 }
 
-[[gnu::noinline]] void fetch_ahead(const Rpc& r, const DirectReceives& receives,
-                                   std::uint32_t count) noexcept {
-  for (std::uint32_t i = 0; i < count; ++i) fetch_for(r, receives.arrived(i).to);
+[[gnu::noinline]] void fetch_ahead(const Rpc& r, const base::DirectRun& run) noexcept {
+  std::uint64_t length = 0;
+  for (const base::Line* line = run.first; line != run.end() && run.has(*line, length); ++line)
+    fetch_for(r, line->payload);
 }
 
 bool many_sessions(const Rpc& r) noexcept {
   return r.clients.size() + r.servers.size() > kManySessions;
 }
 
-/// Where the device has them directly. Answers how many datagrams there were.
-[[gnu::noinline]] std::uint32_t take_directly(Rpc& r, DirectReceives& receives, const ibv_wc* wcs,
-                                              const ibv_wc* end) noexcept {
-  std::uint32_t count = 0;
-  for (const ibv_wc* wc = wcs; wc != end; ++wc) {
-    if (agent::is_receive(wc->wr_id)) {
-      count += wc->byte_len;
-    } else {
-      r.port->on_sent(*wc);
-    }
-  }
+/// Datagrams where the device has them. Answers how many there were.
+std::uint32_t take_run(Rpc& r, const base::DirectRun& run) noexcept {
   if (many_sessions(r)) [[unlikely]]
-    fetch_ahead(r, receives, count);
-  for (std::uint32_t i = 0; i != count; ++i) {
-    if (take_direct(r, receives.arrived(i))) [[unlikely]]
-      receives.keep(i);
+    fetch_ahead(r, run);
+  base::Line* line = run.first;
+  std::uint64_t length = 0;
+  while (r.port->spare() != nullptr && line != run.end() && run.has(*line, length)) {
+    if (take_direct(r, run, *line, length)) [[unlikely]]
+      (void)r.port->renew_spare();
+    ++line;
   }
-  receives.give_back(count);
+  const auto count = static_cast<std::uint32_t>(line - run.first);
+  r.port->give_back(run, count);
   return count;
+}
+
+[[gnu::noinline]] std::uint32_t take_runs(Rpc& r) noexcept {
+  base::DirectRuns& runs = r.port->runs();
+  std::uint32_t taken = 0;
+  for (std::uint32_t i = 0; i != runs.count; ++i) taken += take_run(r, runs.runs[i]);
+  runs.count = 0;
+  return taken;
 }
 
 }  // namespace
@@ -294,9 +302,9 @@ const ibv_wc* take_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
   const ibv_wc* ahead = wcs + 1;
   while (ahead != end && ahead->qp_num == wcs->qp_num) ++ahead;
   end = ahead;
-  if (port.direct() != nullptr) return events += take_directly(r, *port.direct(), wcs, end), end;
+  if (end - wcs == 1 && port.of_runs(wcs->wr_id)) return events += take_runs(r), end;
   for (const ibv_wc* wc = wcs + 1; wc != end; ++wc) {
-    if (agent::is_receive(wc->wr_id))
+    if (is_datagram(r, *wc))
       __builtin_prefetch(port.arrival(agent::slot_of(wc->wr_id)) + kRouteBytes);
   }
   if (many_sessions(r)) [[unlikely]]
@@ -305,6 +313,10 @@ const ibv_wc* take_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
   for (const ibv_wc* wc = wcs; wc != end; ++wc) {
     if (!agent::is_receive(wc->wr_id)) {
       port.on_sent(*wc);
+      continue;
+    }
+    if (port.of_runs(wc->wr_id)) {
+      taken += take_runs(r);
       continue;
     }
     const std::uint32_t slot = agent::slot_of(wc->wr_id);

@@ -43,6 +43,7 @@ std::uint32_t random_bits(base::Random& random, unsigned bits) noexcept {
 }
 /// Those with the top bit are the system's.
 constexpr unsigned kQkeyBits = 31;
+constexpr std::uint32_t kQueuePairMax = (1u << 24) - 1;
 
 }  // namespace
 
@@ -105,32 +106,47 @@ Result<void> Port::make_sends() {
 }
 
 Result<void> Port::make_receives() {
+  missing_.reserve(receive_depth_);
+  receives_.make(receive_depth_, agent::receive_id);
+  std::uint32_t there = 0;
+  while (there < receive_depth_ && fill(there)) ++there;
+  if (there != receive_depth_) {
+    return base::fail(
+        Status::limit, "open the port of remote calls",
+        fmt::format("the receive pool has blocks for {} of {} receives", there, receive_depth_),
+        "raise memory.receive_bytes, or lower rpc.receive_depth");
+  }
   if (shared_.config.rpc.datagrams == RpcDatagrams::direct)
     direct_ = shared_.device->provider().direct;
-  std::uint32_t there = 0;
-  if (direct_ != nullptr) {
-    direct_receives_ = std::make_unique<DirectReceives>(shared_, receive_depth_,
-                                                        kReceiveOffset + kRouteBytes, mtu_);
-    there = direct_receives_->made();
-    send_direct_ = direct_->send;
-    direct_->receive_by(qp_, direct_receives_->lists());
-  } else {
-    missing_.reserve(receive_depth_);
-    receives_.make(receive_depth_, agent::receive_id);
-    while (there < receive_depth_ && fill(there)) ++there;
-  }
-  if (there == receive_depth_) return {};
-  return base::fail(
-      Status::limit, "open the port of remote calls",
-      fmt::format("the receive pool has blocks for {} of {} receives", there, receive_depth_),
-      "raise memory.receive_bytes, or lower rpc.receive_depth");
+  if (direct_ == nullptr) return {};
+  sender_ = direct_->sender(qp_);
+  runs_.wr_id = agent::receive_id(receive_depth_);
+  (void)renew_spare();
+  return {};
+}
+
+bool Port::renew_spare() noexcept {
+  if (spare_ != nullptr) detail::release(spare_);  // whoever kept it holds a reference
+  spare_ = block_for_receive();
+  direct_->receive_by(qp_, spare_ != nullptr ? &runs_ : nullptr);
+  return spare_ != nullptr;
+}
+
+std::byte* Port::copy_to_spare(const base::DirectRun& run, const base::Line& line,
+                               std::uint32_t length) const noexcept {
+  std::byte* const route = spare_->payload + kReceiveOffset;
+  direct_->write_route(qp_, run, length, route);
+  std::memcpy(route + kRouteBytes, line.payload, sizeof line.payload);
+  return route;
+}
+
+void Port::find_lane(Destination& to) noexcept {
+  static base::DirectLane closed;  // nobody writes to it: there is no room
+  base::DirectLane* const lane = direct_ != nullptr ? direct_->lane(to.ah) : nullptr;
+  to.lane = lane != nullptr && to.qp_num <= kQueuePairMax ? lane : &closed;
 }
 
 void Port::open_receives(std::uint32_t count) noexcept {
-  if (direct_receives_ != nullptr) {
-    open_ = std::min(count, receive_depth_);
-    return direct_receives_->open(open_);
-  }
   for (count = std::min(count, receives_.size()); open_ < count; ++open_) give_back(open_, false);
   post_receives();
 }
@@ -147,6 +163,7 @@ Port::~Port() {
     if (Block* block = receives_.memory(slot); block != nullptr) detail::release(block);
   }
   if (lines_block_ != nullptr) detail::release(lines_block_);
+  if (spare_ != nullptr) detail::release(spare_);
 }
 
 void Port::post() noexcept {
@@ -211,9 +228,13 @@ void Port::on_sent(const ibv_wc& wc) noexcept {
   done_ = end;
 }
 
+Block* Port::block_for_receive() noexcept {
+  return shared_.arena->allocate(memory::PoolId::receive,
+                                 kPayloadOffset - wire::kRpcHeaderBytes + mtu_);
+}
+
 bool Port::fill(std::uint32_t slot) noexcept {
-  Block* const block = shared_.arena->allocate(memory::PoolId::receive,
-                                               kPayloadOffset - wire::kRpcHeaderBytes + mtu_);
+  Block* const block = block_for_receive();
   receives_.memory(slot) = block;
   if (block == nullptr) return false;
   receives_.aim(slot, block->payload + kReceiveOffset,
@@ -233,7 +254,7 @@ void Port::post_receives() noexcept {
 }
 
 void Port::upkeep() noexcept {
-  if (direct_receives_ != nullptr) direct_receives_->upkeep();
+  if (direct_ != nullptr && spare_ == nullptr) (void)renew_spare();
   while (!missing_.empty() && fill(missing_.back())) {
     receives_.add(missing_.back());
     missing_.pop_back();

@@ -1,7 +1,7 @@
 // The datagram queue pair of an engine's sessions: a ring of prebuilt sends, each with a line of
 // its own for header and short payload, so that no datagram depends on what its session does next;
 // and a ring of receives. Both are as short as may be: what is used again soon is in the caches.
-// Where the device has base::DirectDatagrams, short ones go out by that, and all come in. Hot.
+// Where the device has base::DirectDatagrams, short ones go out and come in by that. Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -14,7 +14,6 @@
 
 #include "agent/shared.h"
 #include "base/direct_datagrams.h"
-#include "rpc/direct_receives.h"
 #include "spinwire/rpc.h"
 #include "verbs/work_requests.h"
 #include "wire/handshake.h"
@@ -80,18 +79,20 @@ class Port {
   [[nodiscard]] std::uint32_t qp_num() const noexcept { return qp_ != nullptr ? qp_->qp_num : 0; }
   [[nodiscard]] std::uint32_t qkey() const noexcept { return qkey_; }
   [[nodiscard]] std::uint32_t mtu() const noexcept { return mtu_; }
+  /// What `to` says of an address, and how datagrams go there directly, if they can.
+  void find_lane(Destination& to) noexcept;
 
   // Sends: each in turn, as one datagram. Not while full().
   [[nodiscard]] bool full() const noexcept { return sent_ - done_ >= depth_; }
   /// Whether the device can do without work requests.
-  [[nodiscard]] bool sends_directly() const noexcept { return send_direct_ != nullptr; }
+  [[nodiscard]] bool sends_directly() const noexcept { return sender_ != nullptr; }
   /// Sends a datagram so, if this is true; else send() is to do it. Up to kDirectPayload bytes
   /// count, all of which are read. It goes out with flush(), or with others of its kind.
   [[nodiscard, gnu::always_inline]] bool send_direct(const Destination& to, wire::RpcWords words,
                                                      std::uint32_t length,
                                                      const std::byte* payload) noexcept {
     if (length > base::kDirectPayload || posted_ != sent_ ||
-        !send_direct_(qp_, to, words.low, words.high, payload, length))
+        !base::send(*direct_, qp_, *sender_, to, words.low, words.high, payload, length))
       return false;
     if (++unpublished_ == list_length_) publish();
     return true;
@@ -144,13 +145,21 @@ class Port {
   [[nodiscard]] bool unposted() const noexcept { return unpublished_ != 0 || posted_ != sent_; }
   void on_sent(const ibv_wc& wc) noexcept;
 
-  // Receives. Where the device takes them directly, only what is said of all.
-  /// Null: it does not.
-  [[nodiscard]] DirectReceives* direct() const noexcept { return direct_receives_.get(); }
-  /// Puts in front of a datagram that came directly what tells where it came from.
-  void write_route(const base::DirectReceive& receive) const noexcept {
-    direct_->write_route(qp_, receive, receive.to - kRouteBytes);
+  // Receives. Short datagrams take none where the device has them directly.
+  [[nodiscard]] base::DirectRuns& runs() noexcept { return runs_; }
+  /// Whether a completion tells of those.
+  [[nodiscard]] bool of_runs(std::uint64_t wr_id) const noexcept { return wr_id == runs_.wr_id; }
+  void give_back(const base::DirectRun& run, std::uint32_t count) noexcept {
+    direct_->give_back(qp_, run, count);
   }
+  /// Memory for a datagram of theirs that is kept, or that needs more than its line; there is some
+  /// while there are runs.
+  [[nodiscard]] Block* spare() const noexcept { return spare_; }
+  /// That was kept. False: there is no other, and what follows takes receives until there is.
+  bool renew_spare() noexcept;
+  /// Copies a datagram of a run there as the verbs have it, and answers where that is.
+  [[nodiscard]] std::byte* copy_to_spare(const base::DirectRun& run, const base::Line& line,
+                                         std::uint32_t length) const noexcept;
   [[nodiscard]] Block* block(std::uint32_t slot) noexcept { return receives_.memory(slot); }
   /// What the device writes to: where the datagram came from, and behind that the datagram.
   [[nodiscard]] std::byte* arrival(std::uint32_t slot) const noexcept {
@@ -172,8 +181,7 @@ class Port {
   /// Work for the control step: blocks for receives that have none, a queue pair that has failed.
   void upkeep() noexcept;
   [[nodiscard]] std::uint32_t missing() const noexcept {
-    return direct_receives_ != nullptr ? direct_receives_->missing()
-                                       : static_cast<std::uint32_t>(missing_.size());
+    return static_cast<std::uint32_t>(missing_.size());
   }
   // For audits.
   [[nodiscard]] const ibv_qp* queue_pair() const noexcept { return qp_; }
@@ -183,7 +191,7 @@ class Port {
   template <typename Visit>
   void visit_blocks(Visit&& visit) {
     visit(lines_block_);
-    if (direct_receives_ != nullptr) direct_receives_->visit_blocks(visit);
+    if (spare_ != nullptr) visit(spare_);
     for (std::uint32_t i = 0; i < receives_.size(); ++i) visit(receives_.memory(i));
     for (std::uint32_t i = done_; i != sent_; ++i) visit(held_blocks_[i & mask_].block);
   }
@@ -213,6 +221,7 @@ class Port {
   void take_back(const ibv_send_wr* bad) noexcept;
   void replace(std::uint32_t slot) noexcept;
   bool fill(std::uint32_t slot) noexcept;
+  [[nodiscard]] Block* block_for_receive() noexcept;
   Entry& next(const Destination& to) noexcept {
     Entry& e = entries_[sent_ & entry_mask_];
     e.wr.wr_id = std::uint64_t{sent_} << 1;
@@ -246,12 +255,13 @@ class Port {
   std::uint32_t signaled_ = 0;     ///< up to here all are done when the last signaled one is
   bool holds_ = false;             ///< something in the list holds a block
   unsigned inline_ = 0;            ///< the flag, if lines can be sent so
-  decltype(base::DirectDatagrams::send) send_direct_ = nullptr;
-  std::unique_ptr<DirectReceives> direct_receives_;  ///< in the place of `receives_`
+  const base::DirectDatagrams* direct_ = nullptr;
+  const base::DirectSender* sender_ = nullptr;  ///< of the queue pair, with `direct_`
+  base::DirectRuns runs_;
+  Block* spare_ = nullptr;
   verbs::ReceiveSlots<Block> receives_;
   std::unique_ptr<Held[]> held_blocks_;  ///< as many as the send queue is deep
   // Cold.
-  const base::DirectDatagrams* direct_ = nullptr;
   std::uint32_t receive_depth_;
   std::uint32_t open_ = 0;  ///< slots in use: the first so many
   agent::Shared& shared_;

@@ -142,7 +142,7 @@ Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
   route->lid = peer.lid;
   route->users = 1;
   route->incarnation = peer.incarnation;
-  route->to = {nullptr, peer.qp_num, peer.qkey};
+  route->to = {nullptr, peer.qp_num, peer.qkey, nullptr};
   route->from.qp_num = kNoQueuePair;
   if (peer.qp_num != 0 && uses_datagrams(r.shared)) {
     verbs::RemoteQueuePair remote;
@@ -151,6 +151,7 @@ Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
     auto ah = r.shared.device->create_ah(r.shared.attributes.queue_pair, remote);
     if (!ah) return tl::unexpected(ah.error());
     route->to.ah = *ah;
+    r.port->find_lane(route->to);
     route->from = origin_of(peer);
   }
   r.routes.push_back(std::move(route));

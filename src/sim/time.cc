@@ -157,12 +157,10 @@ std::uint32_t sim::datagram_receives(const detail::EngineCore& core) noexcept {
   if (core.calls->port->queue_pair() == nullptr) return 0;
   const auto& qp = *static_cast<const softverbs::Qp*>(core.calls->port->queue_pair());
   const auto& cq = *static_cast<const softverbs::Cq*>(qp.recv_cq);
-  const bool direct = qp.direct != nullptr;
-  std::uint32_t count = direct ? qp.direct->posted_count : qp.receives->count();
+  std::uint32_t count = qp.receives->count();
   for (std::uint32_t i = cq.head; i != cq.tail; ++i) {
     const ibv_wc& wc = cq.ring[i & cq.mask];
-    if (wc.qp_num != qp.qp_num || !agent::is_receive(wc.wr_id)) continue;
-    count += direct ? wc.byte_len : 1;  // which is a number of datagrams then
+    count += wc.qp_num == qp.qp_num && agent::is_receive(wc.wr_id) ? 1 : 0;
   }
   return count;
 }

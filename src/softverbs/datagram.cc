@@ -338,10 +338,6 @@ void take(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
   LaneCursor cursor(lane.lines, lane.head);
   if (!read_prefix(cursor, word, bytes, datagram)) [[unlikely]]
     return drop_datagram(c, Drop::malformed);
-  if (qp.direct != nullptr) {
-    std::byte* const to = next_direct(c, lane, qp, word, datagram.length);
-    return to != nullptr ? cursor.read(to, datagram.length) : void();
-  }
   ReceiveQueue& receives = *qp.receives;
   if (receives.count() == 0 && !take_from_limit(qp)) [[unlikely]]
     return drop_datagram(c, Drop::no_receive);
@@ -445,8 +441,8 @@ void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
   take(c, lane, *qp, word, bytes);
 }
 
-std::uint32_t take_datagrams(const Context& c, const InLane& lane, Cq& cq, std::uint64_t word,
-                             std::uint32_t limit) noexcept {
+std::uint32_t take_datagrams(const Context& c, InLane& lane, Cq& cq, std::uint64_t word,
+                             std::uint32_t limit, Direct& direct) noexcept {
   constexpr std::uint64_t kSpecial = line_flag::kPrefixed | line_flag::kSolicited;
   const std::uint32_t qpn = word_qpn(word);
   Qp* const qp = c.queue_pairs[queue_pair_index(qpn)];
@@ -455,7 +451,10 @@ std::uint32_t take_datagrams(const Context& c, const InLane& lane, Cq& cq, std::
       (word_flags(word) & kSpecial) != 0) [[unlikely]] {
     return 0;
   }
-  if (qp->direct != nullptr) return take_direct_run(lane, *qp, cq, word, limit);
+  if (qp->direct != nullptr) {
+    direct = tell_of_run(lane, *qp, cq, word, limit);
+    if (direct != Direct::none) return 0;
+  }
   ReceiveQueue& receives = *qp->receives;
   const CompletionHead success{IBV_WC_RECV, qpn, word_psn(word), 0, IBV_WC_GRH};
   const std::uint32_t most = std::min(

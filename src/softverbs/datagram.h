@@ -103,22 +103,27 @@ void forget_datagrams(Qp& qp) noexcept;
 /// post_datagrams, with hold_datagram() in the place of the lane.
 int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
+/// What becomes of a short datagram that is next in a lane, and what is behind it there.
+enum class Direct : std::uint8_t {
+  none,   ///< it takes a receive, as any other
+  told,   ///< it is in one of its queue pair's runs: the lane goes on when that was given back
+  later,  ///< the queue pair has as many runs as there may be
+};
 /// Receives a run of plain datagrams like the one with this word that is next in the lane, up to
 /// `limit`, each in one line, completing to the polled queue; answers how many. The queue's state
 /// stays in registers meanwhile, and one compare tells that a line is like the one before. 0: not
-/// that case. Hot.
-std::uint32_t take_datagrams(const Context& c, const InLane& lane, Cq& cq, std::uint64_t word,
-                             std::uint32_t limit) noexcept;
+/// that case, or `direct` says more. Hot.
+std::uint32_t take_datagrams(const Context& c, InLane& lane, Cq& cq, std::uint64_t word,
+                             std::uint32_t limit, Direct& direct) noexcept;
 // In datagram_direct.cc.
 /// Lets peers see what was sent directly.
 void publish_held(Context& c) noexcept;
-// For queue pairs with direct receives.
-/// As take_datagrams(), whose checks are done, with one completion for all. Hot.
-std::uint32_t take_direct_run(const InLane& lane, Qp& qp, Cq& cq, std::uint64_t word,
-                              std::uint32_t limit) noexcept;
-/// Where the next datagram of any other shape goes, which completes there; null: it is dropped.
-std::byte* next_direct(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
-                       std::uint32_t length) noexcept;
+/// Of a queue pair with runs, whose completion queue is polled; the other checks of
+/// take_datagrams() are done. A run is `limit` datagrams at most. Hot.
+Direct tell_of_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
+                   std::uint32_t limit) noexcept;
+/// The queue pair ends.
+void forget_runs(Context& c, const Qp& qp) noexcept;
 /// Receives or drops the datagram of so many bytes that is next in the lane. Hot.
 void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
                    std::uint32_t bytes) noexcept;

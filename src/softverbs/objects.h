@@ -157,19 +157,13 @@ struct InFlight {
 };
 
 /// The lane towards a peer, in the peer's segment.
-struct OutLane {
-  Line* lines = nullptr;
+struct OutLane : base::DirectLane {
   LaneControl* control = nullptr;
-  std::uint64_t tail = 0;   ///< next position to write
   std::uint64_t head = 0;   ///< consumed by the peer, as far as applied
   std::uint64_t acked = 0;  ///< the same, as packets told of it: to be applied by the next poll
   /// What `tail` may not pass: head + kLaneLines, or less while queue pairs wait for room, so that
   /// nobody gets ahead of them.
   std::uint64_t limit = kLaneLines;
-  /// What direct datagrams may not reach; 0 while there may be none.
-  std::uint64_t direct_limit = 0;
-  Line* held = nullptr;  ///< the first that the peer is not to see yet, whose word is to be this:
-  std::uint64_t held_word = 0;
   std::uint32_t in_flight_head = 0;
   std::uint32_t in_flight_tail = 0;
   std::uint32_t index = 0;
@@ -193,6 +187,7 @@ struct InLane {
   std::uint32_t idle_rounds = 0;   ///< control steps without a packet
   std::uint64_t control_head = 0;  ///< head at the last control step
   bool awake = false;
+  bool told = false;         ///< the first lines are in a DirectRun
   ibv_grh route{};           ///< in front of a plain datagram, but for its length
   std::uint64_t serial = 0;  ///< no other lane of the context, at any time, has it
 };
@@ -253,7 +248,7 @@ enum class Within : std::uint8_t {
 inline constexpr std::uint64_t kNeverExpected = ~std::uint64_t{0};
 inline constexpr std::uint64_t kExpectedMask = (std::uint64_t{1} << 48) - 1;
 
-struct Qp : ibv_qp {
+struct Qp : ibv_qp, base::DirectSender {
   // Send side.
   Peer* peer = nullptr;
   std::unique_ptr<SendWr[]> sq;
@@ -274,15 +269,13 @@ struct Qp : ibv_qp {
   std::uint8_t signal_all = 0;  ///< IBV_SEND_SIGNALED with sq_sig_all
   bool waiting = false;         ///< for a retry timer
   bool stalled = false;
-  bool open = false;                ///< RTS, not waiting, the peer alive: packets may go out
-  bool straight = false;            ///< datagrams: RTS, and none waits in the queue
-  std::uint64_t datagram_word = 0;  ///< of a line with a plain one, as far as it is always the same
+  bool open = false;  ///< RTS, not waiting, the peer alive: packets may go out
   std::uint16_t retries = 0;
   std::uint16_t rnr_retries = 0;
   // Receive side.
   ReceiveQueue* receives = nullptr;
-  base::DirectReceives* direct = nullptr;  ///< in the place of `receives`
-  KnownRegion writable;                    ///< that the last receive lay in
+  base::DirectRuns* direct = nullptr;  ///< where short datagrams are told of
+  KnownRegion writable;                ///< that the last receive lay in
   /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
   std::uint64_t expected = kNeverExpected;
   bool nak_given = false;

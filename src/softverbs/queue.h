@@ -158,6 +158,16 @@ inline void watch_answers(Peer& peer) noexcept {
   c.unacked[c.pending.unacked++] = &peer;
 }
 
+/// Consumes so many lines.
+inline void advance(InLane& lane, std::uint32_t lines) noexcept {
+  lane.head += lines;
+  lane.next += lines;
+  if (lane.next >= lane.end) [[unlikely]] {
+    lane.next -= kLaneLines;
+    lane.mark = (lane.mark + 1) & 0xff;
+  }
+}
+
 /// A line that stayed back, and with it all that lies behind it.
 inline void publish_line(Peer& peer) noexcept {
   std::exchange(peer.out.held, nullptr)->word.store(peer.out.held_word, std::memory_order_release);

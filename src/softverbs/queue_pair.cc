@@ -375,6 +375,7 @@ int destroy_qp(ibv_qp* base) noexcept {
   if (qp->windows != 0) return EBUSY;
   if (const int error = leave(c, *qp); error != 0) return error;
   to_reset(*qp);
+  forget_runs(c, *qp);
   qp->entry->ident.fetch_or(kDestroyed, std::memory_order_relaxed);
   drop_events(c, base);
   c.queue_pairs[qp->handle] = nullptr;

@@ -30,8 +30,9 @@ void answer_nak(InLane& lane, Qp* qp, Nak reason) noexcept {
     qp->nak_given = true;
   }
   lane.control->last_nak.store(lane.head + 1, std::memory_order_release);
-  // The sender knows of all that is more than a lane behind.
+  // The sender knows of all that is more than a lane behind. Direct datagrams always tell how far.
   lane.silent_until = lane.head + 1 + kLaneLines;
+  if (lane.peer != nullptr) lane.peer->out.direct_limit = 0;
 }
 
 struct Arrival {
@@ -210,15 +211,6 @@ bool take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   return true;
 }
 
-inline void advance(InLane& lane, std::uint32_t lines) noexcept {
-  lane.head += lines;
-  lane.next += lines;
-  if (lane.next >= lane.end) [[unlikely]] {
-    lane.next -= kLaneLines;
-    lane.mark = (lane.mark + 1) & 0xff;
-  }
-}
-
 /// The PSN and the number of the packet behind the one that such a word announces; the PSN wraps
 /// within its 24 bits.
 inline std::uint64_t next_word(std::uint64_t word) noexcept {
@@ -267,6 +259,7 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
 
 std::uint32_t refuse_lane(InLane& lane) noexcept {
   std::uint32_t datagrams = 0;
+  if (lane.told) return 0;
   for (std::uint32_t left = kLaneLines; left != 0; --left) {
     const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
     if (word_mark(word) != lane.mark) break;
@@ -364,13 +357,17 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
 
 /// Consumes what lies in a lane, up to a turn's worth or the room that `cq` has. One packet it
 /// takes in any case, into the ring: else completions of sends that fill every array would starve
-/// it.
-inline void drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
+/// it. False: the lane has to wait for others to be read.
+inline bool drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
+  if (lane.told) [[unlikely]]
+    return true;
   std::uint32_t left = kPacketsPerTurn;
+  Direct direct = Direct::none;
   do {
     std::uint32_t taken = 0;
     if (word_packet(word) >= Packet::datagram) {
-      taken = take_datagrams(c, lane, cq, word, left);
+      taken = take_datagrams(c, lane, cq, word, left, direct);
+      if (direct != Direct::none) break;
       advance(lane, taken);
     } else if (left == kPacketsPerTurn && take_alone(c, lane, cq, word)) {
       taken = 1;
@@ -385,6 +382,7 @@ inline void drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept
     word = lane.next->word.load(std::memory_order_acquire);
   } while (word_mark(word) == lane.mark && left != 0 && cq.room != 0);
   lane.control->head.store(lane.head, std::memory_order_release);
+  return direct != Direct::later;
 }
 
 /// Moves older completions from the ring into the caller's array.
@@ -509,7 +507,10 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
     const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
     if (word_mark(word) == lane.mark) {
       if (lane.peer != nullptr && lane.peer->unacked) note_ack(*lane.peer, *lane.next, word);
-      drain(c, lane, cq, word);
+      if (!drain(c, lane, cq, word)) [[unlikely]] {
+        --turn;
+        break;
+      }
       if (cq.room == 0) break;
     }
   }

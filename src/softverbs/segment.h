@@ -11,43 +11,21 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/direct_datagrams.h"
+
 namespace spinwire::softverbs {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x31657269776e7053;  // "Spnwire1"
 inline constexpr std::uint32_t kSegmentVersion = 3;
-inline constexpr std::uint32_t kLaneLines = 256;
 inline constexpr std::uint32_t kMaxLanes = 4096;
 inline constexpr std::uint32_t kMaxQueuePairs = 65536;
 inline constexpr std::uint32_t kMaxRegions = 1u << 18;
 inline constexpr std::uint32_t kMaxObjects = 4096;
 inline constexpr std::uint32_t kNoObject = ~0u;
 
-/// One cacheline of a lane. A packet is one line, or a first line and continuation lines that
-/// carry only `word` and payload; the first line's word is written last. Every line carries its
-/// lap's mark, so that bytes of an earlier lap are never taken for a new line.
-struct Line {
-  // mark:8 | opcode:4 | flags:4 | psn:24 | queue pair:24; datagrams name their sender as the PSN
-  std::atomic<std::uint64_t> word;
-  /// As the work request has it: in network order, or a key to invalidate. The Q_Key of datagrams.
-  std::uint32_t imm;
-  std::uint16_t length;  ///< payload bytes in the lane; for a reference, of its descriptors
-  std::uint16_t ack;     ///< low bits of what the sender has consumed of the opposite lane
-  std::byte payload[48];
-
-  /// Writes `imm`, `length` and `ack` (in the topmost bits of a word) with one store.
-  void set_trailer(std::uint32_t bytes, std::uint64_t ack_on_top,
-                   std::uint32_t immediate = 0) noexcept {
-    const std::uint64_t trailer = immediate | std::uint64_t{bytes} << 32 | ack_on_top;
-    std::memcpy(reinterpret_cast<std::byte*>(this) + sizeof word, &trailer, sizeof trailer);
-  }
-  /// The three in one load.
-  [[nodiscard]] std::uint64_t trailer() const noexcept {
-    std::uint64_t trailer = 0;
-    std::memcpy(&trailer, reinterpret_cast<const std::byte*>(this) + sizeof word, sizeof trailer);
-    return trailer;
-  }
-};
-static_assert(sizeof(Line) == 64 && offsetof(Line, length) == 12 && offsetof(Line, ack) == 14);
+using base::kLaneLines;
+using base::lane_mark;
+using base::Line;
 static_assert(std::endian::native == std::endian::little);
 
 inline constexpr std::size_t kFirstLineBytes = 48;
@@ -225,9 +203,6 @@ constexpr std::uint32_t region_key(std::uint32_t index, std::uint32_t generation
 constexpr std::uint32_t queue_pair_index(std::uint32_t qpn) { return qpn & (kMaxQueuePairs - 1); }
 
 // The word of a line.
-constexpr std::uint64_t lane_mark(std::uint64_t position) {
-  return ((position / kLaneLines) + 1) & 0xff;
-}
 /// The opcode and flags byte of a line's word.
 constexpr std::uint64_t packet_kind(Packet packet, std::uint64_t flags) {
   return static_cast<std::uint64_t>(packet) << 4 | flags;

@@ -129,21 +129,23 @@ struct Crowd {
     }));
     EXPECT_TRUE(server.engine.serve(kEcho, [this](Request& r) {
       (void)r.reply(r.bytes());
-      if (direct() != nullptr) kept.push_back(r.keep());
+      if (sends_directly()) kept.push_back(r.keep());
     }));
     for (std::uint32_t i = 0; i < kSessions; ++i) {
       sessions.push_back(client.engine.open_session(server.listener.address(), {}).value());
       EXPECT_TRUE(until({&client, &server}, [this] { return sessions.back().ready(); }));
     }
   }
-  [[nodiscard]] const spinwire::rpc::DirectReceives* direct() const {
-    return server.engine.core()->calls->port->direct();
+  [[nodiscard]] const spinwire::rpc::Port& port() const {
+    return *server.engine.core()->calls->port;
   }
+  [[nodiscard]] bool sends_directly() const { return port().sends_directly(); }
   /// So many receives are not posted, as there is no control step: they wait to be posted together
-  /// with others or, where they do not, for blocks of their pool, which the application keeps.
+  /// with others or, where short datagrams take none before the pool is dry, for blocks of it,
+  /// which the application keeps.
   void take_receives(std::uint32_t count) {
     const Bytes one = filled(1, 1);
-    for (std::uint32_t i = 0; direct() != nullptr ? direct()->missing() < count : i < count; ++i) {
+    for (std::uint32_t i = 0; sends_directly() ? port().missing() < count : i < count; ++i) {
       bool done = false;
       const auto set = [&done](Reply&) { done = true; };
       ASSERT_EQ(sessions[0].call(kEcho, std::span<const std::byte>(one), set), Status::ok);

@@ -1,10 +1,12 @@
-// Short datagrams beside the verbs: what a batch shows of itself and when, and the receives.
+// Short datagrams beside the verbs: what a batch shows of itself and when, where it came from, and
+// what takes receives all the same.
 #include <gtest/gtest.h>
 
-#include <cerrno>
+#include <array>
 #include <cstdint>
-#include <memory>
+#include <cstring>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "softverbs/direct_link.h"
@@ -21,7 +23,7 @@ TEST_F(SoftverbsDirect, NothingIsSeenBeforeItIsPublishedAndAllIsAfterIt) {
     send_all(first, first + batch);
     EXPECT_EQ(b_.steps(), Numbers{});
     a_.publish();
-    EXPECT_EQ(b_.step(64), numbers(first, first + batch));
+    EXPECT_EQ(b_.steps(64), numbers(first, first + batch));
     a_.publish();  // nothing is left to show
     EXPECT_EQ(b_.steps(), Numbers{});
   }
@@ -29,57 +31,89 @@ TEST_F(SoftverbsDirect, NothingIsSeenBeforeItIsPublishedAndAllIsAfterIt) {
   EXPECT_EQ(a_.sends_completed, 0u);
 }
 
+/// Sources of the runs that polls tell of, until there are none.
+std::vector<std::uint64_t> sources(DirectEnd& at) {
+  std::vector<std::uint64_t> all;
+  for (int nothing = 0; nothing < 3; ++nothing) {
+    (void)at.poll();
+    for (std::uint32_t i = 0; i < at.runs.count; ++i) {
+      all.insert(all.end(), read(at.runs.runs[i]).size(), at.runs.runs[i].source);
+      nothing = 0;
+    }
+    (void)at.take_runs();
+  }
+  return all;
+}
+
 TEST_F(SoftverbsDirect, TheSourceIsOneQueuePairOfOnePeer) {
   ThirdEnd c(&now_, b_);
   ASSERT_EQ(a_.qp->qp_num, c.qp->qp_num);  // their numbers alone do not tell them apart
   ibv_qp* const second = ready_ud(a_.node, false);
   std::set<std::uint64_t> of_first, of_second, of_c;
-  std::uint32_t all = 0;
+  std::size_t all = 0;
   const auto look = [&](std::set<std::uint64_t>& into) {
     a_.publish();
     c.publish();
-    ibv_wc wc[16];
-    while (ibv_poll_cq(b_.node.cq, 16, wc) != 0) {
-    }
-    for (base::DirectReceive* receive : b_.receives.take()) {
-      into.insert(receive->source);
-      b_.receives.post(receive);
+    for (const std::uint64_t source : sources(b_)) {
+      into.insert(source);
       ++all;
     }
   };
-  const ibv_sge inline_bytes = a_.node.sge(0, 40);
   for (std::uint64_t round = 0; round < 3; ++round) {
     ASSERT_TRUE(send(1) && send(2));
     look(of_first);
-    ASSERT_EQ(Datagram(1, inline_bytes, to_b_, b_.qp->qp_num).post(a_.qp), 0);
-    ASSERT_EQ(Datagram(2, a_.node.sge(0, 200), to_b_, b_.qp->qp_num).post(a_.qp), 0);
+    ASSERT_EQ(a_.post(to_b_, b_.qp, 3), 0);
+    ASSERT_EQ(a_.post(to_b_, b_.qp, kLong), 0);  // tells its source in its completion
+    ASSERT_EQ(a_.post(to_b_, b_.qp, 4, IBV_SEND_SIGNALED), 0);
     look(of_first);
-    ASSERT_TRUE(DirectEnd::send_by(second, to_b_, b_.qp, 3));
+    ASSERT_TRUE(DirectEnd::send_by(second, to_b_, b_.qp->qp_num, 5));
     look(of_second);
-    ASSERT_TRUE(c.send(c.to_other, b_.qp, 4));
+    ASSERT_TRUE(c.send(c.to_other, b_.qp, 6));
     look(of_c);
   }
   EXPECT_EQ(all, 18u);
+  EXPECT_EQ(b_.by_receives, 3u);
   ASSERT_EQ(of_first.size(), 1u);
   ASSERT_EQ(of_second.size(), 1u);
   ASSERT_EQ(of_c.size(), 1u);
   EXPECT_EQ((std::set{*of_first.begin(), *of_second.begin(), *of_c.begin()}).size(), 3u);
+  for (const std::uint64_t source : {*of_first.begin(), *of_second.begin(), *of_c.begin()}) {
+    EXPECT_EQ(source & 0xffffff, source == *of_second.begin() ? second->qp_num : a_.qp->qp_num);
+  }
+}
+
+TEST_F(SoftverbsDirect, ALaneThatComesAfterAnotherHasSourcesOfItsOwn) {
+  std::set<std::uint64_t> all;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    const std::size_t known = b_.node.internals().peers.size();
+    {
+      ThirdEnd c(&now_, b_);
+      ASSERT_TRUE(c.send(c.to_other, b_.qp, i));
+      c.publish();
+      for (const std::uint64_t source : sources(b_)) all.insert(source);
+    }
+    ASSERT_TRUE(until(
+        [&] {
+          now_ += 10'000'000;
+          sv::control_device(b_.node.context);
+        },
+        [&] { return b_.node.internals().peers.size() < known + 1; }));
+  }
+  EXPECT_EQ(all.size(), 3u);  // though one lane was in the place of the other
 }
 
 TEST_F(SoftverbsDirect, QueuePairsInTurnKeepTheirSources) {
   ibv_qp* const second = ready_ud(a_.node, false);
-  for (std::uint64_t i = 0; i < 60; ++i)
-    ASSERT_TRUE(DirectEnd::send_by(i % 5 < 3 ? a_.qp : second, to_b_, b_.qp, i));
-  a_.publish();
-  ibv_wc wc[64];
-  ASSERT_GT(ibv_poll_cq(b_.node.cq, 64, wc), 1);
-  const auto all = b_.receives.take();
-  ASSERT_EQ(all.size(), 60u);
   for (std::uint64_t i = 0; i < 60; ++i) {
-    EXPECT_EQ(all[i]->source, all[i % 5 < 3 ? 0 : 3]->source) << i;
-    EXPECT_TRUE(NumberedDatagram(i).lies_at(all[i]->to)) << i;
+    ibv_qp* const by = i % 5 < 3 ? a_.qp : second;
+    ASSERT_TRUE(DirectEnd::send_by(by, to_b_, b_.qp->qp_num, i));
   }
-  EXPECT_NE(all[0]->source, all[3]->source);
+  a_.publish();
+  const std::vector<std::uint64_t> all = sources(b_);
+  ASSERT_EQ(all.size(), 60u);
+  for (std::size_t i = 0; i < 60; ++i) EXPECT_EQ(all[i], all[i % 5 < 3 ? 0 : 3]) << i;
+  EXPECT_NE(all[0], all[3]);
+  EXPECT_EQ(b_.order, numbers(0, 60));
 }
 
 TEST_F(SoftverbsDirect, TheRouteIsTheOneThatAReceiveOfTheVerbsHas) {
@@ -90,24 +124,24 @@ TEST_F(SoftverbsDirect, TheRouteIsTheOneThatAReceiveOfTheVerbsHas) {
     ASSERT_TRUE(from.send(way, plain, number));
     ASSERT_TRUE(from.send(way, b_.qp, number));
     from.publish();
-    ibv_wc wc[2];
-    ASSERT_EQ(ibv_poll_cq(b_.node.cq, 2, wc), 2);
+    EXPECT_EQ(b_.poll(), Numbers{});
+    ASSERT_EQ(b_.others.size(), 1u);
+    const ibv_wc wc = b_.others[0];
+    b_.others.clear();
     const NumberedDatagram d(number);
-    EXPECT_EQ(wc[0].byte_len, kGrh + d.length());
-    EXPECT_EQ(wc[0].src_qp, from.qp->qp_num);
-    EXPECT_EQ(wc[0].wc_flags, unsigned{IBV_WC_GRH});
+    EXPECT_EQ(wc.byte_len, kGrh + d.length());
+    EXPECT_EQ(wc.src_qp, from.qp->qp_num);
+    EXPECT_EQ(wc.wc_flags, unsigned{IBV_WC_GRH});
     EXPECT_TRUE(d.lies_at(b_.node.bytes(kTo + kGrh, 48).data()));
-    const auto arrived = b_.receives.take();
-    ASSERT_EQ(arrived.size(), 1u);
-    EXPECT_TRUE(d.lies_at(arrived[0]->to));
+    ASSERT_EQ(b_.runs.count, 1u);
     std::array<std::byte, kGrh + 1> route{};
     route.back() = std::byte{0x5a};
-    sv::direct_datagrams().write_route(b_.qp, *arrived[0], route.data());
+    sv::direct_datagrams().write_route(b_.qp, b_.runs.runs[0], d.length(), route.data());
     EXPECT_EQ(std::memcmp(route.data(), b_.node.bytes(kTo, kGrh).data(), kGrh), 0) << number;
     EXPECT_EQ(route.back(), std::byte{0x5a});
     const auto said = route_header(plain_way(b_.node), gid_of(from.node), d.length(), false);
     EXPECT_EQ(std::memcmp(route.data(), said.data(), kGrh), 0) << number;
-    b_.receives.post(arrived[0]);
+    EXPECT_EQ(b_.take_runs(), Numbers{number});
   };
   for (std::uint64_t number = 0; number <= base::kDirectPayload; ++number) {
     ASSERT_NO_FATAL_FAILURE(compare(a_, to_b_, number));
@@ -155,26 +189,18 @@ class SoftverbsDirectBesideVerbs : public DirectPair {
       (void)a_.steps();
     }
   }
-  static constexpr std::uint64_t kMessage = ~std::uint64_t{0};
+  static constexpr std::uint64_t kMessage = DirectEnd::kMessage;
 
  private:
-  /// What arrives, one by one: numbers of datagrams, and messages.
+  /// What arrives, in order.
   Numbers sequence() {
-    Numbers all;
-    for (int nothing = 0; nothing < 2 * kLook; ++nothing) {
-      for (const std::uint64_t number : b_.step(1)) {
-        all.push_back(number);
-        nothing = 0;
-      }
-      for (const ibv_wc& wc : b_.others) {
-        EXPECT_EQ(wc.qp_num, rb_->qp_num);
-        EXPECT_EQ(b_.node.post_recv(wc.wr_id, kTo, 1024), 0);
-        all.push_back(kMessage);
-        nothing = 0;
-      }
-      b_.others.clear();
+    (void)b_.steps(1);
+    for (const ibv_wc& wc : b_.others) {
+      EXPECT_EQ(wc.qp_num, rb_->qp_num);
+      EXPECT_EQ(b_.node.post_recv(wc.wr_id, kTo, 1024), 0);
     }
-    return all;
+    b_.others.clear();
+    return std::exchange(b_.order, {});
   }
 };
 
@@ -183,6 +209,13 @@ TEST_F(SoftverbsDirectBesideVerbs, AShortDatagram) {
 }
 TEST_F(SoftverbsDirectBesideVerbs, ADatagramThatIsGathered) {
   check({9}, [&] { return a_.post(to_b_, b_.qp, 9, IBV_SEND_SIGNALED); });
+}
+TEST_F(SoftverbsDirectBesideVerbs, ALongDatagram) {
+  check({kLong}, [&] { return a_.post(to_b_, b_.qp, kLong); });
+}
+TEST_F(SoftverbsDirectBesideVerbs, ASolicitedDatagram) {
+  const unsigned flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE | IBV_SEND_SOLICITED;
+  check({9}, [&] { return a_.post(to_b_, b_.qp, 9, flags); });
 }
 TEST_F(SoftverbsDirectBesideVerbs, AMessageAlone) {
   check({kMessage}, [&] {
@@ -254,75 +287,49 @@ TEST_F(SoftverbsDirect, WhomTheVerbsHavePublishedToIsInNobodysWay) {
   }
 }
 
-// ---- receives -----------------------------------------------------------------------------------
+// ---- what is no run -----------------------------------------------------------------------------
 
-TEST_F(SoftverbsDirect, TheReceivePostedLastIsUsedFirst) {
-  DirectReceiveList& in = b_.receives;
-  in.lists.posted_count = 0;
-  for (std::size_t i = 0; i < 6; ++i) in.post(&in[i]);
-  send_all(0, 3);
-  a_.publish();
-  ASSERT_EQ(a_.post(to_b_, b_.qp, 3), 0);
-  const ibv_sge two_lines = a_.node.sge(0, 60);
-  ASSERT_EQ(Datagram(4, two_lines, to_b_, b_.qp->qp_num).post(a_.qp), 0);
-  ibv_wc wc[16];
-  EXPECT_EQ(ibv_poll_cq(b_.node.cq, 16, wc), 2);
-  ASSERT_EQ(in.lists.arrived_count, 5u);
-  for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(in.lists.arrived[i], &in[5 - i]);
-  EXPECT_EQ(in.lists.posted_count, 1u);
-  EXPECT_EQ(in.lists.posted[0], &in[0]);
-  (void)in.take();
-  in.post(&in[3]);
-  send_all(5, 7);
-  a_.publish();
-  EXPECT_EQ(ibv_poll_cq(b_.node.cq, 16, wc), 1);
-  ASSERT_EQ(in.lists.arrived_count, 2u);
-  EXPECT_EQ(in.lists.arrived[0], &in[3]);
-  EXPECT_EQ(in.lists.arrived[1], &in[0]);
-}
-
-TEST_F(SoftverbsDirect, WithoutAReceiveItIsDroppedAndCounted) {
-  DirectReceiveList& in = b_.receives;
-  in.lists.posted_count = 0;
-  in.post(&in[0]);
-  in.post(&in[1]);
+TEST_F(SoftverbsDirect, ShortOnesNeedNoReceiveAndOthersAreDroppedAndCounted) {
+  b_.forget_receives();
   send_all(0, 5);
   a_.publish();
-  ASSERT_EQ(Datagram(4, a_.node.sge(0, 60), to_b_, b_.qp->qp_num).post(a_.qp), 0);
-  EXPECT_EQ(b_.step(64), numbers(0, 2));  // posts both again
-  EXPECT_EQ(dropped(b_.node, sv::Drop::no_receive), 4u);
-  send_all(5, 6);
+  for (std::uint64_t i = 0; i < 3; ++i) ASSERT_EQ(a_.post(to_b_, b_.qp, kLong + i), 0);
+  ASSERT_EQ(a_.post(to_b_, b_.qp, 5), 0);
+  EXPECT_EQ(b_.steps(), numbers(0, 6));
+  EXPECT_EQ(dropped(b_.node, sv::Drop::no_receive), 3u);
+  b_.post_receive(0);
+  ASSERT_EQ(a_.post(to_b_, b_.qp, kLong), 0);
+  send_all(6, 7);
   a_.publish();
-  EXPECT_EQ(b_.steps(), numbers(5, 6));
-  EXPECT_EQ(dropped(b_.node, sv::Drop::no_receive), 4u);
+  EXPECT_EQ(b_.steps(), (Numbers{kLong, 6}));
+  EXPECT_EQ(dropped(b_.node, sv::Drop::no_receive), 3u);
 }
 
-TEST_F(SoftverbsDirect, WhatIsLongerThanTheRoomIsDroppedAndTheReceiveKept) {
-  const std::uint32_t posted = b_.receives.lists.posted_count;
+TEST_F(SoftverbsDirect, WhatIsLongerThanItsReceiveIsDroppedAndTheReceiveKept) {
+  const std::uint32_t most = DirectEnd::kRoom - kGrh;
+  const std::uint32_t posted = b_.receives().count();
   const auto verbs = [&](std::uint32_t length) {
     return Datagram(1, a_.node.sge(0, length), to_b_, b_.qp->qp_num).post(a_.qp);
   };
   send_all(1, 2);
-  ASSERT_EQ(verbs(kDirectRoom + 1), 0);
+  ASSERT_EQ(verbs(most + 1), 0);
   ASSERT_EQ(verbs(4096), 0);
   send_all(2, 3);
   a_.publish();
   EXPECT_EQ(b_.steps(), numbers(1, 3));
   EXPECT_EQ(dropped(b_.node, sv::Drop::too_long), 2u);
-  EXPECT_EQ(b_.receives.lists.posted_count, posted);
-  fill(a_.node.bytes(0, kDirectRoom), 9);
-  ASSERT_EQ(verbs(kDirectRoom), 0);
+  EXPECT_EQ(b_.receives().count(), posted);
+  fill(a_.node.bytes(0, most), 9);
+  ASSERT_EQ(verbs(most), 0);
   ibv_wc wc{};
   ASSERT_TRUE(until([] {}, [&] { return b_.node.poll(wc); }));
-  const auto arrived = b_.receives.take();
-  ASSERT_EQ(arrived.size(), 1u);
-  EXPECT_EQ(arrived[0]->length, kDirectRoom);
-  EXPECT_TRUE(holds({arrived[0]->to, kDirectRoom}, 9));
+  EXPECT_EQ(wc.byte_len, DirectEnd::kRoom);
+  const std::size_t at = DirectEnd::kReceivesAt + wc.wr_id * DirectEnd::kRoom + kGrh;
+  EXPECT_TRUE(holds(b_.node.bytes(at, most), 9));
   EXPECT_EQ(dropped(b_.node, sv::Drop::too_long), 2u);
 }
 
 TEST_F(SoftverbsDirect, AnotherKeyIsDropped) {
-  const std::uint32_t posted = b_.receives.lists.posted_count;
   for (std::uint64_t i = 0; i < 30; ++i) ASSERT_TRUE(send(i, i % 3 == 0 ? kQkey + 1 : kQkey));
   a_.publish();
   Numbers expected;
@@ -331,7 +338,7 @@ TEST_F(SoftverbsDirect, AnotherKeyIsDropped) {
   }
   EXPECT_EQ(b_.steps(), expected);
   EXPECT_EQ(dropped(b_.node, sv::Drop::wrong_key), 10u);
-  EXPECT_EQ(b_.receives.lists.posted_count, posted);
+  EXPECT_EQ(b_.by_receives, 0u);
 }
 
 TEST_F(SoftverbsDirect, AnotherQueuePairOrNoneGetsNothingOfIt) {
@@ -339,47 +346,118 @@ TEST_F(SoftverbsDirect, AnotherQueuePairOrNoneGetsNothingOfIt) {
   ibv_qp* const fresh = make_ud(b_.node, false);
   const std::uint32_t gone = other->qp_num;
   b_.node.destroy(other);
-  const NumberedDatagram d(1);
-  const auto& calls = sv::direct_datagrams();
-  for (const std::uint32_t qpn : {gone, fresh->qp_num}) {
-    ASSERT_TRUE(calls.send(a_.qp, {to_b_.get(), qpn, kQkey}, d.low, d.high, d.payload.data(), 8));
-  }
+  for (const std::uint32_t qpn : {gone, fresh->qp_num})
+    ASSERT_TRUE(DirectEnd::send_by(a_.qp, to_b_, qpn, 1));
   send_all(7, 8);
   a_.publish();
   EXPECT_EQ(b_.steps(), numbers(7, 8));
   EXPECT_EQ(dropped(b_.node, sv::Drop::no_queue_pair), 2u);
 }
 
-TEST_F(SoftverbsDirect, OtherShapesComeThroughTheSameLists) {
-  ibv_ah_attr classy = plain_way(b_.node);
-  classy.grh.traffic_class = 0x2e;
-  const Handle marked(a_.node, classy);
-  std::uint64_t seed = 1;
-  for (const Handle* way : std::initializer_list<const Handle*>{&to_b_, &marked}) {
+/// What is told of one by the verbs.
+struct Shape {
+  bool marked;  ///< with a traffic class
+  bool imm;
+  unsigned flags;
+  std::uint32_t length;
+  [[nodiscard]] bool is_run() const { return !marked && !imm && flags == 0 && length <= 48; }
+};
+
+class SoftverbsDirectShapes : public DirectPair {
+ protected:
+  ibv_ah_attr classy_ = [this] {
+    ibv_ah_attr way = plain_way(b_.node);
+    way.grh.traffic_class = 0x2e;
+    return way;
+  }();
+  Handle marked_{a_.node, classy_};
+
+  void post(const Shape& s, std::uint64_t seed) {
+    fill(a_.node.bytes(0, s.length), seed);
+    Datagram d(1, a_.node.sge(0, s.length), s.marked ? marked_ : to_b_, b_.qp->qp_num, kQkey,
+               s.flags);
+    d.wr.opcode = s.imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
+    d.wr.imm_data = 7;
+    ASSERT_EQ(d.post(a_.qp), 0);
+  }
+  /// It has completed as by the verbs, and nothing else has.
+  void expect_receive(const Shape& s, std::uint64_t seed, std::uint64_t wr_id) {
+    ibv_wc wc[4];
+    ASSERT_EQ(ibv_poll_cq(b_.node.cq, 4, wc), 1);
+    EXPECT_EQ(wc[0].status, IBV_WC_SUCCESS);
+    EXPECT_EQ(wc[0].opcode, IBV_WC_RECV);
+    EXPECT_EQ(wc[0].byte_len, kGrh + s.length);
+    EXPECT_EQ(wc[0].wr_id, wr_id);
+    EXPECT_EQ(wc[0].qp_num, b_.qp->qp_num);
+    EXPECT_EQ(wc[0].src_qp, a_.qp->qp_num);
+    EXPECT_EQ(wc[0].wc_flags, IBV_WC_GRH | (s.imm ? unsigned{IBV_WC_WITH_IMM} : 0u));
+    EXPECT_EQ(wc[0].imm_data, s.imm ? 7u : 0u);
+    EXPECT_EQ(b_.runs.count, 0u);
+    const std::size_t at = DirectEnd::kReceivesAt + wc[0].wr_id * DirectEnd::kRoom;
+    EXPECT_TRUE(holds(b_.node.bytes(at + kGrh, s.length), seed));
+    const ibv_ah_attr way = s.marked ? classy_ : plain_way(b_.node);
+    const auto said = route_header(way, gid_of(a_.node), s.length, s.imm);
+    EXPECT_EQ(std::memcmp(b_.node.bytes(at, kGrh).data(), said.data(), kGrh), 0);
+    b_.post_receive(wc[0].wr_id);
+  }
+  void expect_run(const Shape& s, std::uint64_t seed) {
+    ibv_wc wc[4];
+    ASSERT_EQ(ibv_poll_cq(b_.node.cq, 4, wc), 1);
+    EXPECT_EQ(wc[0].wr_id, kDirectWr);
+    ASSERT_EQ(b_.runs.count, 1u);
+    const base::DirectRun& run = b_.runs.runs[0];
+    std::uint64_t length = 0;
+    ASSERT_TRUE(run.has(*run.first, length));
+    EXPECT_EQ(length, s.length);
+    EXPECT_TRUE(holds({run.first->payload, length}, seed));
+    b_.give_back(run, 1);
+    b_.runs.count = 0;
+  }
+};
+
+TEST_F(SoftverbsDirectShapes, OnlyShortPlainOnesAreRuns) {
+  std::uint64_t seed = 1, receives = 0;
+  for (const bool marked : {false, true}) {
     for (const bool imm : {false, true}) {
       for (const unsigned flags : {0u, unsigned{IBV_SEND_SOLICITED}}) {
         for (const std::uint32_t length : {0u, 1u, 36u, 37u, 48u, 49u, 104u, 105u, 256u}) {
-          SCOPED_TRACE(testing::Message() << length << imm << flags << (way == &marked));
-          fill(a_.node.bytes(0, length), ++seed);
-          Datagram d(1, a_.node.sge(0, length), *way, b_.qp->qp_num, kQkey, flags);
-          d.wr.opcode = imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
-          d.wr.imm_data = 7;
-          ASSERT_EQ(d.post(a_.qp), 0);
-          ibv_wc wc[4];
-          ASSERT_EQ(ibv_poll_cq(b_.node.cq, 4, wc), 1);
-          EXPECT_EQ(wc[0].status, IBV_WC_SUCCESS);
-          EXPECT_EQ(wc[0].opcode, IBV_WC_RECV);
-          EXPECT_EQ(wc[0].byte_len, 1u);
-          EXPECT_EQ(wc[0].wr_id, kDirectWr);
-          const auto arrived = b_.receives.take();
-          ASSERT_EQ(arrived.size(), 1u);
-          EXPECT_EQ(arrived[0]->length, length);
-          EXPECT_TRUE(holds({arrived[0]->to, length}, seed));
-          b_.receives.post(arrived[0]);
+          SCOPED_TRACE(testing::Message() << marked << imm << flags << " " << length);
+          const Shape s{marked, imm, flags, length};
+          const std::uint32_t solicited = static_cast<sv::Cq*>(b_.node.cq)->solicited;
+          ASSERT_NO_FATAL_FAILURE(post(s, ++seed));
+          if (s.is_run()) {
+            ASSERT_NO_FATAL_FAILURE(expect_run(s, seed));
+          } else {
+            ASSERT_NO_FATAL_FAILURE(expect_receive(s, seed, receives++ % DirectEnd::kReceives));
+          }
+          EXPECT_EQ(static_cast<sv::Cq*>(b_.node.cq)->solicited, solicited + (flags != 0 ? 1 : 0));
           (void)a_.step();
         }
       }
     }
+  }
+  EXPECT_EQ(receives, 67u);
+}
+
+TEST_F(SoftverbsDirectShapes, NoneIsTakenIntoARunThatLiesBeforeIt) {
+  for (const Shape& s : {Shape{false, false, 0, 49}, Shape{false, false, IBV_SEND_SOLICITED, 8},
+                         Shape{false, true, 0, 8}, Shape{true, false, 0, 8}}) {
+    SCOPED_TRACE(testing::Message() << s.marked << s.imm << s.flags << " " << s.length);
+    send_all(1, 4);
+    ASSERT_NO_FATAL_FAILURE(post(s, 77));
+    send_all(4, 6);
+    a_.publish();
+    const std::uint64_t next = b_.receives().head % DirectEnd::kReceives;
+    EXPECT_EQ(b_.step(), numbers(1, 4));
+    // An array of one: what lies behind it comes with the next poll.
+    ibv_wc wc{};
+    ASSERT_TRUE(b_.node.poll(wc));
+    EXPECT_EQ(wc.wr_id, next);
+    EXPECT_EQ(wc.byte_len, kGrh + s.length);
+    EXPECT_EQ(b_.runs.count, 0u);
+    b_.post_receive(wc.wr_id);
+    EXPECT_EQ(b_.step(), numbers(4, 6));
+    (void)a_.steps();
   }
 }
 
@@ -394,12 +472,14 @@ TEST_F(SoftverbsDirect, ARunHasOneCompletion) {
   EXPECT_EQ(wc[0].opcode, IBV_WC_RECV);
   EXPECT_EQ(wc[0].wr_id, kDirectWr);
   EXPECT_EQ(wc[0].qp_num, b_.qp->qp_num);
-  EXPECT_EQ(wc[0].byte_len, 10u);
-  EXPECT_EQ(b_.receives.take().size(), 10u);
+  ASSERT_EQ(b_.runs.count, 1u);
+  EXPECT_EQ(read(b_.runs.runs[0]), numbers(0, 10));
+  EXPECT_EQ(ibv_poll_cq(b_.node.cq, 16, wc), 0);
+  EXPECT_EQ(b_.take_runs(), numbers(0, 10));
   EXPECT_EQ(ibv_poll_cq(b_.node.cq, 16, wc), 0);
 }
 
-TEST_F(SoftverbsDirect, APollTakesNoMoreThanItsArrayWouldHold) {
+TEST_F(SoftverbsDirect, EveryArrayIsLongEnough) {
   ThirdEnd c(&now_, b_);
   ibv_qp* const ra = a_.node.make_qp();
   ibv_qp* const rb = b_.node.make_qp();
@@ -409,17 +489,13 @@ TEST_F(SoftverbsDirect, APollTakesNoMoreThanItsArrayWouldHold) {
     send_all(0, 20);
     for (std::uint64_t i = 0; i < 30; ++i) ASSERT_TRUE(c.send(c.to_other, b_.qp, 100 + i));
     for (std::uint64_t i = 0; i < 6; ++i) ASSERT_EQ(Send(i, a_.node.sge(0, 8)).post(ra), 0);
-    send_all(20, 40);
+    send_all(20, 30);
+    for (std::uint64_t i = 30; i < 40; ++i) ASSERT_EQ(a_.post(to_b_, b_.qp, kLong + i), 0);
     a_.publish();
     c.publish();
     Numbers from_a, from_c;
-    const auto step = [&] {
-      const std::size_t before = b_.others.size();
-      const Numbers some = b_.step(entries);
-      ASSERT_LE(some.size() + b_.others.size() - before, static_cast<std::size_t>(entries));
-      for (const std::uint64_t n : some) (n < 100 ? from_a : from_c).push_back(n);
-    };
-    for (int i = 0; i < 200 && !HasFatalFailure(); ++i) step();
+    for (const std::uint64_t n : b_.steps(entries))
+      (n >= 100 && n < kLong ? from_c : from_a).push_back(n % kLong);
     EXPECT_EQ(from_a, numbers(0, 40)) << entries;
     EXPECT_EQ(from_c, numbers(100, 130)) << entries;
     EXPECT_EQ(b_.others.size(), 6u);
@@ -428,76 +504,45 @@ TEST_F(SoftverbsDirect, APollTakesNoMoreThanItsArrayWouldHold) {
   }
 }
 
-TEST_F(SoftverbsDirect, OneThatFindsTheArrayFullIsToldOfLater) {
+TEST_F(SoftverbsDirect, WithAFullArrayShortOnesTakeReceives) {
   ibv_qp* const ra = a_.node.make_qp();
   ibv_qp* const rb = b_.node.make_qp();
   connect(a_.node, ra, b_.node, rb);
-  for (std::uint64_t i = 0; i < 4; ++i) {
-    ASSERT_EQ(a_.node.post_recv(i, kTo, 64), 0);
-    ASSERT_EQ(Send(i, b_.node.sge(0, 8)).post(rb), 0);
-  }
-  EXPECT_EQ(a_.step(), Numbers{});
-  ASSERT_EQ(a_.others.size(), 4u);
+  const auto send_back = [&](std::uint64_t count) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(a_.node.post_recv(i, kTo, 64), 0);
+      ASSERT_EQ(Send(i, b_.node.sge(0, 8)).post(rb), 0);
+    }
+    EXPECT_EQ(a_.step(), Numbers{});
+    ASSERT_EQ(std::exchange(a_.others, {}).size(), count);
+    b_.node.internals().ack_patience = 1;
+  };
+  ASSERT_NO_FATAL_FAILURE(send_back(4));
   send_all(0, 3);
   a_.publish();
-  b_.node.internals().ack_patience = 1;
-  // Completions of sends fill the array, and a datagram is taken all the same.
+  // Completions of sends fill the array, and a datagram is taken all the same, one a poll.
   ibv_wc wc[8];
   ASSERT_EQ(ibv_poll_cq(b_.node.cq, 2, wc), 2);
   EXPECT_EQ(wc[0].opcode, IBV_WC_SEND);
   EXPECT_EQ(wc[1].opcode, IBV_WC_SEND);
-  EXPECT_EQ(b_.receives.lists.arrived_count, 1u);
-  ASSERT_EQ(ibv_poll_cq(b_.node.cq, 2, wc), 2);
-  EXPECT_EQ(wc[1].opcode, IBV_WC_SEND);
-  EXPECT_EQ(b_.receives.lists.arrived_count, 1u);
-  ASSERT_EQ(ibv_poll_cq(b_.node.cq, 8, wc), 2);
-  EXPECT_EQ(wc[0].opcode, IBV_WC_RECV);
-  EXPECT_EQ(wc[0].byte_len, 1u);
-  EXPECT_EQ(wc[1].opcode, IBV_WC_RECV);
-  EXPECT_EQ(wc[1].byte_len, 2u);
-  const auto all = b_.receives.take();
-  ASSERT_EQ(all.size(), 3u);
-  for (std::uint64_t i = 0; i < 3; ++i) EXPECT_TRUE(NumberedDatagram(i).lies_at(all[i]->to));
-}
-
-TEST_F(SoftverbsDirect, CompletionsOfAnotherQueueWaitThere) {
-  // A poll of one queue finds datagrams that complete to another: each in its ring.
-  ibv_cq* const own = sv::create_cq(b_.node.context, 256);
-  ASSERT_NE(own, nullptr);
-  ibv_qp_init_attr init{};
-  init.send_cq = b_.node.cq;
-  init.recv_cq = own;
-  init.qp_type = IBV_QPT_UD;
-  init.cap = {8, 8, 1, 1, 0};
-  ibv_qp* const qp = sv::create_qp(b_.node.pd, &init);
-  ASSERT_NE(qp, nullptr);
-  ASSERT_TRUE(ud_init(qp) == 0 && ud_rtr(qp) == 0 && ud_rts(qp) == 0);
-  DirectReceiveList in(64);
-  sv::direct_datagrams().receive_by(qp, in.lists);
-  in.post_all();
-  for (std::uint64_t i = 0; i < 12; ++i) ASSERT_TRUE(DirectEnd::send_by(a_.qp, to_b_, qp, i));
+  EXPECT_EQ(b_.runs.count, 0u);
+  EXPECT_EQ(b_.receives().count(), DirectEnd::kReceives - 1);
+  EXPECT_EQ(b_.poll(2), Numbers{});  // two more sends, and the array is full before the lane's turn
+  EXPECT_EQ(b_.sends_completed, 2u);
+  EXPECT_EQ(b_.runs.count, 0u);
+  EXPECT_EQ(b_.poll(8), Numbers{0});
+  EXPECT_EQ(b_.by_receives, 1u);
+  EXPECT_EQ(b_.take_runs(), numbers(1, 3));
+  // Without a receive it is lost, as any other.
+  b_.forget_receives();
+  b_.sends_completed = 0;
+  ASSERT_NO_FATAL_FAILURE(send_back(2));
+  send_all(3, 5);
   a_.publish();
-  ibv_wc wc[8];
-  EXPECT_EQ(ibv_poll_cq(b_.node.cq, 8, wc), 0);
-  EXPECT_EQ(in.lists.arrived_count, 12u);
-  for (std::uint64_t i = 12; i < 20; ++i) ASSERT_TRUE(DirectEnd::send_by(a_.qp, to_b_, qp, i));
-  a_.publish();
-  std::uint32_t told = 0;
-  for (int i = 0; i < 40; ++i) {
-    const int n = ibv_poll_cq(own, i < 4 ? 2 : 5, wc);
-    for (int k = 0; k < n; ++k) {
-      EXPECT_EQ(wc[k].status, IBV_WC_SUCCESS);
-      EXPECT_EQ(wc[k].qp_num, qp->qp_num);
-      told += wc[k].byte_len;
-    }
-    EXPECT_LE(told, in.lists.arrived_count);
-  }
-  EXPECT_EQ(told, 20u);
-  const auto all = in.take();
-  ASSERT_EQ(all.size(), 20u);
-  for (std::uint64_t i = 0; i < 20; ++i) EXPECT_TRUE(NumberedDatagram(i).lies_at(all[i]->to));
-  EXPECT_EQ(sv::destroy_qp(qp), 0);
-  EXPECT_EQ(sv::destroy_cq(own), 0);
+  EXPECT_EQ(b_.poll(2), Numbers{});
+  EXPECT_EQ(b_.sends_completed, 2u);
+  EXPECT_EQ(dropped(b_.node, sv::Drop::no_receive), 1u);
+  EXPECT_EQ(b_.steps(), numbers(4, 5));
 }
 
 }  // namespace softverbs_test::direct

@@ -1,5 +1,5 @@
-// Test helpers: ends that send and receive short datagrams beside the verbs. A datagram's number
-// tells its length and its bytes.
+// Test helpers: ends that send short datagrams beside the verbs, and read them where they lie. A
+// datagram's number tells its length and its bytes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,18 +18,21 @@ namespace softverbs_test {
 namespace base = spinwire::base;
 
 inline constexpr std::uint64_t kDirectWr = 0xd1ec7;
-inline constexpr std::uint32_t kDirectRoom = 256;
+
+/// Numbers from here on are of datagrams that take more than a line.
+inline constexpr std::uint64_t kLong = std::uint64_t{1} << 32;
 
 struct NumberedDatagram {
   std::uint64_t low;
   std::uint64_t high;
-  std::array<std::byte, base::kDirectPayload> payload{};
+  std::array<std::byte, 256> payload{};
   std::uint32_t payload_length;
 
   explicit NumberedDatagram(std::uint64_t number)
-      : low(number),
-        high(~number * 0x9e3779b97f4a7c15),
-        payload_length(static_cast<std::uint32_t>(number % (base::kDirectPayload + 1))) {
+      : low(number), high(~number * 0x9e3779b97f4a7c15) {
+    const std::uint64_t most = number < kLong ? base::kDirectPayload : payload.size();
+    const std::uint64_t least = number < kLong ? 0 : base::kDirectPayload + 1;
+    payload_length = static_cast<std::uint32_t>(least + number % (most - least + 1));
     fill(payload, number);
   }
   [[nodiscard]] std::uint32_t length() const {
@@ -47,41 +50,6 @@ struct NumberedDatagram {
   }
 };
 
-/// Receives beside the verbs, none of which is posted at first.
-class DirectReceiveList {
- public:
-  explicit DirectReceiveList(std::size_t count, std::uint32_t room = kDirectRoom)
-      : bytes_(count * room), slots_(count), posted_(count), arrived_(count) {
-    lists.posted = posted_.data();
-    lists.arrived = arrived_.data();
-    lists.room = room;
-    lists.wr_id = kDirectWr;
-    for (std::size_t i = 0; i < count; ++i) slots_[i].to = &bytes_[i * room];
-  }
-  DirectReceiveList(const DirectReceiveList&) = delete;
-  DirectReceiveList& operator=(const DirectReceiveList&) = delete;
-
-  void post(base::DirectReceive* receive) { lists.posted[lists.posted_count++] = receive; }
-  void post_all() {
-    lists.posted_count = 0;
-    for (base::DirectReceive& each : slots_) post(&each);
-  }
-  base::DirectReceive& operator[](std::size_t i) { return slots_[i]; }
-  /// What has arrived, in order; it is no longer in the list.
-  std::vector<base::DirectReceive*> take() {
-    std::vector<base::DirectReceive*> all(lists.arrived, lists.arrived + lists.arrived_count);
-    lists.arrived_count = 0;
-    return all;
-  }
-  base::DirectReceives lists;
-
- private:
-  std::vector<std::byte> bytes_;
-  std::vector<base::DirectReceive> slots_;
-  std::vector<base::DirectReceive*> posted_;
-  std::vector<base::DirectReceive*> arrived_;
-};
-
 inline NodeOptions direct_options(const std::uint64_t* clock) {
   NodeOptions options;
   options.clock = spinwire::Clock::manual(clock);
@@ -91,86 +59,166 @@ inline NodeOptions direct_options(const std::uint64_t* clock) {
   return options;
 }
 
-/// A node with a datagram queue pair whose receives are direct ones, all posted.
+using Numbers = std::vector<std::uint64_t>;
+
+inline Numbers numbers(std::uint64_t first, std::uint64_t end) {
+  Numbers all;
+  for (std::uint64_t i = first; i < end; ++i) all.push_back(i);
+  return all;
+}
+
+/// What lies in a run at this moment; it stays there.
+inline Numbers read(const base::DirectRun& run) {
+  Numbers all;
+  std::uint64_t length = 0;
+  for (const base::Line* line = run.first; line != run.end() && run.has(*line, length); ++line) {
+    std::uint64_t number = 0;
+    std::memcpy(&number, line->payload, sizeof number);
+    const NumberedDatagram d(number);
+    EXPECT_EQ(length, d.length());
+    EXPECT_TRUE(d.lies_at(line->payload)) << number;
+    all.push_back(number);
+  }
+  return all;
+}
+
+/// A node with a datagram queue pair that has runs, and some receives for what is no short one.
 struct DirectEnd {
+  static constexpr std::uint32_t kReceives = 64;
+  static constexpr std::uint32_t kRoom = 512;
+  static constexpr std::size_t kReceivesAt = 3u << 20;
+  static constexpr std::uint64_t kMessage = ~std::uint64_t{0};
+
+  base::DirectRuns runs;
   Node node;
   ibv_qp* qp;
-  DirectReceiveList receives;
-  std::uint64_t untold = 0;  ///< datagrams that step() took, and that no completion told of yet
   std::uint64_t sends_completed = 0;
-  std::vector<ibv_wc> others;  ///< completions that step() took, of other receives
+  std::uint64_t by_receives = 0;  ///< datagrams that took one
+  std::vector<ibv_wc> others;     ///< completions that poll() took, of other queue pairs' receives
+  Numbers order;  ///< of all that came so far, with kMessage for what is of another queue pair
 
-  explicit DirectEnd(const NodeOptions& options, std::size_t count = 512)
-      : node(options), qp(ready_ud(node, false, kQkey, 1024)), receives(count) {
-    sv::direct_datagrams().receive_by(qp, receives.lists);
-    receives.post_all();
+  explicit DirectEnd(const NodeOptions& options)
+      : node(options), qp(ready_ud(node, false, kQkey, 1024)) {
+    runs.wr_id = kDirectWr;
+    sv::direct_datagrams().receive_by(qp, &runs);
+    for (std::uint32_t i = 0; i < kReceives; ++i) post_receive(i);
   }
-  explicit DirectEnd(const std::uint64_t* clock, std::size_t count = 512)
-      : DirectEnd(direct_options(clock), count) {}
+  explicit DirectEnd(const std::uint64_t* clock) : DirectEnd(direct_options(clock)) {}
+
+  void post_receive(std::uint64_t slot) {
+    must(node.post_recv(slot, kReceivesAt + slot * kRoom, kRoom, qp) == 0, "post_recv");
+  }
+  void forget_receives() { static_cast<sv::Qp*>(qp)->receives->head = receives().tail; }
+  [[nodiscard]] const sv::ReceiveQueue& receives() const {
+    return *static_cast<const sv::Qp*>(qp)->receives;
+  }
 
   bool send(const Handle& to, const ibv_qp* there, std::uint64_t number,
             std::uint32_t qkey = kQkey) {
-    return send_by(qp, to, there, number, qkey);
+    return send_by(qp, to, there->qp_num, number, qkey);
   }
-  static bool send_by(ibv_qp* by, const Handle& to, const ibv_qp* there, std::uint64_t number,
+  static bool send_by(ibv_qp* by, const Handle& to, std::uint32_t qpn, std::uint64_t number,
                       std::uint32_t qkey = kQkey) {
+    const auto& direct = sv::direct_datagrams();
+    base::DirectLane closed;
+    base::DirectLane* const lane = direct.lane(to.get());
     const NumberedDatagram d(number);
-    return sv::direct_datagrams().send(by, {to.get(), there->qp_num, qkey}, d.low, d.high,
-                                       d.payload.data(), d.payload_length);
+    return base::send(direct, by, *direct.sender(by),
+                      {to.get(), qpn, qkey, lane != nullptr ? lane : &closed}, d.low, d.high,
+                      d.payload.data(), d.payload_length);
   }
   /// The same by the verbs.
   int post(const Handle& to, const ibv_qp* there, std::uint64_t number,
            unsigned flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE) {
     const NumberedDatagram d(number);
     d.write(node.memory.data());
+    if (d.length() > 256) flags &= ~unsigned{IBV_SEND_INLINE};
     return Datagram(number, node.sge(0, d.length()), to, there->qp_num, kQkey, flags).post(qp);
   }
   void publish() { sv::direct_datagrams().publish(qp); }
 
-  /// One poll; answers the numbers of the datagrams that it took, whose receives are posted again.
-  /// In all, the completions say as many as the list has.
-  std::vector<std::uint64_t> step(int entries = 16) {
+  /// One poll; answers the numbers of the datagrams that took receives, which are posted again. One
+  /// completion tells of the first runs that came since they were read.
+  Numbers poll(int entries = 16) {
+    const std::uint32_t before = runs.count;
     std::vector<ibv_wc> wc(static_cast<std::size_t>(entries));
     const int n = ibv_poll_cq(node.cq, entries, wc.data());
     must(n >= 0 && n <= entries, "poll");
-    std::uint64_t told = 0;
+    Numbers taken;
+    std::uint32_t told = 0;
     for (int i = 0; i < n; ++i) {
       const ibv_wc& each = wc[static_cast<std::size_t>(i)];
       EXPECT_EQ(each.status, IBV_WC_SUCCESS);
       if (each.opcode == IBV_WC_SEND) {
         ++sends_completed;
-      } else if (each.qp_num == qp->qp_num) {
-        EXPECT_EQ(each.wr_id, kDirectWr);
-        told += each.byte_len;
-      } else {
+      } else if (each.qp_num != qp->qp_num) {
         others.push_back(each);
+        order.push_back(kMessage);
+      } else if (each.wr_id == kDirectWr) {
+        ++told;
+      } else {
+        taken.push_back(take_receive(each));
       }
     }
-    // Where completions of sends have filled the array, one may be told of later.
-    EXPECT_LE(told, untold + receives.lists.arrived_count);
-    untold += receives.lists.arrived_count - told;
-    std::vector<std::uint64_t> numbers;
-    for (base::DirectReceive* receive : receives.take()) {
-      std::uint64_t number = 0;
-      std::memcpy(&number, receive->to, sizeof number);
-      const NumberedDatagram d(number);
-      EXPECT_EQ(receive->length, d.length());
-      EXPECT_TRUE(d.lies_at(receive->to)) << number;
-      numbers.push_back(number);
-      receives.post(receive);
+    EXPECT_EQ(told, before == 0 && runs.count != 0 ? 1u : 0u);
+    EXPECT_GE(runs.count, before);
+    for (std::uint32_t i = before; i < runs.count; ++i) expect_good(runs.runs[i]);
+    return taken;
+  }
+  void give_back(const base::DirectRun& run, std::size_t count) {
+    sv::direct_datagrams().give_back(qp, run, static_cast<std::uint32_t>(count));
+  }
+  /// Reads all runs and gives them back.
+  Numbers take_runs() {
+    Numbers all;
+    for (std::uint32_t i = 0; i < runs.count; ++i) {
+      const Numbers some = read(runs.runs[i]);
+      give_back(runs.runs[i], some.size());
+      all.insert(all.end(), some.begin(), some.end());
     }
-    return numbers;
+    runs.count = 0;
+    order.insert(order.end(), all.begin(), all.end());
+    return all;
+  }
+  /// One poll and what it tells of; a lane's run lies behind what else the poll took of it.
+  Numbers step(int entries = 16) {
+    Numbers all = poll(entries);
+    const Numbers some = take_runs();
+    all.insert(all.end(), some.begin(), some.end());
+    return all;
   }
   /// All that arrives without the other end doing anything.
-  std::vector<std::uint64_t> steps(int entries = 16) {
-    std::vector<std::uint64_t> all;
+  Numbers steps(int entries = 16) {
+    Numbers all;
     for (int nothing = 0; nothing < 2 * kLook;) {
-      const std::vector<std::uint64_t> some = step(entries);
+      const std::size_t before = others.size();
+      const Numbers some = step(entries);
       all.insert(all.end(), some.begin(), some.end());
-      nothing = some.empty() ? nothing + 1 : 0;
+      nothing = some.empty() && others.size() == before ? nothing + 1 : 0;
     }
-    EXPECT_EQ(untold, 0u);
     return all;
+  }
+
+ private:
+  /// It begins where the lane does, and lies within it.
+  void expect_good(const base::DirectRun& run) const {
+    const sv::InLane& lane = *node.internals().lanes[run.lane];
+    EXPECT_EQ(run.first, lane.next);
+    EXPECT_GT(run.most, 0u);
+    EXPECT_LE(run.end(), lane.end);
+    EXPECT_FALSE(read(run).empty());
+  }
+  std::uint64_t take_receive(const ibv_wc& wc) {
+    const std::byte* const at = node.memory.data() + kReceivesAt + wc.wr_id * kRoom + kGrh;
+    std::uint64_t number = 0;
+    std::memcpy(&number, at, sizeof number);
+    const NumberedDatagram d(number);
+    EXPECT_EQ(wc.byte_len, kGrh + d.length());
+    EXPECT_TRUE(d.lies_at(at)) << number;
+    ++by_receives;
+    order.push_back(number);
+    post_receive(wc.wr_id);
+    return number;
   }
 };
 
@@ -184,14 +232,6 @@ inline void meet(const Node& one, const Node& other) {
   sv::control_device(one.context);
   sv::control_device(other.context);
   sv::control_device(one.context);
-}
-
-using Numbers = std::vector<std::uint64_t>;
-
-inline Numbers numbers(std::uint64_t first, std::uint64_t end) {
-  Numbers all;
-  for (std::uint64_t i = first; i < end; ++i) all.push_back(i);
-  return all;
 }
 
 /// Peers that a context has listed as holding a line.
