@@ -123,8 +123,8 @@ struct Config {
     /// all of its calls. datagrams: as automatic, but it is an error if the device has none.
     /// connections: all calls over connections, and nothing is taken for datagrams
     RpcCarrier carrier = RpcCarrier::automatic;
-    /// direct: short datagrams go without work requests, and all are received so, where the device
-    /// has a way for that (the embedded one does). verbs: by work requests on every device
+    /// direct: short datagrams go without work requests, and are read where the device has them,
+    /// where it has a way for that (the embedded one does). verbs: by work requests on every device
     RpcDatagrams datagrams = RpcDatagrams::direct;
     std::uint32_t sessions = 1024;  ///< of the engine, opened and served each; 1 … 1048575
     std::uint32_t window = 8;       ///< calls of a session at once; a power of two, 1 … 64

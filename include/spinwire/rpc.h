@@ -62,7 +62,9 @@ inline std::byte* in_block(Block* block, std::byte* data, std::size_t size) noex
 }
 }  // namespace detail
 
-/// How a call ended, inside its callback. The bytes lie where they arrived.
+/// How a call ended, inside its callback. The bytes lie where they arrived: on the embedded device
+/// short ones where the peer's process could write still, unless rpc.datagrams is "verbs". Who does
+/// not trust it copies, or keeps, them before he looks.
 class SPINWIRE_API Reply {
  public:
   /// ok: the server has answered. refused: its handler did not want to, text() says why.
@@ -81,11 +83,15 @@ class SPINWIRE_API Reply {
     return {reinterpret_cast<const char*>(data_), status_ != Status::ok ? size_ : 0};
   }
   /// The same bytes to be kept beyond the callback: the receive they arrived in is not used again
-  /// while the slice lives. Empty if there are none.
+  /// while the slice lives. Short ones that took none, as the device has them to be read where they
+  /// lie, are copied to a block of the same pool; bytes() are those from then on. Empty if there
+  /// are none.
   [[nodiscard]] BufferSlice keep() noexcept {
     if (block_ == nullptr || size_ == 0) return {};
     kept_ = true;
-    return {block_, detail::in_block(block_, const_cast<std::byte*>(data_), size_), size_};
+    std::byte* const data = detail::in_block(block_, const_cast<std::byte*>(data_), size_);
+    data_ = data;  // so that they are copied once
+    return {block_, data, size_};
   }
 
   /// For the library.
@@ -143,18 +149,20 @@ class SPINWIRE_API PendingCall {
   std::uint32_t number_ = 0;
 };
 
-/// A call as the server's handler has it, in place in the receive ring or, if it is long, in a
-/// block of the pool memory.large_bytes. To be answered by one of reply(), refuse() and later(),
-/// before the handler returns; else, and if none of them answered ok, the call is refused.
+/// A call as the server's handler has it, in place where it arrived or, if it is long, in a block
+/// of the pool memory.large_bytes. To be answered by one of reply(), refuse() and later(), before
+/// the handler returns; else, and if none of them answered ok, the call is refused.
 class SPINWIRE_API Request {
  public:
   [[nodiscard]] Method method() const noexcept { return method_; }
+  /// As Reply's.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
   /// As Reply::keep().
   [[nodiscard]] BufferSlice keep() noexcept {
     if (size_ == 0) return {};
     kept_ = true;
-    return {block_, detail::in_block(block_, data_, size_), size_};
+    data_ = detail::in_block(block_, data_, size_);
+    return {block_, data_, size_};
   }
   /// As PendingCall's. Hot.
   Status reply(std::span<const std::byte> bytes) noexcept { return note(call_.reply(bytes)); }
@@ -243,10 +251,14 @@ class SPINWIRE_API Session {
   /// and the send pool has no room for that), no_memory (a session's
   /// first long call), wrong_thread, forked_child. Hot.
   Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
-              const CallOptions& options = {}) noexcept;
+              const CallOptions& options) noexcept;
   /// The same for up to kShortCall bytes, which are copied; message_too_long for more. Hot.
   Status call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
-              const CallOptions& options = {}) noexcept;
+              const CallOptions& options) noexcept;
+  /// The two with the options as they are by themselves, which need not be looked at. Hot.
+  Status call(Method method, const BufferSlice& request, const ReplyCallback& done) noexcept;
+  Status call(Method method, std::span<const std::byte> request,
+              const ReplyCallback& done) noexcept;
   /// The call that was accepted last.
   [[nodiscard]] CallId last_call() const noexcept;
   /// Asks for the session's records, which with thousands of sessions are in no cache, so that a

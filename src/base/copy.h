@@ -21,7 +21,7 @@ inline void copy_head(std::byte* to, const std::byte* from) noexcept {
 /// ranges do not overlap each other.
 [[gnu::always_inline]] inline void copy_small(std::byte* to, const std::byte* from,
                                               std::size_t n) noexcept {
-  if (n >= 32) {
+  if (n >= 32) [[likely]] {
     std::byte tail[16];
     std::memcpy(tail, from + n - 16, 16);
     copy_head(to, from);

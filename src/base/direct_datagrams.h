@@ -55,10 +55,12 @@ struct DirectLane {
   std::uint64_t tail = 0;  ///< next position to write
   /// What direct datagrams may not reach; 0 while there may be none.
   std::uint64_t direct_limit = 0;
-  /// Lines that were consumed of the lane from there, which each packet tells.
-  const std::uint64_t* consumed = nullptr;
+  /// How many lines were consumed of the lane from there, which each packet tells; in the topmost
+  /// bits.
+  std::uint64_t ack_on_top = 0;
   Line* held = nullptr;  ///< the first that the peer is not to see yet, whose word is to be this:
   std::uint64_t held_word = 0;
+  std::uint64_t last = 0;  ///< the sender's: where it wants what is held published
 };
 
 /// A queue pair, as far as a sender has to know it.
@@ -104,18 +106,27 @@ struct DirectRun {
 /// What the polls since the user's last read have found for a queue pair.
 struct DirectRuns {
   static constexpr std::uint32_t kMost = 4;
-  DirectRun runs[kMost];
+  DirectRun runs[kMost + 1];  ///< the last is the device's
   std::uint32_t count = 0;
   std::uint64_t wr_id = ~std::uint64_t{0};  ///< of the completion that tells of them
 };
 
+/// What became of a send.
+enum class Sent : std::uint8_t {
+  no,      ///< nothing was sent: the verbs have to do it
+  first,   ///< it, and all that follows, is not under way before publish()
+  behind,  ///< others
+  last     ///< as behind, at DirectLane::last
+};
+
+struct DirectEnd;
 struct DirectDatagrams {
   /// The sender's end; those of its datagrams are plain.
   DirectSender* (*sender)(ibv_qp* qp) noexcept;
   /// The lane of an address, which lives as long as that; null: nothing can go there directly.
   DirectLane* (*lane)(ibv_ah* ah) noexcept;
   /// As send(), where that does not know whether it can be.
-  bool (*send_after_looking)(ibv_qp* qp, const DatagramAddress& to, std::uint64_t low,
+  Sent (*send_after_looking)(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                              std::uint64_t high, const std::byte* payload,
                              std::uint64_t length) noexcept;
   /// Keeps a line's word for publish(): nothing was kept of that lane. As long as the first of
@@ -134,34 +145,42 @@ struct DirectDatagrams {
                       std::byte* to) noexcept;
 };
 
+/// What sends so.
+struct DirectEnd {
+  const DirectDatagrams* device = nullptr;
+  ibv_qp* qp = nullptr;
+  const DirectSender* sender = nullptr;  ///< of the queue pair
+};
+
 /// Sends header and payload, of which `length` bytes count, though the receiver may see all
-/// kDirectPayload of them, with the next publish() or whatever else the device sends there. False,
-/// and nothing is sent, if the verbs have to do it. There is no completion, and nothing is referred
-/// to afterwards.
-[[nodiscard, gnu::always_inline]] inline bool send(const DirectDatagrams& direct, ibv_qp* qp,
-                                                   const DirectSender& sender,
-                                                   const DatagramAddress& to, std::uint64_t low,
-                                                   std::uint64_t high, const std::byte* payload,
+/// kDirectPayload of them, with the next publish() or whatever else the device sends there. There
+/// is no completion, and nothing is referred to afterwards.
+[[nodiscard, gnu::always_inline]] inline Sent send(const DirectEnd& by, const DatagramAddress& to,
+                                                   std::uint64_t low, std::uint64_t high,
+                                                   const std::byte* payload,
                                                    std::uint64_t length) noexcept {
   DirectLane& out = *to.lane;
   const std::uint64_t position = out.tail;
+  const DirectSender& sender = *by.sender;
   if (position >= out.direct_limit || !sender.straight) [[unlikely]]
-    return direct.send_after_looking(qp, to, low, high, payload, length);
+    return by.device->send_after_looking(by, to, low, high, payload, length);
   Line& line = out.lines[position % kLaneLines];
   std::memcpy(line.payload, &low, sizeof low);
   std::memcpy(line.payload + sizeof low, &high, sizeof high);
   copy_head(line.payload + kDirectHeader, payload);
   std::memcpy(line.payload + kDirectHeader + 16, payload + 16, kDirectPayload - 16);
-  line.set_trailer(kDirectHeader + length, *out.consumed << 48, to.qkey);
+  line.set_trailer(kDirectHeader + length, out.ack_on_top, to.qkey);
   out.tail = position + 1;
   const std::uint64_t word = lane_mark(position) << 56 | sender.datagram_word | to.qp_num;
   // Nobody waits for the peer's answer: it is looked for when room is short.
   if (out.held != nullptr) [[likely]] {
     line.word.store(word, std::memory_order_release);
-  } else {
-    direct.hold(to.ah, line, word);
+    if (position == out.last) [[unlikely]]
+      return Sent::last;
+    return Sent::behind;
   }
-  return true;
+  by.device->hold(to.ah, line, word);
+  return Sent::first;
 }
 
 }  // namespace spinwire::base

@@ -51,12 +51,17 @@ class OwnerGuard {
     word_->store(word_->load(std::memory_order_relaxed) & ~kPolling, std::memory_order_relaxed);
   }
   /// Whether the owner calls, polling or not. diagnose() tells why it is false. Hot.
-  [[nodiscard]] bool owned() const noexcept {
-    return (word_->load(std::memory_order_relaxed) ^ thread_id()) <= kPolling;
-  }
+  [[nodiscard]] bool owned() const noexcept { return standing() <= kPolling; }
   /// Whether the owner is between enter() and leave(). Meaningful on the owner's thread. Hot.
   [[nodiscard]] bool polling() const noexcept {
     return (word_->load(std::memory_order_relaxed) & kPolling) != 0;
+  }
+
+  /// What the two say, by one look at the word: 0 of the owner, kPolling if it polls, else more.
+  /// Hot.
+  static constexpr std::uintptr_t kPolling = 1;
+  [[nodiscard]] std::uintptr_t standing() const noexcept {
+    return word_->load(std::memory_order_relaxed) ^ thread_id();
   }
 
   /// Why the calling thread may not poll: forked_child, wrong_thread, reentrant; ok if it may.
@@ -65,7 +70,6 @@ class OwnerGuard {
 
  private:
   using Word = std::atomic<std::uintptr_t>;
-  static constexpr std::uintptr_t kPolling = 1;
 
   OwnerGuard(Word* word, bool registered) noexcept : word_(word), registered_(registered) {}
 

@@ -366,12 +366,16 @@ RpcStats Engine::rpc_stats() const noexcept {
 
 namespace {
 
-[[gnu::always_inline]] inline rpc::ClientSession* locate(EngineCore* core,
+[[gnu::always_inline]] inline rpc::ClientSession* locate(EngineCore& core,
                                                          std::uint64_t id) noexcept {
-  if (core == nullptr || !core->guard.owned() || core->calls == nullptr) return nullptr;
+  if (core.calls == nullptr) [[unlikely]]
+    return nullptr;
   const auto name = static_cast<std::uint32_t>(id);
-  rpc::ClientSession* const c = core->calls->clients.find(wire::RpcName::index(name));
+  rpc::ClientSession* const c = core.calls->clients.find(wire::RpcName::index(name));
   return c != nullptr && rpc::id_of(*c) == id ? c : nullptr;
+}
+rpc::ClientSession* locate(EngineCore* core, std::uint64_t id) noexcept {
+  return core != nullptr && core->guard.owned() ? locate(*core, id) : nullptr;
 }
 
 Status diagnose(const EngineCore* core, Status missing) noexcept {
@@ -379,10 +383,13 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
 }
 
 /// What was sent outside of a poll goes out at once unless it is to wait.
-[[gnu::always_inline]] inline void post(EngineCore& core, Post when) noexcept {
-  if (core.guard.polling() && when != Post::now) [[likely]]
+[[gnu::always_inline]] inline void post(EngineCore& core, Post when, bool polling) noexcept {
+  if (polling && when != Post::now) [[likely]]
     return;  // with the poll's end
   when == Post::defer ? core.wake_soon() : core.calls->port->flush();
+}
+[[gnu::always_inline]] inline void post(EngineCore& core, Post when) noexcept {
+  post(core, when, core.guard.polling());
 }
 
 /// One that goes over the session's connection.
@@ -401,27 +408,36 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
   return status;
 }
 
+/// `options` may be null: all as they are by themselves.
 [[gnu::always_inline]] inline Status begin_call(EngineCore* core, std::uint64_t id, Method method,
                                                 const std::byte* data, std::size_t size,
                                                 detail::Block* block, const ReplyCallback& done,
-                                                const CallOptions& options) noexcept {
-  rpc::ClientSession* const c = locate(core, id);
+                                                const CallOptions* options) noexcept {
+  if (core == nullptr) [[unlikely]]
+    return Status::not_connected;
+  const std::uintptr_t standing = core->guard.standing();
+  if (standing > base::OwnerGuard::kPolling) [[unlikely]]
+    return core->guard.diagnose();
+  const bool polling = standing == base::OwnerGuard::kPolling;
+  rpc::ClientSession* const c = locate(*core, id);
   if (c == nullptr) [[unlikely]]
-    return diagnose(core, Status::not_connected);
-  if (!done || options.deadline.count() < 0) [[unlikely]]
+    return Status::not_connected;
+  if (!done || (options != nullptr && options->deadline.count() < 0)) [[unlikely]]
     return Status::invalid_argument;
   agent::Shared& s = core->shared;
-  const std::uint64_t now = core->guard.polling() ? s.now : s.clock.now();
-  const std::uint64_t patience =
-      options.deadline.count() == 0 ? core->calls->call_timeout : s.clock.ticks(options.deadline);
+  rpc::Rpc& r = *core->calls;
+  const std::uint64_t now = polling ? s.now : s.clock.now();
+  const std::uint64_t patience = options == nullptr || options->deadline.count() == 0
+                                     ? r.call_timeout
+                                     : s.clock.ticks(options->deadline);
   const rpc::Asked asked{method, data, size, block, now, now + patience};
-  if (options.reply_into) [[unlikely]]
-    return begin_long_call(*core, *c, asked, options, done);
-  const Status status = rpc::call(*core->calls, *c, asked, done);
+  if (options != nullptr && options->reply_into) [[unlikely]]
+    return begin_long_call(*core, *c, asked, *options, done);
+  const Status status = rpc::call(r, *c, asked, done);
   if (status == Status::ok) [[likely]]
-    post(*core, options.post);
+    post(*core, options != nullptr ? options->post : Post::automatic, polling);
   else if (status == Status::message_too_long)
-    return begin_long_call(*core, *c, asked, options, done);
+    return begin_long_call(*core, *c, asked, options != nullptr ? *options : CallOptions{}, done);
   return status;
 }
 
@@ -442,17 +458,30 @@ std::size_t Session::longest_bulk() const noexcept {
   return c != nullptr && c->state == SessionState::ready ? rpc::longest_bulk(*core_->calls, *c) : 0;
 }
 
+Status Session::call(Method method, const BufferSlice& request,
+                     const ReplyCallback& done) noexcept {
+  return begin_call(core_, id_, method, request.data(), request.size(), request.block(), done,
+                    nullptr);
+}
+
 Status Session::call(Method method, const BufferSlice& request, const ReplyCallback& done,
                      const CallOptions& options) noexcept {
   return begin_call(core_, id_, method, request.data(), request.size(), request.block(), done,
-                    options);
+                    &options);
+}
+
+Status Session::call(Method method, std::span<const std::byte> request,
+                     const ReplyCallback& done) noexcept {
+  if (request.size() > kShortCall) [[unlikely]]
+    return Status::message_too_long;
+  return begin_call(core_, id_, method, request.data(), request.size(), nullptr, done, nullptr);
 }
 
 Status Session::call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
                      const CallOptions& options) noexcept {
   if (request.size() > kShortCall) [[unlikely]]
     return Status::message_too_long;
-  return begin_call(core_, id_, method, request.data(), request.size(), nullptr, done, options);
+  return begin_call(core_, id_, method, request.data(), request.size(), nullptr, done, &options);
 }
 
 CallId Session::last_call() const noexcept {
@@ -491,12 +520,14 @@ namespace {
   if (r == nullptr) [[unlikely]]
     return Status::not_connected;
   EngineCore& core = *r->shared.core;
-  if (!core.guard.owned()) [[unlikely]]
+  const std::uintptr_t standing = core.guard.standing();
+  if (standing > base::OwnerGuard::kPolling) [[unlikely]]
     return core.guard.diagnose();
+  const bool polling = standing == base::OwnerGuard::kPolling;
   const Status done = rpc::answer(*r, session, number, status, data, size, block);
   if (done == Status::ok) [[likely]]
-    post(core, Post::automatic);
-  if ((session & rpc::kBulkName) != 0 && !core.guard.polling()) [[unlikely]]
+    post(core, Post::automatic, polling);
+  if (!polling && (session & rpc::kBulkName) != 0) [[unlikely]]
     agent::flush_all(core.shared);
   return done;
 }

@@ -54,27 +54,41 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   on_loss(r, c);
 }
 
+/// What a reply says of the way there and back: the first of a batch stands for it.
+[[gnu::always_inline]] inline void learn(Rpc& r, ClientSession& c, const Call& k,
+                                         std::uint16_t held, std::uint64_t now) noexcept {
+  const bool first = std::exchange(c.last_heard, now) != now;
+  if (k.tries != 0) [[unlikely]]
+    return learn_from_repeated(r, c, k, held);
+  const std::uint64_t trip = now - std::min(k.sent_at, now);
+  if (first && trip != 0) measure(r, c, trip);  // within this poll: its tick says nothing
+  if (trip > r.target || c.flow.window != c.flow.whole) [[unlikely]]
+    adjust(r, c, trip, held);
+}
+
+/// Its window is another than before, or none: then it is no reply.
+[[gnu::cold, gnu::noinline]] bool grant_window(ClientSession& c, std::uint16_t window) noexcept {
+  if (window == 0) return false;
+  c.granted = std::min(window, c.window);
+  allow(c);
+  return true;
+}
+
 /// A reply to one of the session's calls. Answers whether the block was kept.
-[[gnu::always_inline]] inline bool end_by_reply(Rpc& r, ClientSession& c, const RpcHeader& header,
-                                                Block* block, const std::byte* payload) noexcept {
-  const std::uint64_t now = r.shared.now;
-  const bool first_now = std::exchange(c.last_heard, now) != now;
-  const std::uint32_t slot = header.number & (c.window - 1);
+[[gnu::always_inline]] inline bool end_by_reply(Rpc& r, ClientSession& c, wire::RpcWords words,
+                                                Block* block, const std::byte* payload,
+                                                std::uint64_t now) noexcept {
+  const RpcHeader header = wire::unpack(words);
+  const std::uint32_t slot = header.number & (c.window - 1u);
   Call& k = c.calls[slot];
-  if (k.number != header.number || (c.active & bit(slot)) == 0) [[unlikely]]
+  if (k.number != header.number || (c.free & bit(slot)) != 0) [[unlikely]] {
+    c.last_heard = now;
     return ++r.stats.late, false;
-  if (header.window != c.granted) [[unlikely]] {
-    c.granted = std::min(header.window, c.window);
-    allow(c);
   }
-  if (k.tries == 0) [[likely]] {
-    const std::uint64_t trip = now - std::min(k.sent_at, now);
-    if (first_now) measure(r, c, trip);  // the first of a batch stands for it
-    if (trip > r.target || c.flow.window != c.flow.whole) [[unlikely]]
-      adjust(r, c, trip, header.method);
-  } else {
-    learn_from_repeated(r, c, k, header.method);
-  }
+  if (header.window != c.granted && !grant_window(c, header.window)) [[unlikely]]
+    return ++r.stats.bad_datagrams, false;
+  if (c.last_heard != now || k.tries != 0 || c.flow.window != c.flow.whole) [[unlikely]]
+    learn(r, c, k, header.method, now);
   const ReplyCallback done = k.done;
   vacate(r, c, k, slot);
   ++r.stats.replies;
@@ -86,12 +100,12 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
 }
 
 /// Answers whether the block was kept.
-[[gnu::always_inline]] inline bool take_reply(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
+[[gnu::always_inline]] inline bool take_reply(Rpc& r, wire::RpcWords words, const ibv_wc& wc,
                                               const Arrival& at) noexcept {
-  ClientSession* const c = find_client(r, header.session);
+  ClientSession* const c = find_client(r, static_cast<std::uint32_t>(words.low));
   if (c == nullptr || !c->route->from.is_of(wc, at.route)) [[unlikely]]
     return ++r.stats.bad_datagrams, false;
-  return end_by_reply(r, *c, header, at.block, at.payload());
+  return end_by_reply(r, *c, words, at.block, at.payload(), r.shared.now);
 }
 
 /// A request that was here before: the answer went astray, or the handler is still at it.
@@ -102,7 +116,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
     return;
   }
   ++r.stats.resent;
-  send_answer(r, s, v, kHeldUnknown);
+  send_answer(r, s, v, kHeldUnknown, number, v.status, v.size);
 }
 
 /// Receives for as many requests as the session may send at once, if there are any left. A quarter
@@ -123,9 +137,11 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
 }
 
 /// A request of the session's client. Answers whether the block was kept.
-[[gnu::always_inline]] inline bool serve(Rpc& r, ServerSession& s, const RpcHeader& header,
-                                         Block* block, std::byte* payload) noexcept {
-  s.last_heard = r.shared.now;
+[[gnu::always_inline]] inline bool serve(Rpc& r, ServerSession& s, wire::RpcWords words,
+                                         Block* block, std::byte* payload,
+                                         std::uint64_t now) noexcept {
+  const RpcHeader header = wire::unpack(words);
+  s.last_heard = now;
   Service& v = s.services[header.number & (s.window - 1)];
   if (static_cast<std::int32_t>(header.number - v.number) <= 0) [[unlikely]]
     return take_repeated(r, s, v, header.number), false;
@@ -142,6 +158,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   ++r.stats.served;
   Request request({&r, header.session, header.number}, header.method, block, payload,
                   header.length);
+  r.serving = {words.low, &s, &v};
   r.handlers[header.method](request);
   if (!request.answered()) [[unlikely]]
     refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
@@ -149,12 +166,12 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
 }
 
 /// Answers whether the block was kept.
-[[gnu::always_inline]] inline bool take_request(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
+[[gnu::always_inline]] inline bool take_request(Rpc& r, wire::RpcWords words, const ibv_wc& wc,
                                                 const Arrival& at) noexcept {
-  ServerSession* const s = find_server(r, header.session);
+  ServerSession* const s = find_server(r, static_cast<std::uint32_t>(words.low));
   if (s == nullptr || !s->route->from.is_of(wc, at.route)) [[unlikely]]
-    return take_unknown(r, header, wc, at.route), false;
-  return serve(r, *s, header, at.block, at.payload());
+    return take_unknown(r, wire::unpack(words), wc, at.route), false;
+  return serve(r, *s, words, at.block, at.payload(), r.shared.now);
 }
 
 /// Any other, and replies that tell of something.
@@ -168,7 +185,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
     case RpcKind::request:  // a good one was known before
       return ++r.stats.bad_datagrams, false;
     case RpcKind::reply:
-      return take_reply(r, header, wc, at);
+      return take_reply(r, wire::pack(header), wc, at);
     case RpcKind::ping:
     case RpcKind::close:
       return take_question(r, header, wc, at.route), false;
@@ -184,8 +201,8 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   std::memcpy(&words, at.datagram(), sizeof words);
   const std::uint64_t bytes = std::uint64_t{wc.byte_len} - kRouteBytes - wire::kRpcHeaderBytes;
   if (wc.status == IBV_WC_SUCCESS) [[likely]] {
-    if (wire::is_request(words, bytes)) return take_request(r, wire::unpack(words), wc, at);
-    if (wire::is_good_reply(words, bytes)) return take_reply(r, wire::unpack(words), wc, at);
+    if (wire::is_request(words, bytes)) return take_request(r, words, wc, at);
+    if (wire::is_good_reply(words, bytes)) return take_reply(r, words, wc, at);
   }
   return take_other(r, wc, at);
 }
@@ -216,21 +233,21 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
 
 /// Answers whether the spare block was kept.
 [[gnu::always_inline]] inline bool take_direct(Rpc& r, const base::DirectRun& run, base::Line& line,
-                                               std::uint64_t length) noexcept {
+                                               std::uint64_t length, Block* spare,
+                                               std::uint64_t now) noexcept {
   wire::RpcWords words{};
   std::memcpy(&words.low, line.payload, sizeof words.low);
   std::memcpy(&words.high, line.payload + sizeof words.low, sizeof words.high);
   const std::uint64_t bytes = length - wire::kRpcHeaderBytes;
-  const RpcHeader header = wire::unpack(words);
-  std::byte* const payload = line.payload + wire::kRpcHeaderBytes;
+  const auto session = static_cast<std::uint32_t>(words.low);
   if (wire::is_request(words, bytes)) {
-    ServerSession* const s = find_server(r, header.session);
+    ServerSession* const s = find_server(r, session);
     if (s != nullptr && s->route->source == run.source) [[likely]]
-      return serve(r, *s, header, r.port->spare(), payload);
+      return serve(r, *s, words, spare, line.payload + wire::kRpcHeaderBytes, now);
   } else if (wire::is_good_reply(words, bytes)) {
-    ClientSession* const c = find_client(r, header.session);
+    ClientSession* const c = find_client(r, session);
     if (c != nullptr && c->route->source == run.source) [[likely]]
-      return end_by_reply(r, *c, header, r.port->spare(), payload);
+      return end_by_reply(r, *c, words, spare, line.payload + wire::kRpcHeaderBytes, now);
   }
   return take_indirectly(r, run, line, static_cast<std::uint32_t>(length));
 }
@@ -271,15 +288,17 @@ bool many_sessions(const Rpc& r) noexcept {
 }
 
 /// Datagrams where the device has them. Answers how many there were.
-std::uint32_t take_run(Rpc& r, const base::DirectRun& run) noexcept {
+[[gnu::noinline]] std::uint32_t take_run(Rpc& r, const base::DirectRun run) noexcept {
   if (many_sessions(r)) [[unlikely]]
     fetch_ahead(r, run);
+  const base::Line* const end = run.end();
+  const std::uint64_t now = r.shared.now;
   base::Line* line = run.first;
-  std::uint64_t length = 0;
-  while (r.port->spare() != nullptr && line != run.end() && run.has(*line, length)) {
-    if (take_direct(r, run, *line, length)) [[unlikely]]
-      (void)r.port->renew_spare();
-    ++line;
+  Block* spare = r.port->spare();
+  for (std::uint64_t length = 0; spare != nullptr && line != end && run.has(*line, length);
+       ++line) {
+    if (take_direct(r, run, *line, length, spare, now)) [[unlikely]]
+      spare = r.port->renew_spare();
   }
   const auto count = static_cast<std::uint32_t>(line - run.first);
   r.port->give_back(run, count);

@@ -11,9 +11,14 @@ namespace spinwire::rpc {
 
 inline std::uint64_t bit(std::uint32_t slot) noexcept { return std::uint64_t{1} << slot; }
 
+/// Whether there is a receive for one more reply.
+[[gnu::cold, gnu::noinline]] bool cover_more(Rpc& r) noexcept;
+
 /// Whether one more call may go out now, as far as its session and the engine are concerned.
-inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
-  return c.under_way < c.allowed && r.promised < r.budget && !r.port->full();
+[[gnu::always_inline]] inline bool may_start(Rpc& r, const ClientSession& c) noexcept {
+  if (c.under_way >= c.allowed || r.port->full()) [[unlikely]]
+    return false;
+  return r.promised < r.covered || cover_more(r);
 }
 
 [[gnu::always_inline]] inline wire::RpcHeader header_of(const ClientSession& c,
@@ -21,71 +26,66 @@ inline bool may_start(const Rpc& r, const ClientSession& c) noexcept {
   return {c.peer, call.number, call.method, wire::RpcKind::request, 0, call.size, 0};
 }
 
-/// A server that was asked nothing for a while keeps no receives for us any more.
-[[gnu::always_inline]] inline void mind_idleness(const Rpc& r, ClientSession& c,
-                                                 std::uint64_t now) noexcept {
-  if (c.under_way == 0 && now - c.last_heard > r.idle / 2) [[unlikely]] {
+/// The first call of a session that had none under way. A server that was asked nothing for a while
+/// keeps no receives for us any more.
+[[gnu::always_inline]] inline void begin_work(Rpc& r, ClientSession& c,
+                                              std::uint64_t now) noexcept {
+  if (now - c.last_heard > r.idle / 2) [[unlikely]] {
     c.granted = 1;
     allow(c);
   }
+  watch_session(r, c, now);
 }
 
 /// Sends header and payload by a work request. Not while the port is full.
-[[gnu::always_inline]] inline void put_on_list(Rpc& r, const Destination& to,
-                                               const wire::RpcHeader& header,
+[[gnu::always_inline]] inline void put_on_list(Rpc& r, const Destination& to, wire::RpcWords words,
+                                               std::uint16_t length,
                                                const Payload& payload) noexcept {
-  const wire::RpcWords words = wire::pack(header);
   if (payload.block == nullptr) [[likely]] {
-    r.port->send(to, words, header.length, payload.text);
+    r.port->send(to, words, length, payload.text);
   } else {
-    r.port->send(to, words, header.length, payload.block, payload.data);
+    r.port->send(to, words, length, payload.block, payload.data);
   }
 }
 /// The same, out of the way of what is sent directly.
-[[gnu::noinline]] void put_on_list_after_all(Rpc& r, const Destination& to,
-                                             const wire::RpcHeader& header,
-                                             const Payload& payload) noexcept;
+[[gnu::cold, gnu::noinline]] bool put_on_list_after_all(Rpc& r, const Destination& to,
+                                                        wire::RpcWords words, std::uint16_t length,
+                                                        const Payload& payload) noexcept;
 
-/// Sends what `header()` says, and the payload: directly if that can be. Not while the port is
-/// full.
-template <typename Header>
-[[gnu::always_inline]] inline void put_out(Rpc& r, const Destination& to, const Header& header,
-                                           const Payload& payload) noexcept {
-  const wire::RpcHeader first = header();
-  if (!r.port->sends_directly()) return put_on_list(r, to, first, payload);
-  if (payload.block != nullptr ||
-      !r.port->send_direct(to, wire::pack(first), first.length, payload.text)) [[unlikely]] {
-    put_on_list_after_all(r, to, header(), payload);  // so that nothing has to be kept till here
+/// Sends header and payload: directly if that can be. False, and nothing sent, if the port is full.
+[[gnu::always_inline]] inline bool put_out(Rpc& r, const Destination& to, wire::RpcWords words,
+                                           std::uint16_t length, const Payload& payload) noexcept {
+  Port& port = *r.port;
+  if (port.sends_directly()) [[likely]] {
+    if (port.send_direct(to, words, length, payload.text)) [[likely]]
+      return true;
+    return put_on_list_after_all(r, to, words, length, payload);
   }
-}
-
-/// The same; false, and nothing sent, if the port is full.
-template <typename Header>
-[[gnu::always_inline]] inline bool transmit(Rpc& r, const Destination& to, const Header& header,
-                                            const Payload& payload) noexcept {
-  if (r.port->full()) [[unlikely]]
+  if (port.full()) [[unlikely]]
     return ++r.stats.unsent, false;
-  put_out(r, to, header, payload);
+  put_on_list(r, to, words, length, payload);
   return true;
 }
 
 /// Sends the call in a slot for the first time; it may_start().
 [[gnu::always_inline]] inline void start(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot,
+                                         const wire::RpcHeader& header,
                                          std::uint64_t now) noexcept {
-  mind_idleness(r, c, now);
-  c.active |= bit(slot);
-  ++c.under_way;
-  if (++r.promised > r.covered) [[unlikely]]
-    cover(r);
+  if (c.under_way++ == 0) [[unlikely]]
+    begin_work(r, c, now);
+  c.free ^= bit(slot);
+  ++r.promised;
   call.tries = 0;
+  call.exact = false;
   call.sent_at = now;
-  const auto header = [&] { return header_of(c, call); };
-  put_out(r, c.route->to, header, call.payload);
-  look_for_answer(r, c, call, now);
+  if (call.deadline < now + r.least_patience) [[unlikely]]
+    look_early(r, c, call);
+  (void)put_out(r, c.route->to, wire::pack(header), header.length, call.payload);
 }
 
+/// Of a session that may have one more call.
 inline std::uint32_t free_slot(const ClientSession& c) noexcept {
-  return static_cast<std::uint32_t>(std::countr_one(c.active));
+  return static_cast<unsigned>(__builtin_ctzll(c.free));
 }
 
 /// Writes down what is asked, where it stays until the call is over or goes on. False, and nothing
@@ -106,25 +106,30 @@ template <typename Kept>
 
 [[gnu::always_inline]] inline Status call(Rpc& r, ClientSession& c, const Asked& asked,
                                           const ReplyCallback& done) noexcept {
-  if (c.state != SessionState::ready) [[unlikely]]
-    return Status::not_connected;
-  if (asked.size > c.longest) [[unlikely]]
-    return Status::message_too_long;
+  if (asked.block != nullptr && asked.size > c.longest) [[unlikely]]  // what has none always fits
+    return c.state == SessionState::ready ? Status::message_too_long : Status::not_connected;
   if (c.waiting_count != 0 || !may_start(r, c)) [[unlikely]]
     return put_off(r, c, asked, done);
   const std::uint32_t slot = free_slot(c);
   Call& k = c.calls[slot];
   if (!note(r, c, asked, done, k)) [[unlikely]]
     return Status::no_buffer;
-  start(r, c, k, slot, asked.now);
+  const wire::RpcHeader header{c.peer,
+                               k.number,
+                               asked.method,
+                               wire::RpcKind::request,
+                               0,
+                               static_cast<std::uint16_t>(asked.size),
+                               0};
+  start(r, c, k, slot, header, asked.now);
   return Status::ok;
 }
 
 /// The slot is free again; what comes for this call from now on is late.
 inline void vacate(Rpc& r, ClientSession& c, Call& call, std::uint32_t slot) noexcept {
-  r.watch.end(call.watched);
-  c.active &= ~bit(slot);
-  --c.under_way;
+  c.free |= bit(slot);
+  if (--c.under_way == 0) [[unlikely]]
+    r.watch.end(c.watched);
   --r.promised;
   clear(call.payload);
   call.number += c.window;
@@ -146,20 +151,20 @@ inline void end_call(const ReplyCallback& done, Status status) noexcept {
 }
 
 [[gnu::always_inline]] inline void send_answer(Rpc& r, const ServerSession& s, const Service& v,
-                                               std::uint16_t time) noexcept {
-  const auto header = [&] {
-    return wire::RpcHeader{s.peer,
-                           v.number,
-                           time,
-                           wire::RpcKind::reply,
-                           static_cast<std::uint8_t>(v.status),
-                           v.size,
-                           static_cast<std::uint16_t>(s.granted)};
-  };
-  (void)transmit(r, s.route->to, header, v.payload);
+                                               std::uint16_t time, std::uint32_t number,
+                                               Status status, std::uint16_t size) noexcept {
+  const wire::RpcHeader header{s.peer,
+                               number,
+                               time,
+                               wire::RpcKind::reply,
+                               static_cast<std::uint8_t>(status),
+                               size,
+                               static_cast<std::uint16_t>(s.granted)};
+  (void)put_out(r, s.route->to, wire::pack(header), size, v.payload);
 }
 
-[[gnu::always_inline]] inline Status finish(Rpc& r, ServerSession& s, Service& v, Status status,
+[[gnu::always_inline]] inline Status finish(Rpc& r, ServerSession& s, Service& v,
+                                            std::uint32_t number, Status status,
                                             const std::byte* data, std::size_t size,
                                             Block* block) noexcept {
   const std::uint16_t time = held(r, v);
@@ -168,22 +173,26 @@ inline void end_call(const ReplyCallback& done, Status status) noexcept {
   v.state = ServiceState::answered;
   v.status = status;
   v.size = static_cast<std::uint16_t>(size);
-  send_answer(r, s, v, time);
+  send_answer(r, s, v, time, number, status, v.size);
   return Status::ok;
 }
 
 [[gnu::always_inline]] inline Status answer(Rpc& r, std::uint32_t session, std::uint32_t number,
                                             Status status, const std::byte* data, std::size_t size,
                                             Block* block) noexcept {
-  ServerSession* const s = find_server(r, session);
-  if (s == nullptr) [[unlikely]]
-    return answer_bulk(r, session, number, status, data, size, block);
-  Service& v = s->services[number & (s->window - 1)];
-  if (v.number != number || v.state != ServiceState::running) [[unlikely]]
+  ServerSession* s = r.serving.session;
+  Service* v = r.serving.service;
+  if (r.serving.call != name_of(session, number)) [[unlikely]] {
+    s = find_server(r, session);
+    if (s == nullptr) return answer_bulk(r, session, number, status, data, size, block);
+    v = &s->services[number & (s->window - 1)];
+    if (v->number != number) return Status::not_connected;
+  }
+  if (v->state != ServiceState::running) [[unlikely]]
     return Status::not_connected;
-  if (size > wire::rpc_payload(s->mtu)) [[unlikely]]
+  if (size > kShortCall && size > wire::rpc_payload(s->mtu)) [[unlikely]]
     return Status::message_too_long;
-  return finish(r, *s, v, status, data, size, block);
+  return finish(r, *s, *v, number, status, data, size, block);
 }
 
 }  // namespace spinwire::rpc

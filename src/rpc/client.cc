@@ -87,10 +87,11 @@ ClientSession* make_session(Rpc& r, std::uint32_t window) {
   c.life = r.clients.generation(index);
   c.name = wire::RpcName::make(index, c.life % 4095 + 1);
   c.window = static_cast<std::uint16_t>(window);
-  c.active = window == kWindowMax ? 0 : ~std::uint64_t{0} << window;  // those that there are not
+  c.free = ~std::uint64_t{0} >> (kWindowMax - window);
   c.under_way = 0;
   c.waiting_first = c.waiting_count = c.last_call = 0;
-  c.granted = c.allowed = 1;
+  c.granted = 1;
+  c.allowed = 0;
   c.flow = {};
   if (r.target != ~std::uint64_t{0}) c.flow.window = c.flow.whole = window * kOneCall;
   c.listed = false;
@@ -112,13 +113,14 @@ void take_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* ro
   c.longest = static_cast<std::uint16_t>(
       wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.port->mtu())));
   if (takes_datagrams(*route)) return become_ready(r, c);
-  c.granted = c.allowed = 0;  // so that no call takes the way of datagrams
+  c.granted = 0;  // so that no call takes the way of datagrams
   if (const Status status = connect_at_once(r, c); status != Status::ok)
     lose(r, c, status, "there is no memory for its calls");
 }
 
 void become_ready(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::ready;
+  allow(c);
   c.last_heard = c.last_other = c.looked_at = r.shared.clock.now();
   r.shared.timers.reschedule(c.timer, c.last_heard + r.keepalive);
   if (c.on_ready) c.on_ready(Session(r.shared.core, id_of(c)));
@@ -140,6 +142,7 @@ static void end_waiting(Rpc& r, ClientSession& c, std::uint32_t i, Status status
 }
 
 Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done) noexcept {
+  if (c.state != SessionState::ready) return Status::not_connected;
   if (!takes_datagrams(*c.route)) return Status::message_too_long;  // for that way
   const std::uint32_t room = r.shared.config.rpc.backlog;
   if (c.waiting_count == room) return Status::would_block;
@@ -168,7 +171,7 @@ void pump(Rpc& r, ClientSession& c) noexcept {
     k.deadline = w.deadline;
     k.done = w.done;
     k.payload = w.payload;
-    start(r, c, k, slot, r.shared.now);
+    start(r, c, k, slot, header_of(c, k), r.shared.now);
   }
   if (c.waiting_count != 0 && c.under_way < c.allowed) stall(r, c);
 }
@@ -190,7 +193,7 @@ void take_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
 Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     Call& k = c.calls[slot];
-    if ((c.active & bit(slot)) == 0 || k.id != id) continue;
+    if ((c.free & bit(slot)) != 0 || k.id != id) continue;
     const ReplyCallback done = k.done;
     const std::uint32_t name = c.name;
     vacate(r, c, k, slot);
@@ -211,7 +214,7 @@ namespace {
 /// Ends whatever is under way or waits. Callbacks may call again, which is refused by the state.
 void end_calls(Rpc& r, ClientSession& c, Status status) noexcept {
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-    if ((c.active & bit(slot)) == 0) continue;
+    if ((c.free & bit(slot)) != 0) continue;
     const ReplyCallback done = c.calls[slot].done;
     vacate(r, c, c.calls[slot], slot);
     end_call(done, status);
@@ -225,6 +228,7 @@ Status close(Rpc& r, ClientSession& c) noexcept {
   if (c.state == SessionState::opening) return lose(r, c, Status::ok, nullptr), Status::ok;
   if (c.state != SessionState::ready) return Status::not_connected;
   c.state = SessionState::closing;
+  allow(c);
   c.deadline = r.shared.clock.now() + r.close_timeout;
   end_calls(r, c, Status::flushed);
   const bool connected = close_bulk(r, c);
@@ -260,6 +264,7 @@ void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
   if (c.state == SessionState::closed) return;
   if (c.bulk != nullptr && !leave_bulk(r, c, why)) return;
   c.state = SessionState::closed;
+  allow(c);
   end_calls(r, c, why.status == Status::ok ? Status::flushed : why.status);
   if (c.on_closed) c.on_closed(Session(r.shared.core, id_of(c)), why);
   r.shared.timers.cancel(c.timer);
@@ -294,7 +299,7 @@ std::uint64_t look_at_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcep
     }
   }
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-    if ((c.active & bit(slot)) == 0 || !c.calls[slot].exact) continue;
+    if ((c.free & bit(slot)) != 0 || !c.calls[slot].exact) continue;
     next = std::min(next, look_at_call(r, c, slot, now));
     if (c.name != name || c.state != SessionState::ready) return next;
   }

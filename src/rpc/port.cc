@@ -48,7 +48,8 @@ constexpr std::uint32_t kQueuePairMax = (1u << 24) - 1;
 }  // namespace
 
 Port::Port(agent::Shared& s, const PortOptions& options) noexcept
-    : depth_(options.send_depth),
+    : limit_(options.send_depth),
+      depth_(options.send_depth),
       mask_(options.send_depth - 1),
       entry_mask_(mask_),
       list_length_(s.list_length),
@@ -117,32 +118,33 @@ Result<void> Port::make_receives() {
         "raise memory.receive_bytes, or lower rpc.receive_depth");
   }
   if (shared_.config.rpc.datagrams == RpcDatagrams::direct)
-    direct_ = shared_.device->provider().direct;
-  if (direct_ == nullptr) return {};
-  sender_ = direct_->sender(qp_);
+    direct_.device = shared_.device->provider().direct;
+  if (direct_.device == nullptr) return {};
+  direct_.qp = qp_;
+  direct_.sender = direct_.device->sender(qp_);
   runs_.wr_id = agent::receive_id(receive_depth_);
   (void)renew_spare();
   return {};
 }
 
-bool Port::renew_spare() noexcept {
+Block* Port::renew_spare() noexcept {
   if (spare_ != nullptr) detail::release(spare_);  // whoever kept it holds a reference
   spare_ = block_for_receive();
-  direct_->receive_by(qp_, spare_ != nullptr ? &runs_ : nullptr);
-  return spare_ != nullptr;
+  direct_.device->receive_by(qp_, spare_ != nullptr ? &runs_ : nullptr);
+  return spare_;
 }
 
 std::byte* Port::copy_to_spare(const base::DirectRun& run, const base::Line& line,
                                std::uint32_t length) const noexcept {
   std::byte* const route = spare_->payload + kReceiveOffset;
-  direct_->write_route(qp_, run, length, route);
+  direct_.device->write_route(qp_, run, length, route);
   std::memcpy(route + kRouteBytes, line.payload, sizeof line.payload);
   return route;
 }
 
 void Port::find_lane(Destination& to) noexcept {
   static base::DirectLane closed;  // nobody writes to it: there is no room
-  base::DirectLane* const lane = direct_ != nullptr ? direct_->lane(to.ah) : nullptr;
+  base::DirectLane* const lane = sends_directly() ? direct_.device->lane(to.ah) : nullptr;
   to.lane = lane != nullptr && to.qp_num <= kQueuePairMax ? lane : &closed;
 }
 
@@ -226,6 +228,7 @@ void Port::on_sent(const ibv_wc& wc) noexcept {
     if (Held& held = held_blocks_[done_ & mask_]; held.block != nullptr) let_go(held);
   }
   done_ = end;
+  limit_ = end + depth_;
 }
 
 Block* Port::block_for_receive() noexcept {
@@ -254,7 +257,7 @@ void Port::post_receives() noexcept {
 }
 
 void Port::upkeep() noexcept {
-  if (direct_ != nullptr && spare_ == nullptr) (void)renew_spare();
+  if (sends_directly() && spare_ == nullptr) (void)renew_spare();
   while (!missing_.empty() && fill(missing_.back())) {
     receives_.add(missing_.back());
     missing_.pop_back();

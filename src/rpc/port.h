@@ -83,19 +83,31 @@ class Port {
   void find_lane(Destination& to) noexcept;
 
   // Sends: each in turn, as one datagram. Not while full().
-  [[nodiscard]] bool full() const noexcept { return sent_ - done_ >= depth_; }
+  [[nodiscard]] bool full() const noexcept { return sent_ == limit_; }
   /// Whether the device can do without work requests.
-  [[nodiscard]] bool sends_directly() const noexcept { return sender_ != nullptr; }
+  [[nodiscard]] bool sends_directly() const noexcept { return direct_.sender != nullptr; }
   /// Sends a datagram so, if this is true; else send() is to do it. Up to kDirectPayload bytes
   /// count, all of which are read. It goes out with flush(), or with others of its kind.
   [[nodiscard, gnu::always_inline]] bool send_direct(const Destination& to, wire::RpcWords words,
                                                      std::uint32_t length,
                                                      const std::byte* payload) noexcept {
-    if (length > base::kDirectPayload || posted_ != sent_ ||
-        !base::send(*direct_, qp_, *sender_, to, words.low, words.high, payload, length))
+    if (length > base::kDirectPayload || posted_ != sent_) [[unlikely]]
       return false;
-    if (++unpublished_ == list_length_) publish();
-    return true;
+    switch (base::send(direct_, to, words.low, words.high, payload, length)) {
+      case base::Sent::no:
+        return false;
+      case base::Sent::first:
+        unpublished_ = true;
+        to.lane->last = to.lane->tail + list_length_ - 2;
+        if (list_length_ == 1) publish();
+        return true;
+      case base::Sent::behind:
+        return true;
+      case base::Sent::last:
+        publish();
+        return true;
+    }
+    return false;
   }
   /// Up to kShortCall bytes, which are copied, whatever lies behind them as well: a fixed number is
   /// quicker.
@@ -139,10 +151,10 @@ class Port {
   }
   /// Posts what was sent.
   void flush() noexcept {
-    if (unpublished_ != 0) publish();
+    if (unpublished_) publish();
     if (posted_ != sent_) post();
   }
-  [[nodiscard]] bool unposted() const noexcept { return unpublished_ != 0 || posted_ != sent_; }
+  [[nodiscard]] bool unposted() const noexcept { return unpublished_ || posted_ != sent_; }
   void on_sent(const ibv_wc& wc) noexcept;
 
   // Receives. Short datagrams take none where the device has them directly.
@@ -150,13 +162,14 @@ class Port {
   /// Whether a completion tells of those.
   [[nodiscard]] bool of_runs(std::uint64_t wr_id) const noexcept { return wr_id == runs_.wr_id; }
   void give_back(const base::DirectRun& run, std::uint32_t count) noexcept {
-    direct_->give_back(qp_, run, count);
+    direct_.device->give_back(qp_, run, count);
   }
   /// Memory for a datagram of theirs that is kept, or that needs more than its line; there is some
   /// while there are runs.
   [[nodiscard]] Block* spare() const noexcept { return spare_; }
-  /// That was kept. False: there is no other, and what follows takes receives until there is.
-  bool renew_spare() noexcept;
+  /// That was kept: answers another. Null: there is none, and what follows takes receives until
+  /// there is.
+  Block* renew_spare() noexcept;
   /// Copies a datagram of a run there as the verbs have it, and answers where that is.
   [[nodiscard]] std::byte* copy_to_spare(const base::DirectRun& run, const base::Line& line,
                                          std::uint32_t length) const noexcept;
@@ -215,8 +228,8 @@ class Port {
   Result<void> make_receives();
   void post() noexcept;
   void publish() noexcept {
-    unpublished_ = 0;
-    direct_->publish(qp_);
+    unpublished_ = false;
+    direct_.device->publish(qp_);
   }
   void take_back(const ibv_send_wr* bad) noexcept;
   void replace(std::uint32_t slot) noexcept;
@@ -246,17 +259,17 @@ class Port {
   std::uint32_t sent_ = 0;             ///< taken so far, modulo 2^32
   std::uint32_t posted_ = 0;           ///< of those the device has
   std::uint32_t done_ = 0;             ///< and is known to be done with
+  std::uint32_t limit_ = 0;            ///< what `sent_` may not pass: done_ + depth_
   std::uint32_t held_ = 0;             ///< of those under way, with a block
   std::uint32_t depth_;
   std::uint32_t mask_;        ///< of held_blocks_
   std::uint32_t entry_mask_;  ///< of entries_ and lines_
   std::uint32_t list_length_;
-  std::uint32_t unpublished_ = 0;  ///< sent directly since publish()
-  std::uint32_t signaled_ = 0;     ///< up to here all are done when the last signaled one is
-  bool holds_ = false;             ///< something in the list holds a block
-  unsigned inline_ = 0;            ///< the flag, if lines can be sent so
-  const base::DirectDatagrams* direct_ = nullptr;
-  const base::DirectSender* sender_ = nullptr;  ///< of the queue pair, with `direct_`
+  std::uint32_t signaled_ = 0;  ///< up to here all are done when the last signaled one is
+  bool unpublished_ = false;    ///< something was sent directly since publish()
+  bool holds_ = false;          ///< something in the list holds a block
+  unsigned inline_ = 0;         ///< the flag, if lines can be sent so
+  base::DirectEnd direct_;
   base::DirectRuns runs_;
   Block* spare_ = nullptr;
   verbs::ReceiveSlots<Block> receives_;

@@ -96,21 +96,28 @@ void finish_poll(Rpc& r) noexcept {
 
 bool send(Rpc& r, const Destination& to, const wire::RpcHeader& header,
           const Payload& payload) noexcept {
-  const auto same = [&] { return header; };
-  return transmit(r, to, same, payload);
+  return put_out(r, to, wire::pack(header), header.length, payload);
 }
 
-void put_on_list_after_all(Rpc& r, const Destination& to, const RpcHeader& header,
-                           const Payload& payload) noexcept {
-  put_on_list(r, to, header, payload);
+bool put_on_list_after_all(Rpc& r, const Destination& to, wire::RpcWords words,
+                           std::uint16_t length, const Payload& payload) noexcept {
+  if (r.port->full()) return ++r.stats.unsent, false;
+  put_on_list(r, to, words, length, payload);
+  return true;
+}
+
+bool cover_more(Rpc& r) noexcept {
+  if (r.promised >= r.budget) return false;
+  cover(r);
+  return true;
 }
 
 void cover(Rpc& r) noexcept {
   // Of what may come without a promise: one call of each session that has none, and questions.
   const std::uint32_t others = r.servers.size() + kUninvited;
-  if (r.promised + others > r.port->open())
-    r.port->open_receives(std::max(r.promised + others, 2 * r.port->open()));
-  r.covered = r.port->all_open() ? UINT32_MAX : r.port->open() - others;
+  if (r.promised + others >= r.port->open())
+    r.port->open_receives(std::max(r.promised + 1 + others, 2 * r.port->open()));
+  r.covered = r.port->all_open() ? r.budget : std::min(r.budget, r.port->open() - others);
 }
 
 void upkeep(Rpc& r) noexcept { r.port->upkeep(); }
@@ -207,11 +214,8 @@ Result<void> audit(Rpc& r) {
     const ClientSession& c = r.clients.at(i);
     std::uint32_t active = 0;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-      const bool busy = (c.active >> slot & 1) != 0;
+      const bool busy = (c.free >> slot & 1) == 0;
       active += busy ? 1 : 0;
-      const Watch::Entry& watched = r.watch.at(c.calls[slot].watched);
-      if (busy && (watched.session != c.name || watched.number != c.calls[slot].number))
-        return wrong(fmt::format("session {}: nobody watches call {}", i, c.calls[slot].number));
       if (c.calls[slot].number % c.window != slot)
         return wrong(fmt::format("session {}: slot {} has call {}", i, slot, c.calls[slot].number));
       if (!busy && c.calls[slot].payload.block != nullptr && c.calls[slot].size > kShortCall)
@@ -220,6 +224,8 @@ Result<void> audit(Rpc& r) {
     if (active != c.under_way)
       return wrong(
           fmt::format("session {}: {} calls under way, {} counted", i, active, c.under_way));
+    if (active != 0 && r.watch.at(c.watched).session != c.name)
+      return wrong(fmt::format("session {}: nobody watches its {} calls", i, active));
     if (c.waiting_count > r.shared.config.rpc.backlog)
       return wrong(fmt::format("session {}: {} calls wait", i, c.waiting_count));
     promised += active;

@@ -34,8 +34,9 @@ inline constexpr std::uint16_t kClientTimer = 32;
 inline constexpr std::uint16_t kServerTimer = 33;
 inline constexpr std::uint16_t kWatchTimer = 34;  ///< the engine's, see watch.cc
 
-/// A short payload, or where a longer one lies, with a reference to its block. The peer may see all
-/// of `text`, whatever the size: nothing is ever in it but what it was sent before, or may know.
+/// A payload of up to kShortCall bytes, or where a longer one lies, with a reference to its block.
+/// The peer may see all of `text`, whatever the size: nothing is ever in it but what it was sent
+/// before, or may know.
 struct Payload {
   Block* block = nullptr;  ///< null: short
   union {
@@ -54,10 +55,9 @@ struct alignas(64) Call {
   std::uint64_t sent_at = 0;
   std::uint64_t deadline = 0;  ///< tick
   ReplyCallback done;
-  std::uint32_t id = 0;       ///< as the application calls it
-  std::uint16_t watched = 0;  ///< its place in Rpc::watch, while it is under way
-  std::uint8_t tries = 0;     ///< times sent again
-  bool exact = false;         ///< the session's timer looks at it, too: it is due before the watch
+  std::uint32_t id = 0;    ///< as the application calls it
+  std::uint8_t tries = 0;  ///< times sent again
+  bool exact = false;      ///< the session's timer looks at it, too: it is due before the watch
   Payload payload;
 };
 static_assert(sizeof(Call) == 128);
@@ -107,7 +107,7 @@ Entry take_out(Entry* ring, std::uint32_t room, std::uint32_t& first, std::uint3
 struct Route {
   Destination to;
   Origin from;
-  std::uint64_t source = 0;  ///< the same in a base::DirectReceive; 0: not seen yet
+  std::uint64_t source = 0;  ///< the same in a base::DirectRun; 0: not seen yet
   ibv_gid gid{};
   std::uint16_t lid = 0;
   std::uint32_t users = 0;
@@ -134,7 +134,7 @@ struct alignas(64) ClientSession {
   Route* route = nullptr;        ///< to the server; Rpc::nowhere while that is not known
   std::uint32_t name = 0;        ///< what we call it; 0: a free record
   std::uint32_t life = 0;        ///< and which use of the record this is, for handles
-  std::uint64_t active = 0;      ///< slots with a call
+  std::uint64_t free = 0;        ///< slots without a call
   std::uint64_t last_heard = 0;  ///< tick of the last reply; see last_sign()
   Call* calls = nullptr;         ///< right behind this record
   std::uint32_t waiting_count = 0;
@@ -143,12 +143,13 @@ struct alignas(64) ClientSession {
   std::uint16_t longest = 0;
   std::uint16_t window = 0;
   std::uint16_t under_way = 0;  ///< calls active
-  std::uint16_t allowed = 1;    ///< of `window`, now: see allow()
+  std::uint16_t allowed = 0;    ///< of `window`, now; 0 unless ready: see allow()
   std::uint16_t granted = 1;    ///< of `window`, as the server has room for
   SessionState state = SessionState::closed;
   bool listed = false;  ///< in Rpc::stalled
 
   alignas(64) Flow flow;
+  std::uint16_t watched = 0;  ///< its place in Rpc::watch, while calls are under way
   // Ticks; see measure().
   std::uint64_t smooth = 0;
   std::uint64_t variance = 0;
@@ -218,6 +219,16 @@ struct alignas(64) ServerSession {
   std::unique_ptr<BulkServer, BulkDeleter> bulk;  ///< while the client has a connection for that
 };
 
+/// The call whose handler runs: most are answered there.
+struct Serving {
+  std::uint64_t call = 0;  ///< name_of() it; 0: none
+  ServerSession* session = nullptr;
+  Service* service = nullptr;
+};
+constexpr std::uint64_t name_of(std::uint32_t session, std::uint32_t number) noexcept {
+  return session | std::uint64_t{number} << 32;
+}
+
 /// When the peer was there. Pings tell that, and nothing about calls.
 template <typename Session>
 std::uint64_t last_sign(const Session& s) noexcept {
@@ -251,13 +262,14 @@ struct Rpc {
   std::uint64_t target = ~std::uint64_t{0};  ///< ticks: a longer round trip is congestion
   std::uint64_t least_patience = 0;          ///< ticks
   std::uint32_t promised = 0;                ///< receives that replies and requests may need
-  std::uint32_t covered = 0;                 ///< for so many promises receives are posted
+  std::uint32_t covered = 0;                 ///< for so many, up to the budget, they are posted
   std::uint32_t budget = 0;                  ///< of those that there are
   std::uint32_t granted = 0;                 ///< of the promised, to sessions that we serve
   std::uint32_t stalled_first = kNone;       ///< sessions whose calls wait for room that all share
   std::uint32_t stalled_last = kNone;
   BulkEnd* due_first = nullptr;  ///< of long calls, what waits for credit or other room
   BulkEnd* due_last = nullptr;
+  Serving serving;
   RpcStats stats;
   Watch watch;
   base::Timer watch_timer;
@@ -298,8 +310,8 @@ void finish_poll(Rpc& r) noexcept;
 inline bool has_work(const Rpc& r) noexcept {
   return r.port->unposted() || r.stalled_first != kNone || r.due_first != nullptr;
 }
-/// Has receives posted for all that are promised, and some more. Cold: what is posted doubles at
-/// least, until all are.
+/// Has receives posted for all that are promised and one more, within the budget. Cold: what is
+/// posted doubles at least, until all are.
 void cover(Rpc& r) noexcept;
 /// A part of the control step.
 void upkeep(Rpc& r) noexcept;
@@ -349,6 +361,10 @@ inline void look_by(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
 }
 /// Brings `allowed` in line with what server and network grant.
 inline void allow(ClientSession& c) noexcept {
+  if (c.state != SessionState::ready) {
+    c.allowed = 0;
+    return;
+  }
   const std::uint32_t flow = c.flow.whole == 0 ? c.granted : std::max(1u, c.flow.window / kOneCall);
   const std::uint32_t most = c.flow.next != 0 ? 0 : flow;
   c.allowed = static_cast<std::uint16_t>(std::min<std::uint32_t>(c.granted, most));
@@ -367,18 +383,17 @@ inline void allow(ClientSession& c) noexcept {
 // In watch.cc.
 /// The watch is full.
 [[gnu::cold]] void make_room_to_watch(Rpc& r) noexcept;
-/// Looks for the answer to a call that goes out now.
-[[gnu::always_inline]] inline void look_for_answer(Rpc& r, ClientSession& c, Call& call,
-                                                   std::uint64_t now) noexcept {
+/// The first of a session's calls goes out now.
+[[gnu::always_inline]] inline void watch_session(Rpc& r, ClientSession& c,
+                                                 std::uint64_t now) noexcept {
   if (r.watch.full()) [[unlikely]]
     make_room_to_watch(r);
-  call.watched = r.watch.add(now, c.name, call.number);
+  c.watched = r.watch.add(now, c.name);
   if (!r.watch_timer.scheduled()) [[unlikely]]
     r.shared.timers.schedule(r.watch_timer, now + r.least_patience);
-  call.exact = call.deadline < now + r.least_patience;
-  if (call.exact) [[unlikely]]
-    look_by(r, c, call.deadline);
 }
+/// A call has to end, or to be sent again, before the watch looks at it.
+[[gnu::cold, gnu::noinline]] void look_early(Rpc& r, ClientSession& c, Call& call) noexcept;
 /// Ends a call that is too late, or sends it again if it seems lost. Answers the tick of the next
 /// look, or the end of time if the watch has it in time. The session may be gone afterwards.
 std::uint64_t look_at_call(Rpc& r, ClientSession& c, std::uint32_t slot,
@@ -464,8 +479,7 @@ inline void clear(Payload& payload) noexcept {
   detail::release(std::exchange(payload.block, nullptr));
   payload.data = nullptr;
 }
-/// Sends header and payload; false, and nothing sent, if the port is full. transmit() is the same,
-/// inlined where calls and replies go out.
+/// Sends header and payload; false, and nothing sent, if the port is full.
 bool send(Rpc& r, const Destination& to, const wire::RpcHeader& header,
           const Payload& payload) noexcept;
 

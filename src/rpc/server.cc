@@ -62,6 +62,7 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
 }
 
 void dismiss(Rpc& r, ServerSession& s) noexcept {
+  if (r.serving.session == &s) r.serving = {};
   dismiss_bulk(r, s);
   take_back(r, s);
   r.shared.timers.cancel(s.timer);

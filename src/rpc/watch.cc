@@ -16,16 +16,29 @@ void resend(Rpc& r, ClientSession& c, Call& k, std::uint64_t now) noexcept {
   k.sent_at = now;
 }
 
-Call& call_of(Rpc& r, const Watch::Entry& entry) noexcept {
-  const ClientSession& c = r.clients.at(wire::RpcName::index(entry.session));
-  return c.calls[entry.number & (c.window - 1)];
+/// Looks at all calls of a session; answers the tick of the next look, as look_at_call().
+std::uint64_t look_at_session(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  const std::uint32_t name = c.name;
+  std::uint64_t next = kNever;
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    if ((c.free & bit(slot)) != 0) continue;
+    next = std::min(next, look_at_call(r, c, slot, now));
+    if (c.name != name || c.state != SessionState::ready) break;
+  }
+  return next;
 }
 
 }  // namespace
 
 void make_room_to_watch(Rpc& r) noexcept {
-  r.watch.make_room(
-      [&r](const Watch::Entry& entry, std::uint16_t place) { call_of(r, entry).watched = place; });
+  r.watch.make_room([&r](const Watch::Entry& entry, std::uint16_t place) {
+    r.clients.at(wire::RpcName::index(entry.session)).watched = place;
+  });
+}
+
+void look_early(Rpc& r, ClientSession& c, Call& call) noexcept {
+  call.exact = true;
+  look_by(r, c, call.deadline);
 }
 
 std::uint64_t look_at_call(Rpc& r, ClientSession& c, std::uint32_t slot,
@@ -42,9 +55,10 @@ std::uint64_t look_at_call(Rpc& r, ClientSession& c, std::uint32_t slot,
     resend(r, c, k, now);
     due = now + (c.patience << k.tries);
   }
-  const std::uint64_t next = std::min(due, k.deadline);
-  k.exact = next < now + r.least_patience;
-  return k.exact ? next : kNever;
+  // The watch looks again within its time. To send again may wait for that, unless by much: of a
+  // busy session most calls that are looked at have just begun.
+  k.exact = std::min(due + r.least_patience / 4, k.deadline) < now + r.least_patience;
+  return k.exact ? std::min(due, k.deadline) : kNever;
 }
 
 void on_watch_timer(Rpc& r) noexcept {
@@ -55,8 +69,8 @@ void on_watch_timer(Rpc& r) noexcept {
       return r.shared.timers.reschedule(r.watch_timer, entry.since + r.least_patience);
     r.watch.pop();
     ClientSession& c = r.clients.at(wire::RpcName::index(entry.session));
-    call_of(r, entry).watched = r.watch.add(now, entry.session, entry.number);
-    const std::uint64_t next = look_at_call(r, c, entry.number & (c.window - 1), now);
+    c.watched = r.watch.add(now, entry.session);
+    const std::uint64_t next = look_at_session(r, c, now);
     if (c.name != entry.session || c.state != SessionState::ready) continue;
     if (next != kNever) look_by(r, c, next);
     if (c.waiting_count != 0) pump(r, c);

@@ -1,6 +1,6 @@
-// Calls under way, in the order in which they were last looked at: what finds those that get no
-// answer. A timer of each session would be quicker to write and, with thousands of sessions, cost a
-// miss of the caches for each of its neighbours at each call.
+// Sessions with calls under way, in the order in which they were last looked at: what finds calls
+// that get no answer. A timer of each session would be quicker to write and, with thousands of
+// sessions, cost a miss of the caches for each of its neighbours at each call.
 #pragma once
 
 #include <algorithm>
@@ -10,24 +10,24 @@
 
 namespace spinwire::rpc {
 
-/// A ring, as short as it may be for the calls that there are: the caches hold it. Calls end in any
-/// order, and their entries go when they have come to the front, or when there is no room.
+/// A ring, as short as it may be for the sessions that there are: the caches hold it. Their calls
+/// end in any order, and their entries go when they have come to the front, or when there is no
+/// room.
 class Watch {
  public:
   struct Entry {
     std::uint64_t since;    ///< tick of the last look
-    std::uint32_t session;  ///< 0: the call has ended
-    std::uint32_t number;
+    std::uint32_t session;  ///< 0: its calls have ended
   };
-  /// At most so many calls at once. May throw std::bad_alloc. Set-up.
+  /// At most so many sessions at once. May throw std::bad_alloc. Set-up.
   explicit Watch(std::uint32_t most)
       : entries_(std::make_unique_for_overwrite<Entry[]>(
             std::max(2 * std::bit_ceil(most), kFirstRoom))) {}
 
   [[nodiscard]] bool full() const noexcept { return tail_ - head_ > mask_; }
   /// Not while full(). Answers the place, for end().
-  std::uint16_t add(std::uint64_t now, std::uint32_t session, std::uint32_t number) noexcept {
-    entries_[tail_ & mask_] = {now, session, number};
+  std::uint16_t add(std::uint64_t now, std::uint32_t session) noexcept {
+    entries_[tail_ & mask_] = {now, session};
     return static_cast<std::uint16_t>(tail_++);
   }
   void end(std::uint16_t place) noexcept {
@@ -37,7 +37,7 @@ class Watch {
   [[nodiscard]] const Entry& at(std::uint16_t place) const noexcept {
     return entries_[place & mask_];
   }
-  /// The call that was looked at longest ago; null if there is none.
+  /// The session that was looked at longest ago; null if there is none.
   [[nodiscard]] const Entry* first() noexcept {
     while (head_ != tail_ && entries_[head_ & mask_].session == 0) ++head_;
     return head_ != tail_ ? &entries_[head_ & mask_] : nullptr;

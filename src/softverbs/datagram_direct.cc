@@ -39,22 +39,21 @@ void hold(ibv_ah* base, Line& line, std::uint64_t word) noexcept {
 void publish(ibv_qp* base) noexcept { publish_held(context_of(base->context)); }
 
 /// Sets DirectLane::direct_limit, if nothing stands in the way.
-bool send_after_looking(ibv_qp* base, const base::DatagramAddress& to, std::uint64_t low,
-                        std::uint64_t high, const std::byte* payload,
-                        std::uint64_t length) noexcept {
-  const Qp& qp = *static_cast<Qp*>(base);
+base::Sent send_after_looking(const base::DirectEnd& by, const base::DatagramAddress& to,
+                              std::uint64_t low, std::uint64_t high, const std::byte* payload,
+                              std::uint64_t length) noexcept {
   Peer& peer = *static_cast<const Ah*>(to.ah)->peer;
   OutLane& out = peer.out;
   const InLane* const in = peer.in;
-  if (to.lane != &out || !qp.straight || peer.gone || peer.datagrams_waiting != 0 ||
+  if (to.lane != &out || !by.sender->straight || peer.gone || peer.datagrams_waiting != 0 ||
       in == nullptr || in->head < in->silent_until || peer.context->faults != nullptr) {
-    return false;
+    return base::Sent::no;
   }
   acknowledge(peer);
-  if (out.tail + kConnectedLines >= out.limit) return false;
+  if (out.tail + kConnectedLines >= out.limit) return base::Sent::no;
   out.direct_limit = out.limit - kConnectedLines;
-  out.consumed = &in->head;
-  return base::send(direct_datagrams(), base, qp, to, low, high, payload, length);
+  out.ack_on_top = in->head << 48;
+  return base::send(by, to, low, high, payload, length);
 }
 
 void receive_by(ibv_qp* base, DirectRuns* runs) noexcept { static_cast<Qp*>(base)->direct = runs; }
@@ -68,7 +67,7 @@ void give_back(ibv_qp* base, const DirectRun& run, std::uint32_t count) noexcept
   InLane& lane = *context_of(base->context).lanes[run.lane];
   lane.told = false;
   advance(lane, count);
-  lane.control->head.store(lane.head, std::memory_order_release);
+  tell_head(lane);
 }
 
 }  // namespace
@@ -92,21 +91,21 @@ void publish_held(Context& c) noexcept {
 Direct tell_of_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
                    std::uint32_t limit) noexcept {
   DirectRuns& runs = *qp.direct;
-  const DirectRun run{lane.next,
-                      std::min(limit, static_cast<std::uint32_t>(lane.end - lane.next)),
-                      qp.attr.qkey,
-                      word,
-                      lane.serial << kSerialShift | word_psn(word),
-                      lane.index};
+  DirectRun& run = runs.runs[runs.count];
+  run.first = lane.next;
+  run.most = std::min(limit, static_cast<std::uint32_t>(lane.end - lane.next));
+  run.qkey = qp.attr.qkey;
+  run.word = word;
+  run.source = lane.serial << kSerialShift | word_psn(word);
+  run.lane = lane.index;
   std::uint64_t length = 0;
   // With no room, what is there already fills the array, and who knows for how long.
   if (cq.room == 0 || !run.has(*lane.next, length)) [[unlikely]]
     return Direct::none;
   if (runs.count == DirectRuns::kMost) [[unlikely]]
     return Direct::later;
-  if (runs.count == 0)
+  if (runs.count++ == 0)
     CompletionHead{IBV_WC_RECV, qp.qp_num, 0}.fill(*completion_slot(cq), runs.wr_id, 0);
-  runs.runs[runs.count++] = run;
   lane.told = true;
   return Direct::told;
 }

@@ -168,6 +168,12 @@ inline void advance(InLane& lane, std::uint32_t lines) noexcept {
   }
 }
 
+/// Tells the sender how many there were.
+inline void tell_head(InLane& lane) noexcept {
+  lane.control->head.store(lane.head, std::memory_order_release);
+  if (lane.peer != nullptr) lane.peer->out.ack_on_top = lane.head << 48;
+}
+
 /// A line that stayed back, and with it all that lies behind it.
 inline void publish_line(Peer& peer) noexcept {
   std::exchange(peer.out.held, nullptr)->word.store(peer.out.held_word, std::memory_order_release);

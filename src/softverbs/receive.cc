@@ -271,7 +271,7 @@ std::uint32_t refuse_lane(InLane& lane) noexcept {
     }
     advance(lane, lines);
   }
-  lane.control->head.store(lane.head, std::memory_order_release);
+  tell_head(lane);
   return datagrams;
 }
 
@@ -381,7 +381,7 @@ inline bool drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept
     left -= std::min(left, taken);
     word = lane.next->word.load(std::memory_order_acquire);
   } while (word_mark(word) == lane.mark && left != 0 && cq.room != 0);
-  lane.control->head.store(lane.head, std::memory_order_release);
+  tell_head(lane);
   return direct != Direct::later;
 }
 

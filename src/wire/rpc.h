@@ -78,9 +78,10 @@ constexpr std::uint32_t rpc_payload(std::uint32_t mtu) noexcept {
 constexpr bool is_request(const RpcWords& w, std::uint64_t bytes) noexcept {
   return w.high >> 16 == (std::uint64_t{static_cast<std::uint8_t>(RpcKind::request)} | bytes << 16);
 }
+/// The latter but for its window, which may be 0.
 constexpr bool is_good_reply(const RpcWords& w, std::uint64_t bytes) noexcept {
   constexpr std::uint64_t kKind = static_cast<std::uint8_t>(RpcKind::reply);
-  return (w.high >> 16 & 0xffffffff) == (kKind | bytes << 16) && w.high >> 48 != 0;
+  return static_cast<std::uint32_t>(w.high >> 16) == (kKind | bytes << 16);  // of all its bits
 }
 
 /// Checks a datagram of `received` bytes that begins at `at`; false if it is malformed. What the

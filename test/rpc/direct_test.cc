@@ -1,11 +1,11 @@
 // Datagrams that go without work requests, and are read where they lie, where the device can do
 // that; and what goes by them.
+#include "rpc/direct.h"
+
+#include <algorithm>
 #include <array>
 
 #include "engine/run_again.h"
-#include "rpc/bare.h"
-#include "rpc/calling.h"
-#include "softverbs/objects.h"
 
 namespace rpc_direct_test {
 namespace {
@@ -41,18 +41,6 @@ class Posted {
   }
   static inline int (*real)(ibv_qp*, ibv_send_wr*, ibv_send_wr**) = nullptr;
   static inline int sends = 0;
-};
-
-const spinwire::rpc::Port& port_of(const Node& node) { return *node.engine.core()->calls->port; }
-const spinwire::softverbs::Qp& queue_pair_of(const Node& node) {
-  return *static_cast<const spinwire::softverbs::Qp*>(port_of(node).queue_pair());
-}
-
-class RpcDirect : public testing::Test {
- protected:
-  void SetUp() override {
-    if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "it has such a way";
-  }
 };
 
 TEST_F(RpcDirect, ShortCallsTakeNoWorkRequests) {
@@ -256,6 +244,36 @@ TEST_F(RpcDirect, WhatIsKeptStaysAsItWas) {
   t.finish();
 }
 
+TEST_F(RpcDirect, WhatIsKeptIsCopiedOnce) {
+  Calls t;
+  // What the application writes to its slice, it finds there, whatever else it asks for.
+  const auto keep_twice = [](auto& r) {
+    const BufferSlice first = r.keep();
+    first.data()[0] = std::byte{77};
+    const BufferSlice second = r.keep();
+    EXPECT_EQ(second.data(), first.data());
+    EXPECT_EQ(first.data()[0], std::byte{77});
+    EXPECT_EQ(r.bytes().data(), first.data());
+  };
+  ASSERT_TRUE(t.server.engine.serve(9, [&](Request& r) {
+    keep_twice(r);
+    EXPECT_EQ(r.reply(r.bytes()), Status::ok);
+  }));
+  for (const std::size_t size : {1, 32, 48}) {
+    bool over = false;
+    const auto done = [&](Reply& r) {
+      ASSERT_EQ(r.bytes().size(), size);
+      EXPECT_EQ(r.bytes()[0], std::byte{77});
+      keep_twice(r);
+      over = true;
+    };
+    const Bytes bytes = filled(size, 5);
+    ASSERT_EQ(t.session.call(9, std::span<const std::byte>(bytes), done), Status::ok);
+    ASSERT_TRUE(t.until([&over] { return over; }));
+  }
+  t.finish();
+}
+
 TEST_F(RpcDirect, SeveralOfARunAreKeptAtOnce) {
   Calls t;
   std::vector<BufferSlice> requests, replies;
@@ -293,6 +311,31 @@ TEST_F(RpcDirect, SeveralOfARunAreKeptAtOnce) {
   t.finish();
 }
 
+TEST_F(RpcDirect, WhatCameByAReceiveIsKeptWhereItLies) {
+  Calls t;
+  std::vector<BufferSlice> kept;
+  const auto keep = [&kept](auto& r) {
+    kept.push_back(r.keep());
+    EXPECT_EQ(kept.back().bytes().data(), r.bytes().data());
+  };
+  ASSERT_TRUE(t.server.engine.serve(9, [&keep](Request& r) {
+    EXPECT_EQ(r.reply(r.bytes()), Status::ok);
+    keep(r);
+  }));
+  for (const std::size_t size : {33, 100, 1000}) {
+    Buffer b = t.client.buffer(size);
+    const Bytes bytes = filled(size, 1);
+    std::copy(bytes.begin(), bytes.end(), b.data());
+    const std::size_t before = kept.size();
+    ASSERT_EQ(t.session.call(9, b.slice(), [&keep](Reply& r) { keep(r); }), Status::ok);
+    ASSERT_TRUE(t.until([&] { return kept.size() == before + 2; }));
+    EXPECT_EQ(bytes_of(kept[before].bytes()), bytes);
+    EXPECT_EQ(bytes_of(kept[before + 1].bytes()), bytes);
+  }
+  kept.clear();
+  t.finish();
+}
+
 TEST_F(RpcDirect, WithADryPoolCallsComeByReceivesUntilThereIsABlock) {
   Config c = rpc_config();
   c.memory.receive_bytes = 4u << 20;
@@ -322,6 +365,8 @@ TEST_F(RpcDirect, WithADryPoolCallsComeByReceivesUntilThereIsABlock) {
     ASSERT_EQ(t.call(kEcho, filled(20, i)).bytes, filled(20, i));
   EXPECT_EQ(receives.head, head);
   keeper.replies.clear();
+  const spinwire::rpc::Port& own = port_of(t.client);
+  ASSERT_TRUE(t.until([&] { return own.missing() == 0 && own.spare() != nullptr; }));
   t.finish();
 }
 
@@ -366,152 +411,130 @@ TEST_F(RpcDirect, ARunIsLeftWhereTheLastBlockIsKept) {
   t.finish();
 }
 
-// ---- what nobody should have sent ---------------------------------------------------------------
-
-/// Datagrams in runs that say what a test likes: of the client's own queue pair, which the server
-/// knows, or of another of its device, which come over the same lane.
-class RpcDirectHostile : public RpcDirect {
- protected:
-  using RpcKind = spinwire::wire::RpcKind;
-  std::optional<Calls> t_;
-  ibv_qp* stranger_ = nullptr;
-
-  void SetUp() override {
-    RpcDirect::SetUp();
-    if (IsSkipped()) return;
-    t_.emplace();
-    EXPECT_EQ(t_->call(kCount, filled(4, 1)).status, Status::ok);
-    spinwire::verbs::DatagramOptions options;
-    options.send_depth = options.receive_depth = 8;
-    options.inline_bytes = 64;
-    options.qkey = 5;
-    stranger_ = device().create_datagram_qp(options).value();
+TEST_F(RpcDirect, APortThatEndsGivesItsBlocksBack) {
+  const Bare bare(rpc_config());
+  auto& shared = bare.core->shared;
+  const auto used = [&shared] {
+    return shared.arena->stats(spinwire::memory::PoolId::receive).blocks_used;
+  };
+  const std::uint64_t before = used();
+  {
+    const auto port = spinwire::rpc::Port::open(shared, {16, 8}).value();
+    ASSERT_NE(port->spare(), nullptr);
+    EXPECT_GT(used(), before);
+    ASSERT_TRUE(port->renew_spare());
   }
-  void TearDown() override {
-    if (!t_) return;
-    device().destroy_qp(stranger_);
-    EXPECT_EQ(t_->call(kCount, filled(4, 2)).status, Status::ok);
-    EXPECT_EQ(t_->runs[filled(4, 1)], 1);
-    t_->bad_allowed = true;
-    t_->finish();
-  }
-  [[nodiscard]] spinwire::verbs::Device& device() const {
-    return *t_->client.engine.core()->shared.device;
-  }
-  [[nodiscard]] ibv_qp* known() const {
-    return const_cast<ibv_qp*>(port_of(t_->client).queue_pair());
-  }
-  [[nodiscard]] const spinwire::rpc::ClientSession& session() const {
-    return *t_->client.engine.core()->calls->clients.find(0);
-  }
-  /// A good request; its slot was not used so far.
-  [[nodiscard]] spinwire::wire::RpcHeader request() const {
-    return {session().peer, session().calls[1].number, kCount, RpcKind::request, 0, 4, 0};
-  }
-  void send(ibv_qp* by, const spinwire::wire::RpcHeader& header, std::uint64_t length) const {
-    const auto& direct = *device().provider().direct;
-    const auto words = spinwire::wire::pack(header);
-    const std::array<std::byte, 32> payload{};
-    ASSERT_TRUE(spinwire::base::send(direct, by, *direct.sender(by), session().route->to, words.low,
-                                     words.high, payload.data(), length));
-    direct.publish(by);
-  }
-  /// By the verbs: a direct one has a header in any case.
-  void send_short(ibv_qp* by, std::uint32_t length) const {
-    std::array<std::byte, 16> bytes{};
-    const auto words = spinwire::wire::pack(request());
-    std::memcpy(bytes.data(), &words, sizeof words);
-    ibv_sge sge{reinterpret_cast<std::uint64_t>(bytes.data()), length, 0};
-    ibv_send_wr wr{};
-    wr.sg_list = &sge;
-    wr.num_sge = 1;
-    wr.opcode = IBV_WR_SEND;
-    wr.send_flags = IBV_SEND_INLINE;
-    wr.wr.ud.ah = session().route->to.ah;
-    wr.wr.ud.remote_qpn = session().route->to.qp_num;
-    wr.wr.ud.remote_qkey = session().route->to.qkey;
-    ibv_send_wr* bad = nullptr;
-    ASSERT_EQ(ibv_post_send(by, &wr, &bad), 0);
-  }
-  /// One more bad one was counted, nobody was served, and no receive was taken.
-  void expect_bad() {
-    const std::uint64_t bad = ++bad_;
-    EXPECT_TRUE(t_->until([&] { return t_->server.engine.rpc_stats().bad_datagrams >= bad; }));
-    for (int i = 0; i < 8; ++i) (void)t_->server.poll();
-    EXPECT_EQ(t_->server.engine.rpc_stats().bad_datagrams, bad);
-    EXPECT_EQ(t_->server.engine.rpc_stats().served, 1u);
-    EXPECT_EQ(queue_pair_of(t_->server).receives->head, 0u);
-  }
-
- private:
-  std::uint64_t bad_ = 0;
-};
-
-TEST_F(RpcDirectHostile, AStrangerOnTheSameDeviceIsNotTheClient) {
-  EXPECT_NE(port_of(t_->client).qp_num(), stranger_->qp_num);
-  spinwire::wire::RpcHeader header = request();
-  for (int i = 0; i < 3; ++i) {
-    ASSERT_NO_FATAL_FAILURE(send(stranger_, header, 4));
-    expect_bad();
-  }
-  header.kind = RpcKind::ping;
-  header.length = header.method = 0;
-  ASSERT_NO_FATAL_FAILURE(send(stranger_, header, 0));
-  expect_bad();
+  EXPECT_EQ(used(), before);
+  bare.expect_clean();
 }
 
-TEST_F(RpcDirectHostile, MalformedHeadersAreCounted) {
-  const spinwire::wire::RpcHeader good = request();
-  for (ibv_qp* by : {known(), stranger_}) {
-    for (int what = 0; what < 7; ++what) {
-      SCOPED_TRACE(what);
-      spinwire::wire::RpcHeader header = good;
-      if (what == 0) header.length = 5;
-      if (what == 1) header.length = 3;
-      if (what == 2) header.kind = RpcKind{0};
-      if (what == 3) header.kind = RpcKind{8};
-      if (what == 4) header.status = 1;
-      if (what == 5) header.window = 1;
-      if (what == 6) header.kind = RpcKind::reply;  // that grants nothing
-      ASSERT_NO_FATAL_FAILURE(send(by, header, 4));
-      expect_bad();
+TEST_F(RpcDirect, APollTakesATurnOfWhatLiesInALane) {
+  constexpr std::uint64_t kTurn = 64;
+  Calls t;
+  std::vector<Session> sessions;
+  for (int i = 0; i < 20; ++i) {
+    sessions.push_back(t.open(8));
+    ASSERT_TRUE(t.until([&] { return sessions.back().ready(); }));
+  }
+  std::uint32_t ended = 0, begun = 0;
+  const auto done = [&ended](Reply&) { ++ended; };
+  const auto call_all = [&](std::uint32_t count) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      for (Session& s : sessions) {
+        const Bytes bytes = numbered(4, begun++);
+        ASSERT_EQ(s.call(kCount, std::span<const std::byte>(bytes), done), Status::ok);
+      }
     }
+  };
+  ASSERT_NO_FATAL_FAILURE(call_all(1));  // from now on the windows are whole
+  ASSERT_TRUE(t.until([&] { return ended == begun; }));
+  ASSERT_NO_FATAL_FAILURE(call_all(8));
+  const auto served = [&t] { return t.server.engine.rpc_stats().served; };
+  std::uint64_t longest = 0;
+  for (std::uint64_t turn = 1; turn != 0; longest = std::max(longest, turn)) {
+    const std::uint64_t before = served();
+    (void)t.server.engine.poll();
+    turn = served() - before;
   }
+  EXPECT_EQ(longest, kTurn);
+  ASSERT_TRUE(t.until([&] { return ended == begun; }));
+  for (Session& s : sessions) EXPECT_EQ(s.close(), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.client.engine.rpc_stats().sessions == 1; }));
+  t.finish();
 }
 
-TEST_F(RpcDirectHostile, WhatIsShorterThanAHeaderIsCounted) {
-  for (ibv_qp* by : {known(), stranger_}) {
-    for (const std::uint32_t length : {0, 1, 8, 15}) {
-      ASSERT_NO_FATAL_FAILURE(send_short(by, length));
-      expect_bad();
-    }
+TEST_F(RpcDirect, WhatTheDeviceCallsASourceIsLearntFromTheFirst) {
+  Calls t;
+  auto& client = *t.client.engine.core()->calls;
+  auto& server = *t.server.engine.core()->calls;
+  const spinwire::rpc::ClientSession& c = *client.clients.find(0);
+  const spinwire::rpc::ServerSession& s = *spinwire::rpc::find_server(server, c.peer);
+  const std::uint64_t unknown = spinwire::rpc::Route().source;
+  EXPECT_EQ(c.route->source, unknown);
+  EXPECT_EQ(s.route->source, unknown);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    ASSERT_EQ(t.call(kEcho, filled(4, i)).status, Status::ok);
+    EXPECT_EQ(c.route->source & 0xffffff, server.port->qp_num());
+    EXPECT_EQ(s.route->source & 0xffffff, client.port->qp_num());
+    EXPECT_NE(c.route->source, unknown);
+    EXPECT_NE(s.route->source, unknown);
   }
+  t.finish();
 }
 
-TEST_F(RpcDirectHostile, AReplyOfAStrangerEndsNoCall) {
-  // To the client, of another queue pair of the server's device.
-  ASSERT_EQ(t_->begin(kLater, filled(9, 3)), Status::ok);
-  ASSERT_TRUE(t_->until([&] { return t_->later.size() == 1; }));
-  spinwire::verbs::DatagramOptions options;
-  options.send_depth = options.receive_depth = 8;
-  options.inline_bytes = 64;
-  options.qkey = 5;
-  spinwire::verbs::Device& device = *t_->server.engine.core()->shared.device;
-  ibv_qp* const other = device.create_datagram_qp(options).value();
-  const auto& s = *spinwire::rpc::find_server(*t_->server.engine.core()->calls, session().peer);
-  const auto words =
-      spinwire::wire::pack({s.peer, session().calls[0].number, 0, RpcKind::reply, 0, 4, 8});
-  const auto& direct = *device.provider().direct;
-  const std::array<std::byte, 32> payload{};
-  ASSERT_TRUE(spinwire::base::send(direct, other, *direct.sender(other), s.route->to, words.low,
-                                   words.high, payload.data(), 4));
-  direct.publish(other);
-  ASSERT_TRUE(t_->until([&] { return t_->client.engine.rpc_stats().bad_datagrams == 1; }));
-  EXPECT_FALSE(t_->all_ended());
-  EXPECT_EQ(t_->later[0].call.reply(filled(5, 5)), Status::ok);
-  ASSERT_TRUE(t_->until([&] { return t_->all_ended(); }));
-  EXPECT_EQ(t_->ended.back().bytes, filled(5, 5));
-  device.destroy_qp(other);
+TEST_F(RpcDirect, ThereIsNoLaneToWhatIsNoNumberOfAQueuePair) {
+  Calls t;
+  ASSERT_EQ(t.call(kEcho, filled(4, 1)).status, Status::ok);
+  auto& calls = *t.client.engine.core()->calls;
+  spinwire::rpc::Destination to = calls.clients.find(0)->route->to;
+  const auto& direct = *t.client.engine.core()->shared.device->provider().direct;
+  EXPECT_EQ(to.lane, direct.lane(to.ah));
+  to.qp_num |= 1u << 24;  // would be a part of the datagram's source
+  calls.port->find_lane(to);
+  EXPECT_NE(to.lane, direct.lane(to.ah));
+  const std::array<std::byte, 32> nothing{};
+  EXPECT_FALSE(calls.port->send_direct(to, {}, 0, nothing.data()));
+  to.qp_num &= 0xffffff;
+  calls.port->find_lane(to);
+  EXPECT_EQ(to.lane, direct.lane(to.ah));
+  t.finish();
+}
+
+TEST_F(RpcDirect, AnAnswerWithinThePollIsNoRoundTrip) {
+  // What a callback sends at once may be answered while the rest of the run is read.
+  struct Chain {
+    std::uint64_t now = 1'000'000'000;
+    Calls calls{rpc_config(), &now};
+    Session other = calls.open(8);
+    bool polling = false, within = false;
+  } t;
+  ASSERT_TRUE(t.calls.until([&t] {
+    t.now += 1000;
+    return t.other.ready();
+  }));
+  const auto next = [&t](Reply&) {
+    CallOptions options;
+    options.post = Post::now;
+    const auto done = [&t](Reply& r) { t.within = t.polling && r.status() == Status::ok; };
+    EXPECT_EQ(t.other.call(kEcho, std::span<const std::byte>{}, done, options), Status::ok);
+    (void)t.calls.server.poll();
+  };
+  ASSERT_EQ(t.calls.session.call(kEcho, std::span<const std::byte>{}, next), Status::ok);
+  t.now += 1000;
+  (void)t.calls.server.poll();
+  t.polling = true;
+  (void)t.calls.client.poll();
+  t.polling = false;
+  EXPECT_TRUE(t.within);
+  auto& clients = t.calls.client.engine.core()->calls->clients;
+  EXPECT_EQ(clients.find(0)->shortest, 1000u);
+  EXPECT_EQ(clients.find(1)->shortest, ~std::uint64_t{0});
+  EXPECT_EQ(t.other.close(), Status::ok);
+  ASSERT_TRUE(t.calls.until([&t] {
+    t.now += 1000;
+    return t.other.state() == SessionState::closed;
+  }));
+  t.calls.finish();
 }
 
 TEST(RpcDirectAgain, PassesTheSuitesByWorkRequests) {

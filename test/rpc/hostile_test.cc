@@ -121,6 +121,22 @@ TEST_F(RpcHostile, WhatMakesNoSenseIsCounted) {
   expect_unharmed();
 }
 
+TEST_F(RpcHostile, AReplyThatIsShorterThanItsHeaderSaysNothing) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  const ServerSession& s = victim();
+  spinwire::rpc::Port& port = *server_.core->calls->port;
+  static const std::byte nothing[kShortCall]{};
+  // The lengths that so few bytes less those of the header are, in as many bits as there are.
+  for (const std::uint16_t less : {std::uint16_t{1}, std::uint16_t{2}}) {
+    const auto length = static_cast<std::uint16_t>(-less);
+    const RpcHeader header{s.peer, s.services[0].number, 0, RpcKind::reply, 0, length, 1};
+    port.send(s.route->to, spinwire::wire::pack(header), std::uint32_t{0} - less, nothing);
+  }
+  port.flush();
+  ASSERT_TRUE(run([&] { return bad(client_) == 2 || ended_ != 0; }));
+  expect_unharmed();
+}
+
 TEST_F(RpcHostile, NobodyIsTheServerOfASessionThatIsBeingOpened) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const Session opening = client_.core->open_session(listener_.address(), {}).value();

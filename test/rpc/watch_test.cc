@@ -1,4 +1,5 @@
-// The watch over calls under way, and the tables of sessions, against plain models of them.
+// The watch over sessions with calls under way, and the tables of sessions, against plain models of
+// them.
 #include "rpc/watch.h"
 
 #include <gtest/gtest.h>
@@ -18,76 +19,87 @@ using spinwire::base::Random;
 using spinwire::rpc::SessionTable;
 using spinwire::rpc::Watch;
 
-/// Calls by their numbers, which session they are of does not matter here.
-class WatchedCalls {
+/// Sessions by their names.
+class WatchedSessions {
  public:
-  explicit WatchedCalls(std::uint32_t most) : watch_(most) {}
+  explicit WatchedSessions(std::uint32_t most) : watch_(most) {}
 
   void begin(std::uint64_t now) {
     if (watch_.full()) {
       watch_.make_room([this](const Watch::Entry& entry, std::uint16_t place) {
-        places_.at(entry.number) = place;
+        places_.at(entry.session) = place;
       });
     }
     ASSERT_FALSE(watch_.full());
-    places_[next_] = watch_.add(now, 7, next_);
+    places_[next_] = watch_.add(now, next_);
     ++next_;
   }
-  void end(std::uint32_t number) {
-    watch_.end(places_.at(number));
-    places_.erase(number);
+  void end(std::uint32_t name) {
+    watch_.end(places_.at(name));
+    places_.erase(name);
   }
-  /// Each entry is where its call says.
+  /// Each entry is where its session says.
   void check() const {
-    for (const auto& [number, place] : places_) {
-      ASSERT_EQ(watch_.at(place).number, number);
-      ASSERT_EQ(watch_.at(place).session, 7u);
-    }
+    for (const auto& [name, place] : places_) ASSERT_EQ(watch_.at(place).session, name);
   }
   [[nodiscard]] Watch& watch() noexcept { return watch_; }
-  [[nodiscard]] const std::map<std::uint32_t, std::uint16_t>& calls() const { return places_; }
+  [[nodiscard]] const std::map<std::uint32_t, std::uint16_t>& sessions() const { return places_; }
 
  private:
   Watch watch_;
   std::map<std::uint32_t, std::uint16_t> places_;
-  std::uint32_t next_ = 0;
+  std::uint32_t next_ = 1;
 };
 
-TEST(RpcWatch, TellsOfCallsInTheOrderInWhichTheyBegan) {
+TEST(RpcWatch, TellsOfSessionsInTheOrderInWhichTheyBegan) {
   constexpr std::uint32_t kMost = 300;
-  WatchedCalls t(kMost);
+  WatchedSessions t(kMost);
   Random random(11);
   for (std::uint64_t now = 1; now < 20'000; ++now) {
     // Now few, now as many as there may be; what began long ago may still be there.
     const std::uint64_t wanted = now / 1000 % 2 == 0 ? kMost : 3;
-    if (t.calls().size() < wanted) {
+    if (t.sessions().size() < wanted) {
       t.begin(now);
     } else {
-      auto call = t.calls().begin();
-      std::advance(call, static_cast<std::ptrdiff_t>(random.below(t.calls().size())));
-      t.end(call->first);
+      auto session = t.sessions().begin();
+      std::advance(session, static_cast<std::ptrdiff_t>(random.below(t.sessions().size())));
+      t.end(session->first);
     }
     if (now % 61 == 0) t.check();
     const Watch::Entry* const first = t.watch().first();
-    ASSERT_EQ(first == nullptr, t.calls().empty());
+    ASSERT_EQ(first == nullptr, t.sessions().empty());
     if (first != nullptr) {
-      ASSERT_EQ(first->number, t.calls().begin()->first);
+      ASSERT_EQ(first->session, t.sessions().begin()->first);
     }
   }
-  while (const Watch::Entry* const first = t.watch().first()) t.end(first->number);
-  EXPECT_TRUE(t.calls().empty());
+  while (const Watch::Entry* const first = t.watch().first()) t.end(first->session);
+  EXPECT_TRUE(t.sessions().empty());
 }
 
 TEST(RpcWatch, HoldsAsManyAsItWasMadeFor) {
   for (const std::uint32_t most : {1u, 48u, 64u, 65u, 768u, 24'576u}) {
-    WatchedCalls t(most);
+    WatchedSessions t(most);
     for (std::uint32_t i = 0; i < most; ++i) t.begin(i);
     t.check();
-    for (std::uint32_t i = 0; i < most; ++i) {
+    for (std::uint32_t i = 1; i <= most; ++i) {
       t.end(i);
       t.begin(most + i);
     }
     t.check();
+  }
+}
+
+/// So that the ring fills with what has ended behind one that stays.
+TEST(RpcWatch, ThoseThatStayAreFoundWhereverTheyAreMoved) {
+  WatchedSessions t(300);
+  t.begin(1);
+  t.begin(2);
+  for (std::uint32_t name = 3; name < 1000; ++name) {
+    t.begin(name);
+    if (name % 50 != 0) t.end(name);
+    if (name % 50 == 25 && name > 100) t.end(name / 50 * 50 - 50);
+    ASSERT_NO_FATAL_FAILURE(t.check());
+    ASSERT_EQ(t.watch().first()->session, 1u);
   }
 }
 

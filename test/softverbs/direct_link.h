@@ -123,9 +123,9 @@ struct DirectEnd {
     base::DirectLane closed;
     base::DirectLane* const lane = direct.lane(to.get());
     const NumberedDatagram d(number);
-    return base::send(direct, by, *direct.sender(by),
+    return base::send({&direct, by, direct.sender(by)},
                       {to.get(), qpn, qkey, lane != nullptr ? lane : &closed}, d.low, d.high,
-                      d.payload.data(), d.payload_length);
+                      d.payload.data(), d.payload_length) != base::Sent::no;
   }
   /// The same by the verbs.
   int post(const Handle& to, const ibv_qp* there, std::uint64_t number,
@@ -190,7 +190,8 @@ struct DirectEnd {
   /// All that arrives without the other end doing anything.
   Numbers steps(int entries = 16) {
     Numbers all;
-    for (int nothing = 0; nothing < 2 * kLook;) {
+    for (int nothing = 0, polls = 0; nothing < 2 * kLook; ++polls) {
+      must(polls < 10'000, "no end of what arrives");
       const std::size_t before = others.size();
       const Numbers some = step(entries);
       all.insert(all.end(), some.begin(), some.end());

@@ -43,12 +43,18 @@ TEST(RpcHeader, TheShortChecksTakeWhatTheLongOneTakes) {
     ASSERT_EQ(std::memcmp(&same, &h, sizeof h), 0);
     const bool good = taken(h, payload);
     const bool request = good && h.kind == RpcKind::request;
-    const bool reply = good && h.kind == RpcKind::reply && h.status == 0;
+    RpcHeader granting = h;  // that its window is not 0 is for its receiver to see
+    granting.window = 1;
+    const bool reply = taken(granting, payload) && h.kind == RpcKind::reply && h.status == 0;
     ASSERT_EQ(is_request(pack(h), payload), request);
     ASSERT_EQ(is_good_reply(pack(h), payload), reply);
     // Fewer bytes than a header has.
     ASSERT_FALSE(is_request(pack(h), payload - 8));
     ASSERT_FALSE(is_good_reply(pack(h), payload - 8));
+    RpcHeader below = h;  // which no length says, though its low bits look like one
+    below.length = static_cast<std::uint16_t>(payload - 8);
+    ASSERT_FALSE(is_request(pack(below), payload - 8));
+    ASSERT_FALSE(is_good_reply(pack(below), payload - 8));
     requests += request ? 1 : 0;
     replies += reply ? 1 : 0;
   }

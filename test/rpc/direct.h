@@ -1,0 +1,25 @@
+// Test helpers: engines on a device that has short datagrams beside the verbs.
+#pragma once
+
+#include "rpc/bare.h"
+#include "rpc/calling.h"
+#include "softverbs/objects.h"
+
+namespace rpc_test {
+
+inline const spinwire::rpc::Port& port_of(const Node& node) {
+  return *node.engine.core()->calls->port;
+}
+inline const spinwire::softverbs::Qp& queue_pair_of(const Node& node) {
+  return *static_cast<const spinwire::softverbs::Qp*>(port_of(node).queue_pair());
+}
+
+class RpcDirect : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "it has such a way";
+    if (over_connections() || by_work_requests()) GTEST_SKIP() << "datagrams without work requests";
+  }
+};
+
+}  // namespace rpc_test

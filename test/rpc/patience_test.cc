@@ -1,0 +1,106 @@
+// When calls without an answer end, or go out again: to the tick, where the watch alone would be
+// late, and no more often than that is worth.
+#include "rpc/bare.h"
+#include "rpc/calling.h"
+
+namespace rpc_patience_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using spinwire::rpc::ClientSession;
+
+/// A session whose server does not poll any more, and time that goes on by a microsecond a poll.
+struct Patience {
+  Patience()
+      : server(over(RpcCarrier::datagrams), &now), client(over(RpcCarrier::datagrams), &now) {
+    listener = server.core->listen("127.0.0.1:0", {}).value();
+    EXPECT_TRUE(server.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+    session = client.core->open_session(listener.address(), {}).value();
+    EXPECT_TRUE(both_until([&] { return session.ready(); }));
+    begin();  // from now on the window is whole
+    EXPECT_TRUE(both_until([&] { return ended == 1; }));
+    whole = client.core->calls->least_patience;
+    EXPECT_EQ(ours().patience, whole);
+    pass(2 * whole);  // the watch has nothing to look at
+  }
+  template <typename Done>
+  bool both_until(Done&& done) {
+    for (int i = 0; i < 1'000'000 && !done(); ++i) {
+      pass(1000);
+      (void)server.core->poll();
+    }
+    return done();
+  }
+  /// The client polls until then.
+  void until(std::uint64_t then) {
+    while (now < then) {
+      now += 1000;
+      (void)client.core->poll();
+    }
+  }
+  void pass(std::uint64_t ticks) { until(now + ticks); }
+  void begin(std::uint64_t deadline = 0) {
+    CallOptions options;
+    options.deadline = Nanoseconds(static_cast<std::int64_t>(deadline));
+    const auto done = [this](Reply&) { ++ended; };
+    ASSERT_EQ(session.call(kEcho, std::span<const std::byte>(), done, options), Status::ok);
+  }
+  [[nodiscard]] ClientSession& ours() const {
+    return *spinwire::rpc::find_client(*client.core->calls, session.name());
+  }
+  [[nodiscard]] std::uint64_t again() const { return client.core->calls->stats.retransmits; }
+
+  std::uint64_t now = 1'000'000'000;
+  std::uint64_t whole = 0;
+  int ended = 0;  // before the engines, which end calls when they go
+  Bare server, client;
+  Listener listener;
+  Session session;
+};
+
+TEST(RpcPatience, ADeadlineThatIsNearEndsTheCallBeforeTheWatchLooks) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Patience t;
+  // Before the first look; between the first and the second, when it has just been sent again.
+  for (const std::uint64_t deadline : {t.whole / 4, t.whole / 2 * 3}) {
+    const int before = t.ended;
+    const std::uint64_t begun = t.now;
+    t.begin(deadline);
+    t.until(begun + deadline - t.whole / 8);
+    EXPECT_EQ(t.ended, before);
+    t.until(begun + deadline + t.whole / 8);
+    EXPECT_EQ(t.ended, before + 1) << deadline;
+    EXPECT_EQ(t.ours().under_way, 0u);
+    t.pass(2 * t.whole);
+  }
+}
+
+TEST(RpcPatience, WhatIsDueLongBeforeTheNextLookIsSentThen) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Patience t;
+  const std::uint64_t begun = t.now;
+  t.begin();
+  t.pass(t.whole / 2);
+  t.begin();
+  t.until(begun + t.whole + t.whole / 4);
+  EXPECT_EQ(t.again(), 1u);  // the first, when the watch looked at both
+  t.until(begun + t.whole + t.whole / 4 * 3);
+  EXPECT_EQ(t.again(), 2u);
+}
+
+TEST(RpcPatience, WhatIsDueShortlyBeforeTheNextLookWaitsForThat) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Patience t;
+  const std::uint64_t begun = t.now;
+  t.begin();
+  t.pass(t.whole / 8 * 7);
+  t.begin();
+  t.until(begun + 2 * t.whole - t.whole / 32);
+  EXPECT_EQ(t.again(), 1u);
+  EXPECT_FALSE(t.ours().calls[0].exact || t.ours().calls[1].exact);
+  t.until(begun + 2 * t.whole + t.whole / 8);
+  EXPECT_EQ(t.again(), 2u);
+}
+
+}  // namespace
+}  // namespace rpc_patience_test
