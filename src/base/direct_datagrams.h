@@ -135,7 +135,8 @@ struct DirectDatagrams {
   /// What was sent is under way.
   void (*publish)(ibv_qp* qp) noexcept;
   /// Short plain datagrams to the queue pair are runs from now on, when its completion queue is
-  /// polled; all others take receives, as ever, and so do those if this is null.
+  /// polled; all others take receives, as ever, and so do those if this is null. `runs` must
+  /// outlive the queue pair, or this call with another; those in it are given back in any case.
   void (*receive_by)(ibv_qp* qp, DirectRuns* runs) noexcept;
   /// The first `count` datagrams of a run were read: their lines are the peer's again.
   void (*give_back)(ibv_qp* qp, const DirectRun& run, std::uint32_t count) noexcept;

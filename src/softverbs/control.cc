@@ -62,7 +62,7 @@ bool reclaim_lane(Context& c, std::uint32_t index, bool gone) {
       wake_lane(c, *lane);  // a sender killed before it rang left it asleep
       return false;
     }
-    if (lane->peer != nullptr && lane->peer->users != 0) return false;
+    if (lane->told || (lane->peer != nullptr && lane->peer->users != 0)) return false;
     if (lane->peer != nullptr && lane->peer->in == lane) {
       lane->peer->in = nullptr;
       lane->peer->out.direct_limit = 0;

@@ -112,8 +112,10 @@ Direct tell_of_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
 
 void forget_runs(Context& c, const Qp& qp) noexcept {
   if (qp.direct == nullptr) return;
-  for (std::uint32_t i = 0; i < qp.direct->count; ++i)
-    c.lanes[qp.direct->runs[i].lane]->told = false;
+  for (std::uint32_t i = 0; i < qp.direct->count; ++i) {
+    if (InLane* const lane = c.lanes[qp.direct->runs[i].lane].get(); lane != nullptr)
+      lane->told = false;
+  }
 }
 
 }  // namespace spinwire::softverbs
