@@ -92,6 +92,25 @@ TEST(RpcCalls, AnAnswerIsGivenOnceAndNotToACallThatIsOver) {
   t.finish();
 }
 
+TEST(RpcCalls, AnAnswerForASessionThatIsGoneComesToNobody) {
+  Calls t;
+  ASSERT_EQ(t.call(kEcho, {}).status, Status::ok);  // from now on the window is whole
+  for (std::size_t i = 1; i <= 2; ++i) {
+    ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.later.size() == i; }));
+  }
+  EXPECT_EQ(t.session.close(), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.server.engine.rpc_stats().served_sessions == 0; }));
+  for (const auto& later : {t.later[1], t.later[0]})
+    EXPECT_EQ(later.call.reply(filled(5, 2)), Status::not_connected);
+  t.session = t.open();  // where it was
+  ASSERT_TRUE(t.until([&] { return t.session.ready(); }));
+  for (const auto& later : {t.later[1], t.later[0]})
+    EXPECT_EQ(later.call.reply(filled(5, 3)), Status::not_connected);
+  EXPECT_EQ(t.call(kEcho, filled(3, 4)).bytes, filled(3, 4));
+  t.finish();
+}
+
 TEST(RpcCalls, AReplyThatComesAfterACancelIsDropped) {
   Calls t;
   ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);

@@ -143,6 +143,24 @@ TEST_F(RpcDirect, CallsGoOutWhenTheirPostSays) {
   t.finish();
 }
 
+TEST_F(RpcDirect, AListThatIsFullGoesOutByItself) {
+  for (const std::uint32_t length : {1u, 2u, 5u}) {
+    Config c = rpc_config();
+    c.queues.receive_postlist = length;
+    Calls t(c, nullptr, 16);
+    ASSERT_EQ(t.call(kEcho, {}).status, Status::ok);  // from now on the window is whole
+    CallOptions options;
+    options.post = Post::defer;
+    for (std::uint32_t i = 1; i <= 3 * length; ++i) {
+      ASSERT_EQ(t.begin(kEcho, filled(5, i), options), Status::ok);
+      for (int polls = 0; polls < 4; ++polls) (void)t.server.poll();
+      EXPECT_EQ(t.server.engine.rpc_stats().served, 1 + i / length * length) << length;
+    }
+    ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
+    t.finish();
+  }
+}
+
 /// In the midst of it goes by the verbs what no direct way is there for.
 TEST_F(RpcDirect, WhatAPeerThatStandsStillTakesIsNotLost) {
   Calls t;
