@@ -137,6 +137,20 @@ TEST_F(RpcHostile, AReplyThatIsShorterThanItsHeaderSaysNothing) {
   expect_unharmed();
 }
 
+TEST_F(RpcHostile, AReplyThatAllowsNoCallsIsNone) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  static const std::byte nothing[kShortCall]{};
+  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
+  spinwire::rpc::Port& port = *server_.core->calls->port;
+  port.send(victim().route->to,
+            spinwire::wire::pack({ours.name, ours.calls[0].number, 0, RpcKind::reply, 0, 0, 0}), 0,
+            nothing);
+  port.flush();
+  ASSERT_TRUE(run([&] { return ended_ != 0 || bad(client_) == 1; }));
+  EXPECT_GE(ours.granted, 1u);
+  expect_unharmed();
+}
+
 TEST_F(RpcHostile, NobodyIsTheServerOfASessionThatIsBeingOpened) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const Session opening = client_.core->open_session(listener_.address(), {}).value();

@@ -102,5 +102,19 @@ TEST(RpcPatience, WhatIsDueShortlyBeforeTheNextLookWaitsForThat) {
   EXPECT_EQ(t.again(), 2u);
 }
 
+TEST(RpcPatience, WhereTheWatchEndsCallsThoseThatWaitGoOn) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Patience t;
+  const std::uint32_t window = t.ours().window;
+  for (std::uint32_t i = 0; i < window; ++i) t.begin(t.whole / 2 * 3);
+  t.begin();
+  EXPECT_EQ(t.ours().waiting_count, 1u);
+  t.now += 4 * t.whole;  // no poll meanwhile: the watch is late, and nothing else looks
+  t.pass(t.whole / 4);
+  EXPECT_EQ(t.ended, 1 + static_cast<int>(window));
+  EXPECT_EQ(t.ours().waiting_count, 0u);
+  EXPECT_EQ(t.ours().under_way, 1u);
+}
+
 }  // namespace
 }  // namespace rpc_patience_test
