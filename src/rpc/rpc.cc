@@ -238,6 +238,10 @@ Result<void> audit(Rpc& r) {
     return wrong(fmt::format("{} receives are promised, {} of them granted; {} and {} counted",
                              promised, granted, r.promised, r.granted));
   }
+  const std::uint32_t needed = promised + r.servers.size() + kUninvited;
+  if (!r.port->all_open() && r.port->open() < needed)
+    return wrong(
+        fmt::format("{} receives are open, of {} that may be needed", r.port->open(), needed));
   return audit_bulk(r);
 }
 

@@ -1,4 +1,5 @@
 // Small calls: what is asked comes back, once, or tells why not.
+#include "engine/core.h"
 #include "rpc/ends.h"
 
 namespace rpc_calls_test {
@@ -324,6 +325,20 @@ TEST(RpcCalls, ABufferThatGoesToManyHasItsHeadersApart) {
     EXPECT_EQ(t.client.engine.rpc_stats().retransmits, 0u);
     EXPECT_EQ(t.server.engine.rpc_stats().duplicates, 0u);
   }
+  t.finish();
+}
+
+TEST(RpcCalls, ALateReplyTellsThatTheServerIsThere) {
+  if (over_connections()) GTEST_SKIP() << "a connection finds that out by itself";
+  std::uint64_t now = 1'000'000'000;
+  Calls t(rpc_config(), &now);
+  ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  now += 1000;
+  EXPECT_EQ(t.later[0].call.reply(filled(5, 2)), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.client.engine.rpc_stats().late == 1; }));
+  EXPECT_EQ(t.client.engine.core()->calls->clients.find(0)->last_heard, now);
   t.finish();
 }
 
