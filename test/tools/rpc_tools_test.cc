@@ -4,7 +4,9 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "tools/programs.h"
 
@@ -167,6 +169,23 @@ TEST_F(SlowTools, OneStoreTakesManyBenches) {
   EXPECT_EQ(wrong.code, 1);
   EXPECT_NE(wrong.err.find("bench 1 has a value that was never put"), std::string::npos)
       << wrong.err;
+}
+
+TEST_F(SlowTools, AServerThatStopsAmidAPutIsWaitedFor) {
+  Program server({bin() + "/kv-store", "serve", "--address", "127.0.0.1:0"});
+  const std::string at = server.wait_for("listening on ");
+  // Again and again, so that some of the stops are amid the writing of a slot.
+  const std::jthread stops([&server](const std::stop_token& over) {
+    while (!over.stop_requested()) {
+      server.signal(SIGSTOP);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      server.signal(SIGCONT);
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  });
+  const Outcome o =
+      run("kv-store", {"bench", "-a", at, "--count", "1000000", "--keys", "3", "--puts", "50"});
+  EXPECT_EQ(o.code, 0) << o.err;
 }
 
 // ---- market-feed ------------------------------------------------------------------------------

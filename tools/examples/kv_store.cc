@@ -227,7 +227,7 @@ class Client {
     Get& g = gets_[index];
     g.key = key;
     g.done = done;
-    g.tries = 0;
+    g.torn = {};
     g.from = table_.slice(kv::bucket_of(key, buckets_) * sizeof(Bucket), sizeof(Bucket));
     const Status status = read(index);
     if (status == Status::ok) free_.pop_back();
@@ -264,14 +264,16 @@ class Client {
   [[nodiscard]] std::uint64_t read_again() const { return read_again_; }
 
  private:
-  static constexpr std::uint32_t kTries = 10'000;  // a server that died in a put leaves it torn
+  // A server that was put off its processor amid a put is back before that. One that died there
+  // leaves the slot as it is.
+  static constexpr auto kPatience = 5s;
 
   struct Get {
     Buffer memory;
     std::string key;
     RemoteRegion from;
     Callback<void(const Found&)> done;
-    std::uint32_t tries = 0;
+    std::optional<tools::Deadline> torn;  // since it was first seen so
   };
 
   void on_welcome(const Message& message) {
@@ -305,11 +307,14 @@ class Client {
       found.look = kv::look(*reinterpret_cast<const Bucket*>(g.memory.data()), g.key, found.value,
                             found.version);
     }
-    if (found.look == kv::Look::torn && ++g.tries < kTries) {
-      ++read_again_;
-      return repeat(index);
+    if (found.look == kv::Look::torn) {
+      if (!g.torn) g.torn.emplace(clock(), kPatience);
+      if (!g.torn->passed()) {
+        ++read_again_;
+        return repeat(index);
+      }
+      found.status = Status::timed_out;
     }
-    if (found.look == kv::Look::torn) found.status = Status::timed_out;
     end_get(index, found);
   }
   /// The connection may have no room right now; then a later poll() tries.
@@ -341,9 +346,10 @@ class Client {
 
 /// A put, or without a value a delete.
 int change(const std::string& address, const std::string& key, const std::string* value) {
-  Client client(address);
+  // Before the client, here and below: its engine's destructor still runs callbacks.
   std::optional<Status> ended;
   std::string why;
+  Client client(address);
   const auto done = [&ended, &why](Reply& r) {
     ended = r.status();
     why = r.text();
@@ -357,9 +363,9 @@ int change(const std::string& address, const std::string& key, const std::string
 }
 
 int get(const std::string& address, const std::string& key) {
-  Client client(address);
   std::optional<Found> found;
   std::string value;
+  Client client(address);
   must(client.get(key,
                   [&found, &value](const Found& f) {
                     found = f;
@@ -377,8 +383,9 @@ int get(const std::string& address, const std::string& key) {
 // ---- bench ------------------------------------------------------------------------------------
 
 int bench(const std::string& address, const BenchOptions& options) {
+  std::unique_ptr<kv::Bench<Client>> run;
   const auto client = std::make_unique<Client>(address);
-  const auto run = std::make_unique<kv::Bench<Client>>(*client, options);
+  run = std::make_unique<kv::Bench<Client>>(*client, options);
   if (const std::string wrong = run->run(); !wrong.empty()) throw Failure(wrong);
   client->close();
   return tools::kDone;
