@@ -280,13 +280,21 @@ CallsWithoutDatagrams() {
   expect_text output "$calls calls ran and were answered once each" "$dir/out"
 }
 
-# The peer's machine goes as well, which the tool takes for a failure of its own.
+# The peer's machine goes as well, which the tool takes for a failure of its own. And now and then
+# our own: packets that lie in the network card's ring when it is shut down are freed when it is
+# opened again, and by then rxe of Linux 6.1 has freed the queue pair whose packets it counts there.
+# Then there is no verdict on us.
 SurvivesUnplugging() {
-  local status=0
-  # shellcheck disable=SC2016
-  timeout 300 "$vm" --timeout 240 --pair --ready-line serving \
-    "$bin/softroce-unplug serve \$SOFTROCE_ADDRESS" \
-    "$bin/softroce-unplug client \$SOFTROCE_PEER eth0" >"$dir/out" 2>&1 || status=$?
+  local status tries=3
+  while ((tries-- > 0)); do
+    status=0
+    # shellcheck disable=SC2016
+    timeout 300 "$vm" --timeout 240 --pair --ready-line serving \
+      "$bin/softroce-unplug serve \$SOFTROCE_ADDRESS" \
+      "$bin/softroce-unplug client \$SOFTROCE_PEER eth0" >"$dir/out" 2>&1 || status=$?
+    grep -q 'RIP: 0010:rxe_skb_tx_dtor' "$dir/out" || break
+    echo "  the kernel's rxe failed where it frees packets, $tries tries are left"
+  done
   expect_equal 'exit status' $status 125
   expect_text output 'event: port_error' "$dir/out"
   expect_text output 'event: device_failed' "$dir/out"
