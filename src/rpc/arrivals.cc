@@ -94,7 +94,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   ++r.stats.replies;
   Reply reply(static_cast<Status>(header.status), block, payload, header.length);
   done(reply);
-  if (c.waiting_count != 0 && c.name == header.session) [[unlikely]]
+  if (c.waiting_count != 0) [[unlikely]]  // none of a session that the callback has ended
     pump(r, c);
   return reply.kept();
 }

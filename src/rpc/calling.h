@@ -107,7 +107,7 @@ template <typename Kept>
 [[gnu::always_inline]] inline Status call(Rpc& r, ClientSession& c, const Asked& asked,
                                           const ReplyCallback& done) noexcept {
   if (asked.block != nullptr && asked.size > c.longest) [[unlikely]]  // what has none always fits
-    return c.state == SessionState::ready ? Status::message_too_long : Status::not_connected;
+    return Status::message_too_long;
   if (c.waiting_count != 0 || !may_start(r, c)) [[unlikely]]
     return put_off(r, c, asked, done);
   const std::uint32_t slot = free_slot(c);

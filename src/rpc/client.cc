@@ -195,10 +195,9 @@ Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
     Call& k = c.calls[slot];
     if ((c.free & bit(slot)) != 0 || k.id != id) continue;
     const ReplyCallback done = k.done;
-    const std::uint32_t name = c.name;
     vacate(r, c, k, slot);
     end_call(done, Status::cancelled);
-    if (c.name == name) pump(r, c);
+    pump(r, c);
     return Status::ok;
   }
   for (std::uint32_t i = 0; i < c.waiting_count; ++i) {

@@ -238,6 +238,8 @@ Result<void> audit(Rpc& r) {
     return wrong(fmt::format("{} receives are promised, {} of them granted; {} and {} counted",
                              promised, granted, r.promised, r.granted));
   }
+  if (promised > r.budget)
+    return wrong(fmt::format("{} receives are promised, of {}", promised, r.budget));
   const std::uint32_t needed = promised + r.servers.size() + kUninvited;
   if (!r.port->all_open() && r.port->open() < needed)
     return wrong(

@@ -180,8 +180,10 @@ TEST(RpcCalls, RequestsAndRepliesCanBeKept) {
   Calls t;
   std::vector<BufferSlice> kept;
   ASSERT_TRUE(t.server.engine.serve(60, [&kept](Request& r) {
+    const std::byte* const arrived = r.bytes().data();
     kept.push_back(r.keep());
-    EXPECT_EQ(r.reply(kept.back()), Status::ok);  // from where it arrived
+    EXPECT_EQ(kept.back().data(), arrived);  // not copied: it took a receive
+    EXPECT_EQ(r.reply(kept.back()), Status::ok);
   }));
   for (std::uint32_t i = 0; i < 20; ++i) {
     const Bytes bytes = filled(100 + i, i);
@@ -190,7 +192,9 @@ TEST(RpcCalls, RequestsAndRepliesCanBeKept) {
     bool done = false;
     ASSERT_EQ(t.session.call(60, b.slice(),
                              [&](Reply& r) {
+                               const std::byte* const arrived = r.bytes().data();
                                kept.push_back(r.keep());
+                               EXPECT_EQ(kept.back().data(), arrived);
                                done = true;
                              }),
               Status::ok);

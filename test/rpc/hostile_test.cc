@@ -14,7 +14,7 @@ using spinwire::wire::RpcKind;
 /// session of his own, whose port says what the test likes.
 class RpcHostile : public testing::Test {
  protected:
-  RpcHostile() : server_(rpc_config()), client_(rpc_config()), other_(rpc_config()) {
+  RpcHostile() : server_(config()), client_(config()), other_(config()) {
     listener_ = std::move(*server_.core->listen("127.0.0.1:0", {}));
     EXPECT_TRUE(server_.core->serve(kLater, [this](Request& r) { later_.push_back(r.later()); }));
     session_ = client_.core->open_session(listener_.address(), {}).value();
@@ -28,6 +28,11 @@ class RpcHostile : public testing::Test {
                             }),
               Status::ok);
     EXPECT_TRUE(run([&] { return later_.size() == 1; }));
+  }
+  static Config config() {
+    Config c = rpc_config();
+    c.rpc.target_delay = Nanoseconds(0);  // so that what servers allow counts alone
+    return c;
   }
   template <typename Done>
   bool run(Done&& done) {
@@ -148,6 +153,41 @@ TEST_F(RpcHostile, AReplyThatAllowsNoCallsIsNone) {
   port.flush();
   ASSERT_TRUE(run([&] { return ended_ != 0 || bad(client_) == 1; }));
   EXPECT_GE(ours.granted, 1u);
+  expect_unharmed();
+}
+
+TEST_F(RpcHostile, NoReplyAllowsMoreCallsThanThereArePlaces) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  static const std::byte nothing[kShortCall]{};
+  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
+  spinwire::rpc::Port& port = *server_.core->calls->port;
+  port.send(victim().route->to,
+            spinwire::wire::pack({ours.name, ours.calls[0].number, 0, RpcKind::reply, 0, 0, 65535}),
+            0, nothing);
+  port.flush();
+  ASSERT_TRUE(run([&] { return ended_ != 0; }));
+  std::uint32_t more = 0;
+  const auto done = [](Reply&) {};
+  while (session_.call(kLater, Bytes(), done) == Status::ok) ++more;
+  EXPECT_EQ(ours.under_way, ours.window);
+  EXPECT_EQ(more, ours.window + client_.core->shared.config.rpc.backlog);
+  for (const Bare* each : {&server_, &client_, &other_}) each->expect_clean();
+}
+
+TEST_F(RpcHostile, AReplyToACallThatIsYetToBeMadeIsLate) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
+  static const std::byte nothing[kShortCall]{};
+  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
+  spinwire::rpc::Port& port = *server_.core->calls->port;
+  ASSERT_EQ(ours.free & 3, 2u);
+  for (const std::uint32_t number : {ours.calls[1].number, ours.calls[0].number + ours.window}) {
+    port.send(victim().route->to,
+              spinwire::wire::pack({ours.name, number, 0, RpcKind::reply, 0, 0, 1}), 0, nothing);
+  }
+  port.flush();
+  ASSERT_TRUE(
+      run([&] { return ended_ != 0 || spinwire::rpc::stats(*client_.core->calls).late == 2; }));
+  EXPECT_EQ(ours.under_way, 1u);
   expect_unharmed();
 }
 

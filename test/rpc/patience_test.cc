@@ -15,6 +15,7 @@ struct Patience {
       : server(over(RpcCarrier::datagrams), &now), client(over(RpcCarrier::datagrams), &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();
     EXPECT_TRUE(server.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+    EXPECT_TRUE(server.core->serve(kLater, [this](Request& r) { later.push_back(r.later()); }));
     session = client.core->open_session(listener.address(), {}).value();
     EXPECT_TRUE(both_until([&] { return session.ready(); }));
     begin();  // from now on the window is whole
@@ -39,11 +40,11 @@ struct Patience {
     }
   }
   void pass(std::uint64_t ticks) { until(now + ticks); }
-  void begin(std::uint64_t deadline = 0) {
+  void begin(std::uint64_t deadline = 0, spinwire::Method method = kEcho) {
     CallOptions options;
     options.deadline = Nanoseconds(static_cast<std::int64_t>(deadline));
     const auto done = [this](Reply&) { ++ended; };
-    ASSERT_EQ(session.call(kEcho, std::span<const std::byte>(), done, options), Status::ok);
+    ASSERT_EQ(session.call(method, std::span<const std::byte>(), done, options), Status::ok);
   }
   [[nodiscard]] ClientSession& ours() const {
     return *spinwire::rpc::find_client(*client.core->calls, session.name());
@@ -53,6 +54,7 @@ struct Patience {
   std::uint64_t now = 1'000'000'000;
   std::uint64_t whole = 0;
   int ended = 0;  // before the engines, which end calls when they go
+  std::vector<PendingCall> later;
   Bare server, client;
   Listener listener;
   Session session;
@@ -73,6 +75,57 @@ TEST(RpcPatience, ADeadlineThatIsNearEndsTheCallBeforeTheWatchLooks) {
     EXPECT_EQ(t.ours().under_way, 0u);
     t.pass(2 * t.whole);
   }
+}
+
+TEST(RpcPatience, OfSeveralDeadlinesTheNearestCounts) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Patience t;
+  const std::uint64_t begun = t.now;
+  t.begin(t.whole / 8 * 11);
+  t.begin(t.whole / 8 * 15);
+  t.until(begun + t.whole / 8 * 10);
+  EXPECT_EQ(t.ended, 1);
+  t.until(begun + t.whole / 8 * 12);
+  EXPECT_EQ(t.ended, 2);
+  t.until(begun + 2 * t.whole);
+  EXPECT_EQ(t.ended, 3);
+}
+
+TEST(RpcPatience, TheFirstReplyOfABatchIsMeasuredAndTellsOfAnyLoss) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+  Patience t;
+  // One is lost on its way, sent again, and answered behind two others.
+  spinwire::softverbs::FaultPlan lossy;
+  lossy.drop = 1;
+  t.client.set(lossy);
+  t.begin(0, kLater);
+  t.client.set({});
+  ASSERT_TRUE(t.both_until([&] { return t.later.size() == 1; }));
+  ASSERT_EQ(t.again(), 1u);
+  t.begin();
+  t.begin();
+  t.now += t.whole / 100;
+  (void)t.server.core->poll();
+  ASSERT_EQ(t.later[0].reply(std::span<const std::byte>()), Status::ok);
+  const std::uint64_t smooth = t.ours().smooth;
+  ASSERT_GT(smooth, 0u);
+  t.now += t.whole / 100;
+  const auto off = static_cast<std::int64_t>(t.whole / 100 * 2 - smooth);
+  (void)t.client.core->poll();
+  EXPECT_EQ(t.ended, 4);
+  EXPECT_EQ(t.ours().smooth, smooth + static_cast<std::uint64_t>(off >> 3));  // by one of the two
+  EXPECT_EQ(t.ours().patience, 2 * t.whole);
+  // No less so while every reply is looked at, as the window is small.
+  ASSERT_LT(t.ours().flow.window, t.ours().flow.whole);
+  const std::uint64_t then = t.ours().smooth;
+  t.begin();
+  t.begin();
+  t.now += t.whole / 10;
+  (void)t.server.core->poll();
+  (void)t.client.core->poll();
+  EXPECT_EQ(t.ended, 6);
+  EXPECT_EQ(t.ours().smooth,
+            then + static_cast<std::uint64_t>(static_cast<std::int64_t>(t.whole / 10 - then) >> 3));
 }
 
 TEST(RpcPatience, WhatIsDueLongBeforeTheNextLookIsSentThen) {

@@ -102,5 +102,47 @@ TEST(RpcShares, SessionsThatWaitForReceivesHaveTheirTurns) {
   server.expect_clean();
 }
 
+TEST(RpcShares, NoMoreCallsAreUnderWayThanThereAreReceivesFor) {
+  Config few = over(RpcCarrier::datagrams);
+  few.rpc.receive_depth = 64;
+  Node client(few), server(over(RpcCarrier::datagrams));
+  server.listen();
+  std::vector<PendingCall> later;
+  ASSERT_TRUE(server.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+  ASSERT_TRUE(server.engine.serve(kLater, [&later](Request& r) { later.push_back(r.later()); }));
+  std::uint32_t begun = 0, ended = 0;
+  const auto done = [&ended](Reply& r) {
+    EXPECT_EQ(r.status(), Status::ok);
+    ++ended;
+  };
+  std::vector<Session> sessions;
+  for (int i = 0; i < 8; ++i) {
+    Session s = client.engine.open_session(server.listener.address(), {}).value();
+    ASSERT_TRUE(engine_test::until({&client, &server}, [&] { return s.ready(); }));
+    ASSERT_EQ(s.call(kEcho, kNothing, done), Status::ok);  // from now on the window is whole
+    ++begun;
+    ASSERT_TRUE(engine_test::until({&client, &server}, [&] { return ended == begun; }));
+    sessions.push_back(s);
+  }
+  for (Session& s : sessions) {
+    for (std::uint32_t i = 0; i < few.rpc.window; ++i, ++begun) {
+      ASSERT_EQ(s.call(kLater, kNothing, done), Status::ok);
+      const auto audit = client.engine.audit();
+      ASSERT_TRUE(audit) << audit.error().message();
+    }
+  }
+  ASSERT_TRUE(engine_test::until({&client, &server}, [&] {
+    EXPECT_LE(later.size(), few.rpc.receive_depth);
+    for (const PendingCall& call : later) (void)call.reply(kNothing);
+    later.clear();
+    return ended == begun;
+  }));
+  for (Session& s : sessions) EXPECT_EQ(s.close(), Status::ok);
+  ASSERT_TRUE(engine_test::until({&client, &server},
+                                 [&] { return server.engine.rpc_stats().served_sessions == 0; }));
+  client.expect_clean();
+  server.expect_clean();
+}
+
 }  // namespace
 }  // namespace rpc_shares_test

@@ -127,5 +127,34 @@ TEST(RpcWaiting, DeadlinesOfThoseThatWaitPassInAnyOrder) {
   t.finish();
 }
 
+TEST(RpcWaiting, WhatTheSendQueueHasNoRoomForIsNotLost) {
+  Config c = over(RpcCarrier::datagrams);
+  c.rpc.datagrams = spinwire::RpcDatagrams::verbs;
+  c.rpc.send_depth = 64;
+  c.rpc.backlog = 64;
+  Calls t(c, nullptr, 64);
+  (void)t.call(kEcho, {});
+  std::vector<Session> sessions{t.session, t.open(64)};
+  ASSERT_TRUE(t.until([&] { return sessions[1].ready(); }));
+  std::uint32_t begun = 0, ended = 0;
+  const auto done = [&ended](Reply& r) {
+    EXPECT_EQ(r.status(), Status::ok);
+    ++ended;
+  };
+  // No poll hears what the device is done with: more than fit are begun between two. Each holds
+  // its request where it is sent from.
+  Buffer request = t.client.buffer(300);
+  for (Session& s : sessions) {
+    while (s.call(kEcho, request.slice(), done) == Status::ok) ++begun;
+  }
+  EXPECT_GT(begun, 2 * c.rpc.send_depth);
+  EXPECT_EQ(t.client.engine.rpc_stats().unsent, 0u);
+  ASSERT_TRUE(t.until([&] { return ended == begun; }));
+  EXPECT_EQ(t.client.engine.rpc_stats().unsent, 0u);
+  EXPECT_EQ(sessions[1].close(), Status::ok);
+  request.reset();
+  t.finish();
+}
+
 }  // namespace
 }  // namespace rpc_waiting_test
