@@ -60,12 +60,12 @@ VARIANT ?=
 ifeq ($(VARIANT),)
   BUILD ?= build
   CXXFLAGS ?= -O2 -g
-  # The tests are one large unit: optimising it takes longer than it saves.
+  # Optimising the tests takes longer than it saves.
   TEST_OPT ?= -O0 -g1
 else ifneq ($(filter asan tsan,$(VARIANT)),)
   BUILD := build/$(VARIANT)
   CXXFLAGS := -O1 -g -fno-omit-frame-pointer
-  # Instrumented, the unit of the tests takes three times as long to optimise.
+  # Instrumented tests take three times as long to optimise.
   TEST_OPT ?= -O0 -g1
   ifeq ($(VARIANT),asan)
     # With the other compiler, so that both have judged all this.
@@ -137,7 +137,14 @@ ifeq ($(VARIANT),tsan)
   # Only suites named Threads... run there.
   TEST_SRC := $(shell grep -lE '^TEST(_F|_P)?.Threads' $(TEST_SRC))
 endif
+TEST_MAIN_SRC := test/test_main.cc test/heap_hooks.cc
 CASE_SRC := $(wildcard test/conformance/*_cases.cc)
+# The tests of a folder are compiled in units of up to eight files: a unit reads each header once, and
+# an edit compiles one unit. Units are named for their folder and a number, as engine_2.
+TEST_UNIT_LIST := $(shell printf '%s\n' $(TEST_SRC) | awk -F/ '\
+  { n = count[$$2]++; print $$2 "_" int(n / 8) + 1 ":" $$0 }')
+TEST_UNITS := $(sort $(foreach e,$(TEST_UNIT_LIST),$(firstword $(subst :, ,$(e)))))
+tests_of = $(patsubst $(1):test/%,%,$(filter $(1):%,$(TEST_UNIT_LIST)))
 
 TOOLS := $(addprefix $(BIN)/,$(call dashed,$(TOOL_SRC)))
 EXAMPLES := $(addprefix $(BIN)/,$(call dashed,$(EXAMPLE_SRC)))
@@ -164,7 +171,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
   compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-defects \
   check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
-  install-deps preload build-tests-first clean help FORCE
+  install-deps preload clean help FORCE
 
 ## all: libraries, tools and examples
 all: libs tools examples preload
@@ -177,8 +184,7 @@ tests: $(TESTS)
 peers: $(PEERS)
 
 ## everything: all that can be compiled: all, tests, benchmarks, comparators
-# The tests' one large unit comes first: compiled last it would keep one core for a minute and more.
-everything: build-tests-first all tests peers $(BENCH) $(COUNTS) $(PROBES) $(CONFORMANCE) \
+everything: all tests peers $(BENCH) $(COUNTS) $(PROBES) $(CONFORMANCE) \
   $(SOFTROCE_PROGRAMS)
 
 ## demo: install what is missing, build, run the demonstration
@@ -291,8 +297,8 @@ $(GEN)/link: FORCE
 # An archive has to be made anew when a source goes away, too.
 $(GEN)/lib.list: FORCE
 	$(call write_if_changed,$(LIB_SRC))
-$(GEN)/tests.inc: FORCE
-	$(call write_if_changed,$(patsubst test/%,'#include "%"',$(TEST_SRC)))
+$(TEST_UNITS:%=$(GEN)/test/%.cc): $(GEN)/test/%.cc: FORCE
+	$(call write_if_changed,$(patsubst %,'#include "%"  // NOLINT',$(call tests_of,$*)))
 $(GEN)/conformance.inc: FORCE
 	$(call write_if_changed,$(patsubst test/%,'#include "%"',$(CASE_SRC)))
 
@@ -308,10 +314,13 @@ $(UNITS:%=$(OBJ)/%.o): $(OBJ)/%.o: $(GEN)/%.cc $(GEN)/flags
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(BASE_FLAGS) $(call inc_of,$*/) -MMD -MP -c $< -o $@
 
-TEST_OBJ := $(OBJ)/test/all_tests.o
-build-tests-first: $(TEST_OBJ)
-$(TEST_OBJ): $(GEN)/tests.inc
+TEST_UNIT_OBJ := $(TEST_UNITS:%=$(OBJ)/test/units/%.o)
+TEST_OBJ := $(call object,$(TEST_MAIN_SRC)) $(TEST_UNIT_OBJ)
 $(TEST_OBJ): OPT = $(TEST_OPT)
+$(TEST_UNIT_OBJ): $(OBJ)/test/units/%.o: $(GEN)/test/%.cc $(GEN)/flags
+	$(call say,CXX,test/$*)
+	@mkdir -p $(@D)
+	$(Q)$(CXX) $(BASE_FLAGS) $(OPT) $(INC_test) -MMD -MP -c $< -o $@
 CONFORMANCE_OBJ := $(OBJ)/test/conformance/conformance.o
 $(CONFORMANCE_OBJ): $(GEN)/conformance.inc
 $(CONFORMANCE_OBJ): OPT = $(TEST_OPT)
@@ -398,7 +407,7 @@ $(CONFORMANCE): $(CONFORMANCE_OBJ) $(GEN)/link
 $(eval $(foreach s,$(PEER_SRC),$(call program,peer-$(call dashed,$(s)),$(s),$(BENCH_COMMON),\
   -lucp -lucs)))
 $(eval $(call program,spinwire-bench,$(BENCH_SRC),$(BENCH_COMMON),-lbenchmark -lbenchmark_main))
-$(eval $(call program,spinwire-tests,test/all_tests.cc))
+$(eval $(call program,spinwire-tests,$(TEST_MAIN_SRC),$(TEST_UNIT_OBJ)))
 
 # ---- fuzzing ----------------------------------------------------------------------------------
 
@@ -498,30 +507,32 @@ $(LINT_FILES): $(BUILD)/lint/%.ok: $(OBJ)/%.o .clang-tidy
 # clang's opinion of every source, without code. Like the objects, up to date until a source or a
 # header changes.
 CLANG_SRC := $(LIB_APART) $(TOOL_SRC) $(EXAMPLE_SRC) $(BENCH_SRC) $(COUNT_SRC) $(PEER_SRC) \
-  $(PROBE_SRC) $(SOFTROCE_SRC) test/all_tests.cc test/conformance/conformance.cc
+  $(PROBE_SRC) $(SOFTROCE_SRC) $(TEST_MAIN_SRC) test/conformance/conformance.cc
 CLANG_OK := $(patsubst %.cc,$(BUILD)/clang/%.ok,$(CLANG_SRC))
 CLANG_UNITS := $(UNITS:%=$(BUILD)/clang/%.ok)
+CLANG_TESTS := $(TEST_UNITS:%=$(BUILD)/clang/test/units/%.ok)
 
 ## clang: all sources through the other compiler's front end
-clang: $(CLANG_OK) $(CLANG_UNITS)
+clang: $(CLANG_OK) $(CLANG_UNITS) $(CLANG_TESTS)
 # Those that it does not compile for asan.
 clang-others: $(filter-out $(patsubst %.cc,$(BUILD)/clang/%.ok,$(LIB_APART) \
-  test/all_tests.cc),$(CLANG_OK)) $(SHARED_UNITS:%=$(BUILD)/clang/%.ok)
+  test/test_main.cc),$(CLANG_OK)) $(SHARED_UNITS:%=$(BUILD)/clang/%.ok)
 define clang
 $(call say,CLANG,$*)
 @mkdir -p $(@D)
-$(Q)$(CLANGXX) $(CLANG_FLAGS) -Werror $(call inc_of,$*/) -fsyntax-only \
+$(Q)$(CLANGXX) $(CLANG_FLAGS) -Werror $(call inc_of,$(patsubst test/units/%,test,$*)/) -fsyntax-only \
   -MMD -MP -MT $@ -MF $(@:.ok=.d) $<
 @touch $@
 endef
 $(CLANG_UNITS): $(BUILD)/clang/%.ok: $(GEN)/%.cc Makefile
 	$(clang)
+$(CLANG_TESTS): $(BUILD)/clang/test/units/%.ok: $(GEN)/test/%.cc Makefile
+	$(clang)
 $(BUILD)/clang/%.ok: %.cc Makefile
 	$(clang)
-$(BUILD)/clang/test/all_tests.ok: $(GEN)/tests.inc
 $(BUILD)/clang/test/conformance/conformance.ok: $(GEN)/conformance.inc
 
--include $(CLANG_OK:.ok=.d) $(CLANG_UNITS:.ok=.d)
+-include $(CLANG_OK:.ok=.d) $(CLANG_UNITS:.ok=.d) $(CLANG_TESTS:.ok=.d)
 
 # ---- installing -------------------------------------------------------------------------------
 

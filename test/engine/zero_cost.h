@@ -46,41 +46,6 @@ inline void* count_heap_call(void* block, Moved moved) noexcept {
 
 }  // namespace zero_cost_test
 
-#if SPINWIRE_TEST_COUNTS_HEAP
-// The C library's own entries, behind which every other way to the heap ends.
-extern "C" {
-void* __libc_malloc(std::size_t size) noexcept;
-void* __libc_calloc(std::size_t count, std::size_t size) noexcept;
-void* __libc_realloc(void* old, std::size_t size) noexcept;
-void* __libc_memalign(std::size_t alignment, std::size_t size) noexcept;
-void __libc_free(void* block) noexcept;
-
-__attribute__((visibility("default"))) void* malloc(std::size_t size) noexcept {
-  using namespace zero_cost_test;
-  return count_heap_call(__libc_malloc(size), Moved::taken);
-}
-__attribute__((visibility("default"))) void* calloc(std::size_t count, std::size_t size) noexcept {
-  using namespace zero_cost_test;
-  return count_heap_call(__libc_calloc(count, size), Moved::taken);
-}
-__attribute__((visibility("default"))) void* realloc(void* old, std::size_t size) noexcept {
-  using namespace zero_cost_test;
-  count_heap_call(old, Moved::given_back);
-  return count_heap_call(__libc_realloc(old, size), Moved::taken);
-}
-__attribute__((visibility("default"))) void* aligned_alloc(std::size_t alignment,
-                                                           std::size_t size) noexcept {
-  using namespace zero_cost_test;
-  return count_heap_call(__libc_memalign(alignment, size), Moved::taken);
-}
-__attribute__((visibility("default"))) void free(void* block) noexcept {
-  using namespace zero_cost_test;
-  count_heap_call(block, Moved::given_back);
-  __libc_free(block);
-}
-}
-#endif
-
 namespace zero_cost_test {
 
 /// From here on any system call but write and exit ends the process.

@@ -1,9 +1,6 @@
-// Every test in one unit: GoogleTest itself, then each *_test.cc below test/. The build writes
-// tests.inc, one #include a file, whenever the set of files changes. Because they share a unit,
-// each test file keeps its helpers in a namespace of its own name.
+// GoogleTest itself and main(). The tests of each folder are compiled in units of a few files (see
+// TEST_UNITS in the Makefile), so each test file keeps its helpers in a namespace of its own name.
 #include <src/gtest-all.cc>
-
-#include "tests.inc"
 
 namespace {
 /// Programs that tests start run all that they are told to, not this process's share.
