@@ -105,11 +105,13 @@ object = $(patsubst %.cc,$(OBJ)/%.o,$(1))
 # tools/spinwire_perf.cc -> spinwire-perf
 dashed = $(subst _,-,$(basename $(notdir $(1))))
 
-# Each folder of the library is compiled as one unit: its functions meet the optimiser together, and
-# headers, which take most of the time, are read once. The audits stay apart, for the fuzzers.
+# Each folder directly below src/ is compiled as one unit, its subfolders included: its functions meet
+# the optimiser together, and headers, which take most of the time, are read once. The audits stay
+# apart, for the fuzzers.
 LIB_APART := src/agent/audit.cc
 LIB_SRC := $(filter-out $(LIB_APART),$(call find,src,*.cc))
-unit_of = $(patsubst %/,%,$(dir $(1)))
+unit_of = $(foreach d,$(patsubst %/,%,$(dir $(1))),$(if $(filter src/%,$(d)),\
+  src/$(word 2,$(subst /, ,$(d))),$(d)))
 LIB_UNITS := $(sort $(foreach s,$(LIB_SRC),$(call unit_of,$(s))))
 # The longest first.
 LIB_UNITS := $(filter src/engine,$(LIB_UNITS)) $(filter-out src/engine,$(LIB_UNITS))

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "base/random.h"
-#include "connect/address.h"
+#include "control/address.h"
 #include "spinwire/engine.h"
 #include "spinwire/status.h"
 
@@ -15,10 +15,10 @@ struct Shared;
 
 /// What such a connection keeps from one attempt to the next.
 struct Again {
-  Again(const Reconnect& settings, const connect::Address& to, Via how) noexcept
+  Again(const Reconnect& settings, const control::Address& to, Via how) noexcept
       : options(settings), address(to), via(how), random(base::random_seed()) {}
   Reconnect options;
-  connect::Address address;
+  control::Address address;
   Via via;
   base::Random random;
   Error first{Status::ok, {}, {}, {}};  ///< why it was lost, or not made; ok while it is ready

@@ -18,7 +18,7 @@
 #include "agent/transfers.h"
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
-#include "connect/rdma_cm.h"
+#include "control/rdma_cm.h"
 #include "memory/arena.h"
 #include "memory/registration.h"
 #include "spinwire/config.h"
@@ -70,7 +70,7 @@ struct Tally {
 
 /// What rdma_cm knows of a connection that it brings up.
 struct CmLink {
-  connect::CmId id;
+  control::CmId id;
   bool resolved = false;  ///< device and route are known
   bool spoken = false;    ///< asked or answered
 };

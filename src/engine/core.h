@@ -10,9 +10,9 @@
 #include "agent/agent.h"
 #include "agent/shared.h"
 #include "base/owner_guard.h"
-#include "connect/epoll_set.h"
-#include "connect/exchange.h"
-#include "connect/socket.h"
+#include "control/epoll_set.h"
+#include "control/exchange.h"
+#include "control/socket.h"
 #include "rpc/rpc.h"
 #include "spinwire/engine.h"
 
@@ -20,7 +20,7 @@ namespace spinwire::engine {
 
 /// One TCP exchange and the connection that comes out of it.
 struct Handshake {
-  connect::Exchange exchange;
+  control::Exchange exchange;
   std::uint32_t agent = agent::kNone;  ///< none until the peer's hello
   std::uint32_t agent_generation = 0;
   std::uint32_t index = 0;
@@ -35,7 +35,7 @@ struct Handshake {
   std::uint32_t session = 0;  ///< outbound: the session of ours that it is to open
   std::uint32_t joins = 0;    ///< outbound: the session of ours that the connection is for
   std::uint64_t asks = 0;     ///< outbound: whether this engine, by its incarnation, is there
-  connect::Interest interest = connect::Interest::none;
+  control::Interest interest = control::Interest::none;
   std::uint64_t begun = 0;
   base::Timer timer;
 };
@@ -47,8 +47,8 @@ struct Attempt {
 };
 
 struct Listening {
-  connect::ListenSocket socket;  ///< or
-  connect::CmId cm;
+  control::ListenSocket socket;  ///< or
+  control::CmId cm;
   ListenOptions options;
   agent::Attributes attributes;
   std::uint32_t generation = 0;
@@ -125,9 +125,9 @@ class EngineCore {
 
   // In through_cm.cc.
   Result<void> open_cm();
-  Result<void> listen_through_cm(engine::Listening& listening, const connect::Address& at,
+  Result<void> listen_through_cm(engine::Listening& listening, const control::Address& at,
                                  std::uint32_t index);
-  Result<std::unique_ptr<agent::CmLink>> begin_through_cm(const connect::Address& to,
+  Result<std::unique_ptr<agent::CmLink>> begin_through_cm(const control::Address& to,
                                                           Nanoseconds patience);
 
   // In sessions.cc.
@@ -170,14 +170,14 @@ class EngineCore {
   Status allocate_status = Status::ok;
   DeviceEventCallback on_device_event;
   std::uint64_t next_device_look = 0;  ///< tick; never again once it is gone
-  connect::EpollSet epoll;
-  connect::LocalHost* host = nullptr;  ///< in a simulated network; null: the system's sockets
+  control::EpollSet epoll;
+  control::LocalHost* host = nullptr;  ///< in a simulated network; null: the system's sockets
   /// The pools' pages come when touched, and there is room for fewer registrations; set before
   /// open().
   bool sparse = false;
   const char* device_lost = nullptr;  ///< the event after which no connection is possible
   bool device_watched = false;        ///< the epoll set tells of the device's async events
-  connect::CmChannel cm;              ///< once it was asked for
+  control::CmChannel cm;              ///< once it was asked for
   base::IndexPool<engine::Handshake> handshakes;
   std::vector<std::unique_ptr<engine::Listening>> listeners;
   std::uint32_t listener_generation = 0;
@@ -200,7 +200,7 @@ class EngineCore {
   }
   void drain() noexcept;
   bool take_setup_step() noexcept;
-  Result<void> begin_session(rpc::ClientSession& c, const connect::Address& to);
+  Result<void> begin_session(rpc::ClientSession& c, const control::Address& to);
   void progress_session(engine::Handshake& h) noexcept;
   void forget_opening(const engine::Handshake& h) noexcept;
   void progress_serving(engine::Handshake& h) noexcept;
@@ -229,12 +229,12 @@ class EngineCore {
   void progress_by_hand(agent::Agent& a) noexcept;
   void progress_through_cm(agent::Agent& a) noexcept;
   void take_cm_events() noexcept;
-  void take_cm_request(const connect::CmNews& news);
-  void take_cm_news(const connect::CmNews& news);
-  void take_cm_answer(agent::Agent& a, const connect::CmNews& news);
-  void take_cm_refusal(agent::Agent& a, const connect::CmNews& news);
+  void take_cm_request(const control::CmNews& news);
+  void take_cm_news(const control::CmNews& news);
+  void take_cm_answer(agent::Agent& a, const control::CmNews& news);
+  void take_cm_refusal(agent::Agent& a, const control::CmNews& news);
   void take_cm_end(agent::Agent& a);
-  agent::Agent* agent_of(const connect::CmNews& news) noexcept;
+  agent::Agent* agent_of(const control::CmNews& news) noexcept;
   void take_hello(engine::Handshake& h) noexcept;
   void take_confirmation(engine::Handshake& h, agent::Agent& a) noexcept;
   void take_answer(engine::Handshake& h, agent::Agent& a) noexcept;
@@ -243,11 +243,11 @@ class EngineCore {
   void watch(engine::Handshake& h) noexcept;
   void drop(engine::Handshake& h) noexcept;
   engine::Handshake* begin_handshake(bool inbound) noexcept;
-  Result<engine::Handshake*> begin_exchange(const connect::Address& to);
-  Result<engine::Attempt> begin(const connect::Address& to, Via via, Nanoseconds patience);
+  Result<engine::Handshake*> begin_exchange(const control::Address& to);
+  Result<engine::Attempt> begin(const control::Address& to, Via via, Nanoseconds patience);
   void attach(engine::Attempt attempt, agent::Agent& a) noexcept;
   void attach_link(std::unique_ptr<agent::CmLink> link, agent::Agent& a) noexcept;
-  Result<void> listen_on_socket(engine::Listening& listening, const connect::Address& at,
+  Result<void> listen_on_socket(engine::Listening& listening, const control::Address& at,
                                 std::uint32_t index);
   void reconnect(agent::Agent& a) noexcept;
   agent::Agent* agent_of(const engine::Handshake& h) noexcept {

@@ -142,7 +142,7 @@ void EngineCore::take_event(const ibv_async_event& found) noexcept {
 Result<void> EngineCore::watch_device() {
   const int fd = shared.device->context()->async_fd;
   if (fd < 0) return {};
-  if (auto added = epoll.add(fd, engine::kDeviceToken, connect::Interest::read); !added)
+  if (auto added = epoll.add(fd, engine::kDeviceToken, control::Interest::read); !added)
     return added;
   device_watched = true;
   return {};

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
-#include "connect/local_network.h"
+#include "control/local_network.h"
 #include "engine/connection_settings.h"
 #include "engine/core.h"
 #include "engine/devices.h"
@@ -90,7 +90,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   const std::uint32_t most = (sparse ? 1024 : 65536) + c.connections.maximum;
   shared.registrations = std::make_unique<memory::RegistrationTable>(shared.device->provider(),
                                                                      shared.device->pd(), most);
-  auto set = connect::EpollSet::open();
+  auto set = control::EpollSet::open();
   if (!set) return tl::unexpected(set.error());
   epoll = std::move(*set);
   if (host != nullptr) epoll.follow(host->stirred());

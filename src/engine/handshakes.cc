@@ -48,7 +48,7 @@ namespace spinwire::detail {
 
 using agent::Agent;
 using agent::kNone;
-using connect::Progress;
+using control::Progress;
 using engine::Handshake;
 using engine::Listening;
 using wire::FrameKind;
@@ -75,19 +75,19 @@ constexpr std::uint64_t token(std::uint32_t generation, std::uint32_t index) noe
 
 }  // namespace
 
-Result<void> EngineCore::listen_on_socket(Listening& listening, const connect::Address& at,
+Result<void> EngineCore::listen_on_socket(Listening& listening, const control::Address& at,
                                           std::uint32_t index) {
-  auto socket = connect::ListenSocket::open(at, kBacklog, host);
+  auto socket = control::ListenSocket::open(at, kBacklog, host);
   if (!socket) return tl::unexpected(socket.error());
   listening.socket = std::move(*socket);
   return epoll.add(listening.socket.fd(), kListenerToken | token(listening.generation, index),
-                   connect::Interest::read);
+                   control::Interest::read);
 }
 
 Result<Listener> EngineCore::listen(std::string_view text, const ListenOptions& options) {
   if (ending) return engine::ending_error("listen");
   if (auto left = check_device_left("listen"); !left) return tl::unexpected(left.error());
-  auto address = connect::Address::parse(text);
+  auto address = control::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   const auto attributes = resolve(options.settings, options.via);
   if (!attributes) return tl::unexpected(attributes.error());
@@ -133,14 +133,14 @@ Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
   h.spoken = h.confirmed = h.refusing = h.watched = false;
   h.serves = h.session = h.joins = 0;
   h.asks = 0;
-  h.interest = connect::Interest::none;
+  h.interest = control::Interest::none;
   h.begun = shared.clock.now();
   h.timer.index = index;
   h.timer.kind = engine::kHandshakeTimer;
   return &h;
 }
 
-Result<Handshake*> EngineCore::begin_exchange(const connect::Address& to) {
+Result<Handshake*> EngineCore::begin_exchange(const control::Address& to) {
   Handshake* h = begin_handshake(false);
   if (h == nullptr) {
     return base::fail(Status::limit, fmt::format("connect to {}", to.str()),
@@ -153,7 +153,7 @@ Result<Handshake*> EngineCore::begin_exchange(const connect::Address& to) {
   return tl::unexpected(begun.error());
 }
 
-Result<engine::Attempt> EngineCore::begin(const connect::Address& to, Via via,
+Result<engine::Attempt> EngineCore::begin(const control::Address& to, Via via,
                                           Nanoseconds patience) {
   if (auto left = check_device_left("connect"); !left) return tl::unexpected(left.error());
   if (via == Via::rdma_cm)
@@ -174,7 +174,7 @@ void EngineCore::attach(engine::Attempt attempt, Agent& a) noexcept {
 
 Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptions& options) {
   if (ending) return engine::ending_error("connect");
-  auto address = connect::Address::parse(text);
+  auto address = control::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   if (auto valid = check(options.reconnect); !valid) return tl::unexpected(valid.error());
   if (auto valid = engine::check_timeout("connect", options.timeout); !valid)
@@ -221,7 +221,7 @@ void EngineCore::reconnect(Agent& a) noexcept {
 }
 
 void EngineCore::watch(Handshake& h) noexcept {
-  const connect::Interest interest = h.exchange.interest();
+  const control::Interest interest = h.exchange.interest();
   const std::uint64_t name = token(handshakes.generation(h.index), h.index);
   if (h.watched && interest == h.interest) return;
   const auto done = h.watched ? epoll.modify(h.exchange.fd(), name, interest)
@@ -257,7 +257,7 @@ void EngineCore::refuse(Handshake& h, const Error& why) noexcept {
     a->handshake = kNone;
     h.agent = kNone;
   }
-  if (h.exchange.state() == connect::Exchange::State::connecting ||
+  if (h.exchange.state() == control::Exchange::State::connecting ||
       h.exchange.refuse(wire::make_refuse(why.status, why.message())) != Progress::waiting) {
     drop(h);
     return;
@@ -313,7 +313,7 @@ void EngineCore::accept_from(std::uint32_t index, std::uint32_t generation) noex
 }
 
 void EngineCore::look_at_sockets() noexcept {
-  std::array<connect::Event, connect::EpollSet::kEventsMax> events;
+  std::array<control::Event, control::EpollSet::kEventsMax> events;
   const std::size_t n = epoll.wait(events);
   for (std::size_t i = 0; i < n; ++i) {
     const std::uint64_t name = events[i].token;
@@ -508,7 +508,7 @@ void EngineCore::progress_inbound(Handshake& h) noexcept {
     case Progress::failed:
       break;
   }
-  Error why = h.exchange.state() == connect::Exchange::State::failed
+  Error why = h.exchange.state() == control::Exchange::State::failed
                   ? h.exchange.error()
                   : Error{Status::peer_lost, "shake hands with a peer",
                           "it closed the TCP connection half-way", "see the peer's log"};

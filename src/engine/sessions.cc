@@ -13,7 +13,7 @@
 
 namespace spinwire::detail {
 
-using connect::Progress;
+using control::Progress;
 using engine::Handshake;
 using rpc::ClientSession;
 using wire::FrameKind;
@@ -71,7 +71,7 @@ Result<void> EngineCore::serve(Method method, const MethodHandler& handler) {
 }
 
 Result<Session> EngineCore::open_session(std::string_view text, const SessionOptions& options) {
-  auto address = connect::Address::parse(text);
+  auto address = control::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   const std::uint32_t window = options.window != 0 ? options.window : shared.config.rpc.window;
   if (!std::has_single_bit(window) || window > rpc::kWindowMax) {
@@ -102,7 +102,7 @@ Result<Session> EngineCore::open_session(std::string_view text, const SessionOpt
   return Session(this, rpc::id_of(*c));
 }
 
-Result<void> EngineCore::begin_session(ClientSession& c, const connect::Address& to) {
+Result<void> EngineCore::begin_session(ClientSession& c, const control::Address& to) {
   Handshake* const h = begin_handshake(false);
   if (h == nullptr) {
     return base::fail(Status::limit, fmt::format("open a session with {}", to.str()),
@@ -214,7 +214,7 @@ void EngineCore::ask_silent() noexcept {
 }
 
 Result<void> EngineCore::ask(const ClientSession& c) {
-  auto to = connect::Address::parse(c.address);
+  auto to = control::Address::parse(c.address);
   if (!to) return tl::unexpected(to.error());
   auto begun = begin_exchange(*to);
   if (!begun) return tl::unexpected(begun.error());
@@ -265,7 +265,7 @@ void EngineCore::connect_sessions() noexcept {
 
 Result<void> EngineCore::connect_session(ClientSession& c) {
   if (auto left = check_device_left("connect a session"); !left) return left;
-  auto to = connect::Address::parse(c.address);
+  auto to = control::Address::parse(c.address);
   if (!to) return tl::unexpected(to.error());
   auto begun = begin_exchange(*to);
   if (!begun) return tl::unexpected(begun.error());

@@ -15,8 +15,8 @@ namespace spinwire::detail {
 using agent::Agent;
 using agent::CmLink;
 using agent::Stage;
-using connect::CmId;
-using connect::CmNews;
+using control::CmId;
+using control::CmNews;
 using engine::Listening;
 
 namespace {
@@ -79,15 +79,15 @@ Result<void> EngineCore::open_cm() {
         fmt::format("device {} is embedded: rdma_cm does not know it", shared.device->info().name),
         "use Via::tcp, or prepare() and join()");
   }
-  auto channel = connect::CmChannel::open();
+  auto channel = control::CmChannel::open();
   if (!channel) return tl::unexpected(channel.error());
-  if (auto added = epoll.add(channel->fd(), engine::kCmToken, connect::Interest::read); !added)
+  if (auto added = epoll.add(channel->fd(), engine::kCmToken, control::Interest::read); !added)
     return added;
   cm = std::move(*channel);
   return {};
 }
 
-Result<void> EngineCore::listen_through_cm(Listening& listening, const connect::Address& at,
+Result<void> EngineCore::listen_through_cm(Listening& listening, const control::Address& at,
                                            std::uint32_t index) {
   if (auto open = open_cm(); !open) return open;
   auto id = CmId::create(cm, context_of(listening.generation, index, kListenerBit));
@@ -97,7 +97,7 @@ Result<void> EngineCore::listen_through_cm(Listening& listening, const connect::
   return {};
 }
 
-Result<std::unique_ptr<CmLink>> EngineCore::begin_through_cm(const connect::Address& to,
+Result<std::unique_ptr<CmLink>> EngineCore::begin_through_cm(const control::Address& to,
                                                              Nanoseconds patience) {
   if (auto open = open_cm(); !open) return tl::unexpected(open.error());
   auto id = CmId::create(cm, nullptr);  // whose it is, attach_link() says before its first event
@@ -273,7 +273,7 @@ void EngineCore::progress_through_cm(Agent& a) noexcept {
     const auto data = wire::encode_cm(agent::endpoint(shared, a));
     const verbs::QueuePairOptions& ours = a.attributes.queue_pair;
     const std::uint8_t reads = ours.rd_atomic;
-    connect::CmOffer offer;
+    control::CmOffer offer;
     offer.qp_num = a.qp->qp_num;
     offer.responder_resources = reads;
     offer.initiator_depth = std::min(reads, answer ? a.remote.rd_atomic : reads);

@@ -7,8 +7,8 @@
 
 #include <string>
 
-#include "connect/address.h"
-#include "connect/socket.h"
+#include "control/address.h"
+#include "control/socket.h"
 #include "engine/connection_settings.h"
 #include "engine/devices.h"
 #include "engine/harness.h"
@@ -398,7 +398,7 @@ TEST(EngineConnectionSettings, ATimeOutOfItsOwn) {
   std::uint64_t ticks = 1;
   Node client(small_config(), &ticks);
   auto silent =
-      spinwire::connect::ListenSocket::open(*spinwire::connect::Address::parse("127.0.0.1:0"), 4);
+      spinwire::control::ListenSocket::open(*spinwire::control::Address::parse("127.0.0.1:0"), 4);
   ASSERT_TRUE(silent);
   ConnectOptions options;
   options.handlers = client.handlers();

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "connect/loopback.h"
+#include "control/loopback.h"
 #include "engine/core.h"
 #include "engine/harness.h"
 #include "verbs/providers.h"
@@ -33,7 +33,7 @@ Config quick_config() {
 }
 
 UniqueFd attack(const Node& target) {
-  return loopback::plain_client(*spinwire::connect::Address::parse(target.listener.address()));
+  return loopback::plain_client(*spinwire::control::Address::parse(target.listener.address()));
 }
 void say(const UniqueFd& fd, std::span<const std::byte> bytes) {
   EXPECT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
@@ -281,7 +281,7 @@ struct Middle {
   }
 
   UniqueFd to_server, to_client;
-  spinwire::connect::ListenSocket door;
+  spinwire::control::ListenSocket door;
   bool hung_up = false;
 };
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "connect/loopback.h"
+#include "control/loopback.h"
 #include "engine/harness.h"
 
 namespace reconnect_test {
@@ -13,8 +13,8 @@ namespace {
 using namespace engine_test;  // names of a test namespace of its own
 using spinwire::Nanoseconds;
 using spinwire::Reconnect;
-using spinwire::connect::Address;
-using spinwire::connect::ListenSocket;
+using spinwire::control::Address;
+using spinwire::control::ListenSocket;
 
 constexpr Reconnect kPatient{20, 1ms, 8ms};
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "connect/loopback.h"
+#include "control/loopback.h"
 #include "engine/harness.h"
 
 namespace refusals_test {

@@ -1,16 +1,16 @@
 // Sessions that are given up while they are being opened, and what is left of them: nothing.
-#include "connect/exchange.h"
-#include "connect/socket.h"
+#include "control/exchange.h"
+#include "control/socket.h"
 #include "rpc/bare.h"
 
 namespace rpc_opening_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
-using spinwire::connect::Address;
-using spinwire::connect::Exchange;
-using spinwire::connect::ListenSocket;
-using spinwire::connect::Progress;
+using spinwire::control::Address;
+using spinwire::control::Exchange;
+using spinwire::control::ListenSocket;
+using spinwire::control::Progress;
 using spinwire::wire::FrameKind;
 namespace rpc = spinwire::rpc;
 namespace wire = spinwire::wire;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks that includes inside src/ point down only:
-#   sim -> engine -> rpc -> agent -> {connect, memory, verbs, wire} -> base
+#   sim -> engine -> rpc -> agent -> {control, memory, verbs, wire} -> base
 #
 #   tools/dev/check_layers.sh [ROOT]        check ROOT/src (default: this tree)
 #   tools/dev/check_layers.sh --self-test   plant violations and see that each is found
@@ -13,11 +13,11 @@ declare -A may_include=(
   [verbs]='base'
   [wire]='base'
   [memory]='base verbs'
-  [connect]='base verbs wire'
-  [agent]='base connect memory verbs wire'
-  [rpc]='base agent connect memory verbs wire'
-  [engine]='base rpc agent connect memory verbs wire'
-  [sim]='base engine rpc agent connect memory verbs wire softverbs'
+  [control]='base verbs wire'
+  [agent]='base control memory verbs wire'
+  [rpc]='base agent control memory verbs wire'
+  [engine]='base rpc agent control memory verbs wire'
+  [sim]='base engine rpc agent control memory verbs wire softverbs'
 )
 
 # The embedded device is known to one place only, so that nothing else can ask which device it is
@@ -98,7 +98,7 @@ self_test() {
   expect ok src/base/pool.h '"spinwire/status.h"'
   expect ok src/base/pool.h '<infiniband/verbs.h>'
   expect ok src/memory/slab.cc '"verbs/device.h"'
-  expect ok src/connect/tcp.cc '"wire/handshake.h"'
+  expect ok src/control/tcp.cc '"wire/handshake.h"'
   expect ok src/verbs/provider_table.cc '"softverbs/device.h"'
   expect ok src/sim/node.cc '"softverbs/faults.h"'
   expect ok src/sim/node.cc '"engine/core.h"'

@@ -1,4 +1,4 @@
-#include "connect/exchange.h"
+#include "control/exchange.h"
 
 #include <gtest/gtest.h>
 #include <netinet/tcp.h>
@@ -19,11 +19,11 @@ using spinwire::Endpoint;
 using spinwire::GidType;
 using spinwire::Status;
 using spinwire::base::UniqueFd;
-using spinwire::connect::Address;
-using spinwire::connect::Exchange;
-using spinwire::connect::Interest;
-using spinwire::connect::ListenSocket;
-using spinwire::connect::Progress;
+using spinwire::control::Address;
+using spinwire::control::Exchange;
+using spinwire::control::Interest;
+using spinwire::control::ListenSocket;
+using spinwire::control::Progress;
 using wire::FrameKind;
 
 constexpr wire::KindSet kHelloOnly = wire::kinds(FrameKind::hello);

@@ -12,7 +12,7 @@
 
 #include "spinwire/status.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 
 /// An address as text, kept in place.
 struct AddressText {
@@ -56,4 +56,4 @@ class Address {
   } storage_;
 };
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

@@ -1,4 +1,4 @@
-#include "connect/exchange.h"
+#include "control/exchange.h"
 
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 namespace {
 
 // What a refused peer may still send before we stop listening to it.
@@ -286,4 +286,4 @@ Error Exchange::read_error(int error) const {
   return system_error(fmt::format("receive from {}", peer_address()), "recv", error);
 }
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

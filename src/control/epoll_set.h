@@ -8,7 +8,7 @@
 #include "base/unique_fd.h"
 #include "spinwire/status.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 
 /// What to be told of; errors and hang-ups always are.
 enum class Interest : std::uint8_t { none = 0, read = 1, write = 2, read_write = 3 };
@@ -59,4 +59,4 @@ class EpollSet {
   bool restless_ = true;    ///< it found something, or the set has changed since
 };
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

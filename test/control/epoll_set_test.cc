@@ -1,4 +1,4 @@
-#include "connect/epoll_set.h"
+#include "control/epoll_set.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -14,9 +14,9 @@ namespace epoll_set_test {
 
 using spinwire::Status;
 using spinwire::base::UniqueFd;
-using spinwire::connect::EpollSet;
-using spinwire::connect::Event;
-using spinwire::connect::Interest;
+using spinwire::control::EpollSet;
+using spinwire::control::Event;
+using spinwire::control::Interest;
 
 struct Pair {
   UniqueFd near;

@@ -1,4 +1,4 @@
-#include "connect/rdma_cm.h"
+#include "control/rdma_cm.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 namespace {
 
 Status status_of(int error) noexcept {
@@ -188,4 +188,4 @@ Result<Address> CmId::peer_address() const {
   return Address::from(address, sizeof(sockaddr_storage));
 }
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

@@ -10,13 +10,13 @@
 #include <string_view>
 
 #include "base/unique_fd.h"
-#include "connect/address.h"
-#include "connect/epoll_set.h"
-#include "connect/socket.h"
+#include "control/address.h"
+#include "control/epoll_set.h"
+#include "control/socket.h"
 #include "spinwire/status.h"
 #include "wire/handshake.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 
 enum class Progress : std::uint8_t {
   waiting,  ///< nothing to tell; call again when the socket is ready
@@ -128,4 +128,4 @@ class Exchange {
   std::array<std::byte, kQueueRoom + kFrameRoom> out_;  ///< the last room is the refusal's
 };
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

@@ -1,4 +1,4 @@
-#include "connect/address.h"
+#include "control/address.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace address_test {
 
 using spinwire::Status;
-using spinwire::connect::Address;
+using spinwire::control::Address;
 
 TEST(Address, NumericTextComesBackAsWritten) {
   for (const std::string text :

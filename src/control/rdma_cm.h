@@ -13,11 +13,11 @@
 #include <string>
 #include <utility>
 
-#include "connect/address.h"
+#include "control/address.h"
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 
 /// What both ends bring into a connection besides addresses.
 struct CmOffer {
@@ -117,4 +117,4 @@ class CmId {
   std::unique_ptr<rdma_cm_id, Destroy> id_;
 };
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

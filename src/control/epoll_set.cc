@@ -1,4 +1,4 @@
-#include "connect/epoll_set.h"
+#include "control/epoll_set.h"
 
 #include <fmt/format.h>
 #include <sys/epoll.h>
@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <utility>
 
-#include "connect/socket.h"
+#include "control/socket.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 namespace {
 
 std::uint32_t to_mask(Interest interest) noexcept {
@@ -76,4 +76,4 @@ std::size_t EpollSet::wait(std::span<Event> out) noexcept {
   return count > 0 ? static_cast<std::size_t>(count) : 0;
 }
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

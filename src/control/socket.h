@@ -8,10 +8,10 @@
 #include <string_view>
 
 #include "base/unique_fd.h"
-#include "connect/address.h"
+#include "control/address.h"
 #include "spinwire/status.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 
 class LocalHost;
 struct LocalListener;
@@ -80,4 +80,4 @@ Result<void> set_no_delay(int fd);
 /// This end of a socket. Errors: unsupported (no TCP socket), system.
 Result<Address> local_address(int fd);
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

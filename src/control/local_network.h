@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "connect/address.h"
-#include "connect/epoll_set.h"
-#include "connect/socket.h"
+#include "control/address.h"
+#include "control/epoll_set.h"
+#include "control/socket.h"
 #include "spinwire/status.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 
 class LocalNetwork;
 
@@ -142,4 +142,4 @@ class LocalNetwork {
   EpollSet ready_;
 };
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

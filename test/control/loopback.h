@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "base/unique_fd.h"
-#include "connect/address.h"
-#include "connect/socket.h"
+#include "control/address.h"
+#include "control/socket.h"
 
 namespace loopback {
 
@@ -35,25 +35,25 @@ inline bool wait_ready(int fd, short events) {
   return ::poll(&waiting, 1, 10000) == 1;
 }
 
-inline spinwire::connect::Address any_port() {
-  return *spinwire::connect::Address::parse("127.0.0.1:0");
+inline spinwire::control::Address any_port() {
+  return *spinwire::control::Address::parse("127.0.0.1:0");
 }
 
-inline spinwire::connect::ListenSocket listener(int backlog = 16) {
-  auto socket = spinwire::connect::ListenSocket::open(any_port(), backlog);
+inline spinwire::control::ListenSocket listener(int backlog = 16) {
+  auto socket = spinwire::control::ListenSocket::open(any_port(), backlog);
   EXPECT_TRUE(socket) << socket.error().message();
-  return socket ? std::move(*socket) : spinwire::connect::ListenSocket();
+  return socket ? std::move(*socket) : spinwire::control::ListenSocket();
 }
 
 /// A plain blocking socket connected to `address`.
-inline spinwire::base::UniqueFd plain_client(const spinwire::connect::Address& address) {
+inline spinwire::base::UniqueFd plain_client(const spinwire::control::Address& address) {
   spinwire::base::UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
   EXPECT_EQ(::connect(fd.get(), address.data(), address.size()), 0);
   return fd;
 }
 
-inline std::optional<spinwire::connect::Accepted> accept_one(
-    spinwire::connect::ListenSocket& socket) {
+inline std::optional<spinwire::control::Accepted> accept_one(
+    spinwire::control::ListenSocket& socket) {
   if (!wait_ready(socket.fd(), POLLIN)) return std::nullopt;
   auto accepted = socket.accept();
   return accepted ? std::move(*accepted) : std::nullopt;
@@ -66,8 +66,8 @@ class DeadPort {
     const auto wanted = any_port();
     EXPECT_EQ(::bind(fd_.get(), wanted.data(), wanted.size()), 0);
   }
-  [[nodiscard]] spinwire::connect::Address address() const {
-    return *spinwire::connect::local_address(fd_.get());
+  [[nodiscard]] spinwire::control::Address address() const {
+    return *spinwire::control::local_address(fd_.get());
   }
 
  private:

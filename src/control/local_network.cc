@@ -1,4 +1,4 @@
-#include "connect/local_network.h"
+#include "control/local_network.h"
 
 #include <fmt/format.h>
 #include <sys/eventfd.h>
@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 namespace {
 
 constexpr std::uint32_t kFirstHost = 10u << 24 | 1;  // 10.0.0.1
@@ -254,4 +254,4 @@ std::uint64_t LocalNetwork::next() const {
   return next;
 }
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

@@ -1,4 +1,4 @@
-#include "connect/socket.h"
+#include "control/socket.h"
 
 #include <fmt/format.h>
 #include <netinet/tcp.h>
@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "base/error.h"
-#include "connect/local_network.h"
+#include "control/local_network.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 namespace {
 
 struct Meaning {
@@ -227,4 +227,4 @@ Result<Address> local_address(int fd) {
   return Address::from(address, size);
 }
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

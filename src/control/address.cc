@@ -1,4 +1,4 @@
-#include "connect/address.h"
+#include "control/address.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 
 #include "base/error.h"
 
-namespace spinwire::connect {
+namespace spinwire::control {
 namespace {
 
 constexpr std::size_t kShownMax = 80;
@@ -209,4 +209,4 @@ bool operator==(const Address& a, const Address& b) noexcept {
   return a.family() == AF_INET || a.storage_.v6.sin6_scope_id == b.storage_.v6.sin6_scope_id;
 }
 
-}  // namespace spinwire::connect
+}  // namespace spinwire::control

@@ -1,4 +1,4 @@
-#include "connect/socket.h"
+#include "control/socket.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,9 +12,9 @@ namespace socket_test {
 
 using spinwire::Status;
 using spinwire::base::UniqueFd;
-using spinwire::connect::Address;
-using spinwire::connect::Connecting;
-using spinwire::connect::ListenSocket;
+using spinwire::control::Address;
+using spinwire::control::Connecting;
+using spinwire::control::ListenSocket;
 
 bool is_prepared(int fd) {
   return (::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0 && (::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0;
@@ -29,7 +29,7 @@ bool has_no_delay(int fd) {
 spinwire::Result<bool> finish(const Connecting& connecting, const Address& remote) {
   spinwire::Result<bool> result = false;
   EXPECT_TRUE(loopback::eventually([&] {
-    result = spinwire::connect::finish_connect(connecting, remote);
+    result = spinwire::control::finish_connect(connecting, remote);
     return !result || *result;
   }));
   return result;
@@ -43,7 +43,7 @@ TEST(Socket, ConnectsAndAcceptsOverLoopback) {
   ASSERT_TRUE(idle) << idle.error().message();
   EXPECT_FALSE(idle->has_value());
 
-  auto connecting = spinwire::connect::begin_connect(listener.local());
+  auto connecting = spinwire::control::begin_connect(listener.local());
   ASSERT_TRUE(connecting) << connecting.error().message();
   const auto connected = finish(*connecting, listener.local());
   ASSERT_TRUE(connected) << connected.error().message();
@@ -54,8 +54,8 @@ TEST(Socket, ConnectsAndAcceptsOverLoopback) {
   EXPECT_TRUE(is_prepared(accepted->fd.get()));
   EXPECT_TRUE(has_no_delay(connecting->fd.get()));
   EXPECT_TRUE(has_no_delay(accepted->fd.get()));
-  EXPECT_EQ(*spinwire::connect::local_address(connecting->fd.get()), accepted->peer);
-  EXPECT_EQ(*spinwire::connect::local_address(accepted->fd.get()), listener.local());
+  EXPECT_EQ(*spinwire::control::local_address(connecting->fd.get()), accepted->peer);
+  EXPECT_EQ(*spinwire::control::local_address(accepted->fd.get()), listener.local());
 }
 
 TEST(Socket, ListensOnIpv6) {
@@ -65,7 +65,7 @@ TEST(Socket, ListensOnIpv6) {
   const auto mapped = ListenSocket::open(*Address::parse("[::ffff:127.0.0.1]:0"), 4);
   ASSERT_FALSE(mapped);
   EXPECT_EQ(mapped.error().status, Status::invalid_argument);
-  auto connecting = spinwire::connect::begin_connect(listener->local());
+  auto connecting = spinwire::control::begin_connect(listener->local());
   ASSERT_TRUE(connecting);
   ASSERT_TRUE(finish(*connecting, listener->local()));
   const auto accepted = loopback::accept_one(*listener);
@@ -107,7 +107,7 @@ TEST(Socket, ForeignAddressCannotBeListenedOn) {
 
 TEST(Socket, RefusedConnectionNamesTheAddress) {
   const loopback::DeadPort dead;
-  auto connecting = spinwire::connect::begin_connect(dead.address());
+  auto connecting = spinwire::control::begin_connect(dead.address());
   ASSERT_TRUE(connecting) << "the network's answer is told by finish_connect alone";
   const auto connected = finish(*connecting, dead.address());
   ASSERT_FALSE(connected);
@@ -120,7 +120,7 @@ TEST(Socket, ConnectionToItselfCountsAsRefused) {
   UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const Address wanted = loopback::any_port();
   ASSERT_EQ(::bind(fd.get(), wanted.data(), wanted.size()), 0);
-  const Address self = *spinwire::connect::local_address(fd.get());
+  const Address self = *spinwire::control::local_address(fd.get());
   ASSERT_EQ(::connect(fd.get(), self.data(), self.size()), 0);
   const auto connected = finish(Connecting{std::move(fd), 0}, self);
   ASSERT_FALSE(connected);
@@ -128,7 +128,7 @@ TEST(Socket, ConnectionToItselfCountsAsRefused) {
 }
 
 TEST(Socket, PortZeroCannotBeConnectedTo) {
-  const auto connecting = spinwire::connect::begin_connect(loopback::any_port());
+  const auto connecting = spinwire::control::begin_connect(loopback::any_port());
   ASSERT_FALSE(connecting);
   EXPECT_EQ(connecting.error().status, Status::invalid_argument);
 }
@@ -152,7 +152,7 @@ TEST(Socket, WithoutDescriptorsAcceptAnswersLimitAndDropsThePeer) {
     // Nothing is left that would keep the listener readable.
     pollfd waiting{listener.fd(), POLLIN, 0};
     EXPECT_EQ(::poll(&waiting, 1, 0), 0);
-    const auto connecting = spinwire::connect::begin_connect(listener.local());
+    const auto connecting = spinwire::control::begin_connect(listener.local());
     ASSERT_FALSE(connecting);
     EXPECT_EQ(connecting.error().status, Status::limit);
     const auto other = ListenSocket::open(loopback::any_port(), 4);
