@@ -116,7 +116,7 @@ class Ends {
     if (auto served = server_.serve(method, handler); !served) give_up(served.error().message());
   }
   [[nodiscard]] ibv_context* device(std::size_t end) const {
-    return (end == 0 ? client_ : server_).core()->shared.device->context();
+    return (end == 0 ? client_ : server_).core()->context.device->context();
   }
   /// Without loss and limit the device is the plain one.
   std::array<softverbs::FaultStatistics, 2> set_loss(double drop) {

@@ -9,12 +9,12 @@ namespace {
 
 constexpr std::size_t kAtomicBytes = 8;
 
-std::byte* staging_of(const Shared& s, const Operation& op) noexcept {
-  return s.staging + std::size_t{s.operations.index_of(op)} * kStagingBytes;
+std::byte* staging_of(const EngineContext& ctx, const Operation& op) noexcept {
+  return ctx.staging + std::size_t{ctx.operations.index_of(op)} * kStagingBytes;
 }
 
-Status check_atomic(const Shared& s, const RemoteRegion& remote) noexcept {
-  if (!s.device->info().atomics) return Status::unsupported;
+Status check_atomic(const EngineContext& ctx, const RemoteRegion& remote) noexcept {
+  if (!ctx.device->info().atomics) return Status::unsupported;
   if (!remote || remote.length != kAtomicBytes) return Status::out_of_bounds;
   if (remote.address % kAtomicBytes != 0) return Status::invalid_argument;
   return allows(remote.access, Access::remote_atomic) ? Status::ok : Status::remote_access;
@@ -22,9 +22,9 @@ Status check_atomic(const Shared& s, const RemoteRegion& remote) noexcept {
 
 /// What it found. The verbs give it in host order: drivers of devices that answer in another one
 /// report no atomics.
-std::uint64_t found_by(const Shared& s, const Operation& op) noexcept {
+std::uint64_t found_by(const EngineContext& ctx, const Operation& op) noexcept {
   std::uint64_t value = 0;
-  std::memcpy(&value, staging_of(s, op), sizeof value);
+  std::memcpy(&value, staging_of(ctx, op), sizeof value);
   return value;
 }
 
@@ -35,16 +35,16 @@ bool is_atomic(OperationKind kind) noexcept {
 }  // namespace
 
 template <OperationKind kind>
-Status submit_atomic(Shared& s, Agent& a, const AtomicRequest& r) noexcept {
+Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
   if (r.remote.rkey == 0 && r.remote.lease != 0) {
     RemoteRegion real;
-    if (const Status status = resolve(s, a, r.remote, real); status != Status::ok) return status;
-    return submit_atomic<kind>(s, a, {real, r.expected, r.operand, r.done, r.defer});
+    if (const Status status = resolve(ctx, a, r.remote, real); status != Status::ok) return status;
+    return submit_atomic<kind>(ctx, a, {real, r.expected, r.operand, r.done, r.defer});
   }
-  if (const Status status = check_atomic(s, r.remote); status != Status::ok) return status;
+  if (const Status status = check_atomic(ctx, r.remote); status != Status::ok) return status;
   if (a.sq_used >= room_in_force(a)) return Status::would_block;
-  Operation* const op = s.operations.acquire();
+  Operation* const op = ctx.operations.acquire();
   if (op == nullptr) return Status::would_block;
   op->block = nullptr;
   op->length = kAtomicBytes;
@@ -53,27 +53,28 @@ Status submit_atomic(Shared& s, Agent& a, const AtomicRequest& r) noexcept {
   op->calls_back = static_cast<bool>(r.done);
   if (op->calls_back) op->done = r.done;
   count_begin(a, kind);
-  op->sges[0] = {reinterpret_cast<std::uint64_t>(staging_of(s, *op)), kAtomicBytes,
-                 s.staging_block->lkey};
+  op->sges[0] = {reinterpret_cast<std::uint64_t>(staging_of(ctx, *op)), kAtomicBytes,
+                 ctx.staging_block->lkey};
   op->wr.num_sge = 1;
   op->wr.opcode = opcode_of(kind);
   op->wr.send_flags = 0;
   const bool compares = kind == OperationKind::compare_swap;
   op->wr.wr.atomic = {r.remote.address, compares ? r.expected : r.operand, compares ? r.operand : 0,
                       r.remote.rkey};
-  if (a.domain != nullptr) use_own_key(s, *a.domain, *op);
+  if (a.domain != nullptr) use_own_key(ctx, *a.domain, *op);
   append(a, *op);
-  return post(s, a, r.defer);
+  return post(ctx, a, r.defer);
 }
-template Status submit_atomic<OperationKind::compare_swap>(Shared&, Agent&,
+template Status submit_atomic<OperationKind::compare_swap>(EngineContext&, Agent&,
                                                            const AtomicRequest&) noexcept;
-template Status submit_atomic<OperationKind::fetch_add>(Shared&, Agent&,
+template Status submit_atomic<OperationKind::fetch_add>(EngineContext&, Agent&,
                                                         const AtomicRequest&) noexcept;
 
 namespace {
 
 /// What the end of one of the agent's own brings about.
-void follow(Shared& s, Agent& a, OperationKind kind, std::uint32_t length, Status status) noexcept {
+void follow(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t length,
+            Status status) noexcept {
   switch (kind) {
     case OperationKind::credit_write:
       a.credit_write_pending = false;
@@ -82,20 +83,20 @@ void follow(Shared& s, Agent& a, OperationKind kind, std::uint32_t length, Statu
       a.keepalive_pending = false;
       break;
     case OperationKind::pull:
-      on_pulled(s, a, length, status);
+      on_pulled(ctx, a, length, status);
       break;
     case OperationKind::note:
-      on_note_done(s, a);
+      on_note_done(ctx, a);
       break;
     case OperationKind::unbind:
-      on_note_done(s, a);
-      on_unbound(s, a, length, status);
+      on_note_done(ctx, a);
+      on_unbound(ctx, a, length, status);
       break;
     case OperationKind::lease_bind:
-      on_lease_bound(s, a);
+      on_lease_bound(ctx, a);
       break;
     case OperationKind::lease_unbind:
-      on_lease_unbound(s, a, length, status);
+      on_lease_unbound(ctx, a, length, status);
       break;
     default:
       break;
@@ -104,15 +105,15 @@ void follow(Shared& s, Agent& a, OperationKind kind, std::uint32_t length, Statu
 
 }  // namespace
 
-void end_unusual(Shared& s, Agent& a, Operation& op, Status status) noexcept {
-  if (op.kind == OperationKind::cancelled) return end_cancelled(s, a, op, status);
+void end_unusual(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
+  if (op.kind == OperationKind::cancelled) return end_cancelled(ctx, a, op, status);
   --a.sq_used;
   Completion completion;
   completion.status = status;
   count_end(a, op, status == Status::ok);
   if (status == Status::ok) {
     completion.bytes = op.length;
-    if (is_atomic(op.kind)) completion.value = found_by(s, op);
+    if (is_atomic(op.kind)) completion.value = found_by(ctx, op);
   }
   const OperationKind kind = op.kind;
   const std::uint32_t length = op.length;
@@ -122,11 +123,11 @@ void end_unusual(Shared& s, Agent& a, Operation& op, Status status) noexcept {
   const bool calls_back = op.calls_back;
   CompletionCallback done;
   if (calls_back) done = op.done;
-  s.operations.release(op);
+  ctx.operations.release(op);
   if (calls_back) done(completion);
   if (block != nullptr) detail::release(block);
   if (list != kNone) drop_list(a, list);
-  follow(s, a, kind, length, status);
+  follow(ctx, a, kind, length, status);
 }
 
 }  // namespace spinwire::agent

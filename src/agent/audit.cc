@@ -18,8 +18,8 @@ using KindCounts = std::array<std::uint64_t, kOperationKinds>;
 /// Goes through everything and stops at the first thing that does not hold.
 class Auditor {
  public:
-  explicit Auditor(Shared& s)
-      : s_(s), records_(s.operations.capacity(), false), slots_(s.receives.size(), false) {}
+  explicit Auditor(EngineContext& ctx)
+      : s_(ctx), records_(ctx.operations.capacity(), false), slots_(ctx.receives.size(), false) {}
 
   Result<void> run() {
     for (std::uint32_t i = 0; i < s_.agents.capacity() && ok(); ++i) {
@@ -369,7 +369,7 @@ class Auditor {
     return count;
   }
 
-  Shared& s_;
+  EngineContext& s_;
   std::vector<bool> records_;   ///< found in some list
   std::vector<bool> slots_;     ///< missing, or waiting to be posted
   std::uint32_t offers_ = 0;    ///< long messages found
@@ -383,6 +383,6 @@ class Auditor {
 
 }  // namespace
 
-Result<void> audit(Shared& s) { return Auditor(s).run(); }
+Result<void> audit(EngineContext& ctx) { return Auditor(ctx).run(); }
 
 }  // namespace spinwire::agent

@@ -16,40 +16,40 @@ namespace {
 constexpr std::size_t kCellBytes = 64;
 
 /// The next set-up verb failed: the connection ends with that error.
-bool set_up_failed(Shared& s, Agent& a, const Error& error) noexcept {
-  fail(s, a, error);
+bool set_up_failed(EngineContext& ctx, Agent& a, const Error& error) noexcept {
+  fail(ctx, a, error);
   return true;
 }
 
-bool step_expose(Shared& s, Agent& a) noexcept {
+bool step_expose(EngineContext& ctx, Agent& a) noexcept {
   if (a.raw != nullptr) {  // the peer tells no credit
     a.stage = Stage::create;
     return false;
   }
-  a.cell_block = s.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
+  a.cell_block = ctx.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
   if (a.cell_block == nullptr) {
-    return set_up_failed(s, a,
+    return set_up_failed(ctx, a,
                          {Status::limit, "keep a credit cell for the connection",
                           "the control pool is used up", "lower connections.maximum"});
   }
   a.cell = new (a.cell_block->payload) CreditCell{};
   const BufferSlice cell(a.cell_block, a.cell_block->payload, sizeof(CreditCell));
-  auto exposed = s.registrations->expose(cell, Access::remote_write, registrations_of(a));
-  if (!exposed) return set_up_failed(s, a, exposed.error());
+  auto exposed = ctx.registrations->expose(cell, Access::remote_write, registrations_of(a));
+  if (!exposed) return set_up_failed(ctx, a, exposed.error());
   a.cell_region = *exposed;
   a.stage = Stage::create;
   return true;
 }
 
-bool step_create(Shared& s, Agent& a) noexcept {
+bool step_create(EngineContext& ctx, Agent& a) noexcept {
   ibv_pd* const domain = a.domain != nullptr ? a.domain->domain.pd : nullptr;
-  auto qp = s.device->create_qp(a.attributes.queue_pair, domain);
-  if (!qp) return set_up_failed(s, a, qp.error());
+  auto qp = ctx.device->create_qp(a.attributes.queue_pair, domain);
+  if (!qp) return set_up_failed(ctx, a, qp.error());
   a.qp = *qp;
   try {
-    neighbours(s, a).set(a.qp->qp_num, &a);
+    neighbours(ctx, a).set(a.qp->qp_num, &a);
   } catch (const std::bad_alloc&) {
-    return set_up_failed(s, a, base::out_of_memory());
+    return set_up_failed(ctx, a, base::out_of_memory());
   }
   const std::int32_t psn = a.attributes.psn;
   a.psn = static_cast<std::uint32_t>(psn >= 0 ? static_cast<std::uint64_t>(psn)
@@ -66,11 +66,11 @@ verbs::RemoteQueuePair reachable(const Agent& a) noexcept {
 }
 
 /// The queue pair's next state, with the attributes of the handshake over TCP or by hand.
-Result<void> bring(const Shared& s, const Agent& a, ibv_qp_state state) {
+Result<void> bring(const EngineContext& ctx, const Agent& a, ibv_qp_state state) {
   const verbs::QueuePairOptions& options = a.attributes.queue_pair;
-  if (state == IBV_QPS_INIT) return s.device->to_init(a.qp, options);
-  if (state == IBV_QPS_RTR) return s.device->to_rtr(a.qp, options, reachable(a));
-  return s.device->to_rts(a.qp, options, a.psn, a.remote);
+  if (state == IBV_QPS_INIT) return ctx.device->to_init(a.qp, options);
+  if (state == IBV_QPS_RTR) return ctx.device->to_rtr(a.qp, options, reachable(a));
+  return ctx.device->to_rts(a.qp, options, a.psn, a.remote);
 }
 
 /// What was asked for otherwise than by default goes before what rdma_cm found.
@@ -88,7 +88,7 @@ void refine(ibv_ah_attr& attr, const verbs::PathOptions& asked) noexcept {
 }
 
 /// The same with what rdma_cm says, where the settings say nothing else.
-Result<void> bring_through_cm(const Shared& s, const Agent& a, ibv_qp_state state) {
+Result<void> bring_through_cm(const EngineContext& ctx, const Agent& a, ibv_qp_state state) {
   const verbs::QueuePairOptions& options = a.attributes.queue_pair;
   const verbs::RetryOptions& retry = options.retry;
   ibv_qp_attr attr{};
@@ -104,17 +104,17 @@ Result<void> bring_through_cm(const Shared& s, const Agent& a, ibv_qp_state stat
     attr.retry_cnt = retry.retry_count;
     attr.rnr_retry = retry.rnr_retry;
   }
-  return s.device->modify_qp(a.qp, attr, mask);
+  return ctx.device->modify_qp(a.qp, attr, mask);
 }
 
-bool receives_refused(Shared& s, Agent& a, int error) noexcept {
-  return set_up_failed(s, a,
+bool receives_refused(EngineContext& ctx, Agent& a, int error) noexcept {
+  return set_up_failed(ctx, a,
                        {Status::system, "post receives to a queue pair",
                         "ibv_post_recv: errno " + std::to_string(error),
                         "set queues.shared_receives = \"auto\", or report this as a defect"});
 }
 
-bool step_up(Shared& s, Agent& a) noexcept {
+bool step_up(EngineContext& ctx, Agent& a) noexcept {
   struct Step {
     ibv_qp_state state;
     Stage next;
@@ -124,15 +124,17 @@ bool step_up(Shared& s, Agent& a) noexcept {
                     : a.stage == Stage::rtr ? Step{IBV_QPS_RTR, Stage::rts}
                                             : Step{IBV_QPS_RTS, Stage::up};
   const Result<void> done = base::no_throw("bring a queue pair up", [&] {
-    return a.cm != nullptr ? bring_through_cm(s, a, step.state) : bring(s, a, step.state);
+    return a.cm != nullptr ? bring_through_cm(ctx, a, step.state) : bring(ctx, a, step.state);
   });
-  if (!done) return set_up_failed(s, a, done.error());
+  if (!done) return set_up_failed(ctx, a, done.error());
   if (step.state == IBV_QPS_INIT && a.own_queue != kNone) {
     // Before the peer can send.
-    if (const int error = post_own_receives(s, a); error != 0) return receives_refused(s, a, error);
+    if (const int error = post_own_receives(ctx, a); error != 0)
+      return receives_refused(ctx, a, error);
   }
   if (step.state == IBV_QPS_INIT && a.raw != nullptr) {
-    if (const int error = post_raw_receives(s, a); error != 0) return receives_refused(s, a, error);
+    if (const int error = post_raw_receives(ctx, a); error != 0)
+      return receives_refused(ctx, a, error);
   }
   a.stage = step.next;
   return true;
@@ -145,22 +147,22 @@ GidType gid_type(const Agent& a) noexcept {
 
 }  // namespace
 
-bool bring_up(Shared& s, Agent& a) noexcept {
+bool bring_up(EngineContext& ctx, Agent& a) noexcept {
   switch (a.stage) {
     case Stage::domain:
-      return a.attributes.own_domain ? step_domain(s, a) : step_expose(s, a);
+      return a.attributes.own_domain ? step_domain(ctx, a) : step_expose(ctx, a);
     case Stage::slab:
-      return step_slab(s, a);
+      return step_slab(ctx, a);
     case Stage::expose:
-      return step_expose(s, a);
+      return step_expose(ctx, a);
     case Stage::create:
-      return step_create(s, a);
+      return step_create(ctx, a);
     default:
-      return step_up(s, a);
+      return step_up(ctx, a);
   }
 }
 
-Endpoint endpoint(const Shared& s, const Agent& a) noexcept {
+Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   const verbs::Place& place = a.attributes.queue_pair.place;
   Endpoint info{};
   std::copy_n(place.gid.raw, info.gid.size(), info.gid.begin());
@@ -170,19 +172,19 @@ Endpoint endpoint(const Shared& s, const Agent& a) noexcept {
   info.qp_num = a.qp->qp_num;
   info.psn = a.psn;
   info.mtu = static_cast<std::uint16_t>(std::min(a.attributes.mtu, place.mtu));
-  info.incarnation = s.incarnation;
+  info.incarnation = ctx.incarnation;
   info.max_rd_atomic = a.attributes.queue_pair.rd_atomic;
   info.raw = a.raw != nullptr;
   if (info.raw) return info;
-  info.max_message = s.config.connections.message_bytes;
-  info.eager_bytes = s.config.connections.eager_bytes;
+  info.max_message = ctx.config.connections.message_bytes;
+  info.eager_bytes = ctx.config.connections.eager_bytes;
   info.credits = a.granted;
   info.control_address = reinterpret_cast<std::uint64_t>(a.cell);
   info.control_rkey = a.cell_region.rkey;
   return info;
 }
 
-Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
+Result<void> take_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer) {
   if (peer.gid_type != gid_type(a)) {
     return base::fail(Status::unsupported,
                       fmt::format("connect a GID of type {} to the peer's", to_string(gid_type(a))),
@@ -208,10 +210,10 @@ Result<void> take_endpoint(Shared& s, Agent& a, const Endpoint& peer) {
     a.max_message = a.longest_message = kLongestRaw;
     return {};
   }
-  a.max_message = std::min(peer.eager_bytes, s.config.connections.eager_bytes);
+  a.max_message = std::min(peer.eager_bytes, ctx.config.connections.eager_bytes);
   // A long message is READ by the peer, which it must have the right to.
   a.longest_message = allows(a.attributes.access, Access::remote_read)
-                          ? std::min(peer.max_message, s.config.connections.message_bytes)
+                          ? std::min(peer.max_message, ctx.config.connections.message_bytes)
                           : a.max_message;
   a.granted_to_us = a.send_limit = peer.credits;
   a.told_granted = static_cast<std::uint16_t>(peer.credits);

@@ -9,17 +9,17 @@ namespace spinwire::agent {
 namespace {
 
 /// Its callback is due in the next poll, which finds the agent in a list of those with work.
-void give_up(Shared& s, Agent& a, Operation& op, bool with_device) noexcept {
+void give_up(EngineContext& ctx, Agent& a, Operation& op, bool with_device) noexcept {
   op.was = op.kind;
   op.kind = OperationKind::cancelled;
   op.with_device = with_device;
   op.succeeded = false;
   op.untold = true;
   op.next_untold = nullptr;
-  (s.untold_first == nullptr ? s.untold_first : s.untold_last->next_untold) = &op;
-  s.untold_last = &op;
-  ++s.untold;
-  list_grant(s, a);
+  (ctx.untold_first == nullptr ? ctx.untold_first : ctx.untold_last->next_untold) = &op;
+  ctx.untold_last = &op;
+  ++ctx.untold;
+  list_grant(ctx, a);
 }
 
 /// Takes a deferred operation out of its agent's order.
@@ -43,28 +43,28 @@ void take_credit_back(Agent& a, OperationKind kind) noexcept {
 
 /// Neither the device nor the application is owed anything: the record is free, the block is the
 /// caller's to release.
-Block* give_back(Shared& s, Agent& a, Operation& op) noexcept {
+Block* give_back(EngineContext& ctx, Agent& a, Operation& op) noexcept {
   --a.sq_used;
   Block* const block = op.block;
   if (op.beside) block->header_in_use = 0;
   op.kind = op.was;
   count_end(a, op, op.succeeded);
-  s.operations.release(op);
+  ctx.operations.release(op);
   return block;
 }
 
 // Long messages outlive the work requests that they were offered by: their names are those of
 // their records, and end with the bit that no operation's ends with.
 
-OperationId name_of(const Shared& s, const Transfer& t) noexcept {
-  return {std::uint64_t{s.transfers->offered.generation(t.index)} << 32 |
+OperationId name_of(const EngineContext& ctx, const Transfer& t) noexcept {
+  return {std::uint64_t{ctx.transfers->offered.generation(t.index)} << 32 |
           std::uint64_t{t.index} << 1 | 1};
 }
 constexpr bool names_long(std::uint64_t name) noexcept { return (name & 1) != 0; }
 
-Transfer* find_long(const Shared& s, const Agent& a, std::uint64_t name) noexcept {
-  Transfer* const t = s.transfers->offered.find(static_cast<std::uint32_t>(name) >> 1,
-                                                static_cast<std::uint32_t>(name >> 32));
+Transfer* find_long(const EngineContext& ctx, const Agent& a, std::uint64_t name) noexcept {
+  Transfer* const t = ctx.transfers->offered.find(static_cast<std::uint32_t>(name) >> 1,
+                                                  static_cast<std::uint32_t>(name >> 32));
   return t != nullptr && t->agent == &a && !t->cancelled ? t : nullptr;
 }
 
@@ -73,20 +73,20 @@ constexpr bool is_offer(OperationKind kind) noexcept {
 }
 
 /// Neither the device nor the peer hears of it.
-void drop_unposted(Shared& s, Agent& a, Operation* before, Operation& op) noexcept {
+void drop_unposted(EngineContext& ctx, Agent& a, Operation* before, Operation& op) noexcept {
   unlink(a, before, op);
   op.was = op.kind;
   op.succeeded = false;
-  if (Block* const block = give_back(s, a, op); block != nullptr) detail::release(block);
+  if (Block* const block = give_back(ctx, a, op); block != nullptr) detail::release(block);
 }
 
 /// Takes back an offer that is still deferred, and what binds its window right before it; answers
 /// whether it was.
-bool withdraw(Shared& s, Agent& a, const Transfer& t) noexcept {
+bool withdraw(EngineContext& ctx, Agent& a, const Transfer& t) noexcept {
   Operation* before_bind = nullptr;
   Operation* before = nullptr;
   Operation* op = a.deferred;
-  while (op != nullptr && !(is_offer(op->kind) && offered_by(s, a, *op) == &t)) {
+  while (op != nullptr && !(is_offer(op->kind) && offered_by(ctx, a, *op) == &t)) {
     before_bind = before;
     before = op;
     op = op == a.deferred_last ? nullptr : op->next();
@@ -94,30 +94,30 @@ bool withdraw(Shared& s, Agent& a, const Transfer& t) noexcept {
   if (op == nullptr) return false;
   const bool bound = t.window != memory::WindowPool::kNone;
   if (bound && (before == nullptr || before->kind != OperationKind::bind)) return false;
-  drop_unposted(s, a, before, *op);
-  if (bound) drop_unposted(s, a, before_bind, *before);
+  drop_unposted(ctx, a, before, *op);
+  if (bound) drop_unposted(ctx, a, before_bind, *before);
   --a.sent;
   a.tell_again = true;
   return true;
 }
 
-bool cancel_long(Shared& s, Agent& a, std::uint64_t name) noexcept {
-  Transfer* const t = find_long(s, a, name);
+bool cancel_long(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
+  Transfer* const t = find_long(ctx, a, name);
   if (t == nullptr) return false;
-  if (withdraw(s, a, *t)) close_unoffered(s, *t);
+  if (withdraw(ctx, a, *t)) close_unoffered(ctx, *t);
   t->cancelled = t->untold = true;
   t->next_untold = nullptr;
-  Transfers& all = *s.transfers;
+  Transfers& all = *ctx.transfers;
   (all.untold_first == nullptr ? all.untold_first : all.untold_last->next_untold) = t;
   all.untold_last = t;
-  ++s.untold;
-  list_grant(s, a);
+  ++ctx.untold;
+  list_grant(ctx, a);
   return true;
 }
 
 /// One that the peer was offered keeps its record, its key and its block until that has answered.
-void tell(Shared& s, Transfer& t) noexcept {
-  if (t.unoffered) return settle(s, *t.agent, t, Status::cancelled);
+void tell(EngineContext& ctx, Transfer& t) noexcept {
+  if (t.unoffered) return settle(ctx, *t.agent, t, Status::cancelled);
   const CompletionCallback done = std::exchange(t.done, {});
   Completion completion;
   completion.status = Status::cancelled;
@@ -125,17 +125,17 @@ void tell(Shared& s, Transfer& t) noexcept {
 }
 
 /// At most so many, as callbacks may give up more; any of the list may end in them.
-void tell_cancelled_long(Shared& s, std::uint32_t most) noexcept {
-  Transfers& all = *s.transfers;
+void tell_cancelled_long(EngineContext& ctx, std::uint32_t most) noexcept {
+  Transfers& all = *ctx.transfers;
   for (; most != 0 && all.untold_first != nullptr; --most) {
     Transfer& t = *all.untold_first;
     all.untold_first = t.next_untold;
     t.untold = false;
-    tell(s, t);
+    tell(ctx, t);
   }
 }
 
-void tell(Shared& s, Operation& op) noexcept {
+void tell(EngineContext& ctx, Operation& op) noexcept {
   Agent& a = *op.agent;
   op.untold = false;
   const bool calls_back = op.calls_back;
@@ -143,25 +143,25 @@ void tell(Shared& s, Operation& op) noexcept {
   if (calls_back) done = op.done;
   const bool over = !op.with_device;
   const std::uint32_t list = over && is_raw(op.was) ? detach_list(a, op) : kNone;
-  Block* const block = over ? give_back(s, a, op) : nullptr;
+  Block* const block = over ? give_back(ctx, a, op) : nullptr;
   Completion completion;
   completion.status = Status::cancelled;
   if (calls_back) done(completion);
   if (block != nullptr) detail::release(block);
   if (list != kNone) drop_list(a, list);
-  if (over && is_drained(a)) on_drained(s, a);
+  if (over && is_drained(a)) on_drained(ctx, a);
 }
 
 }  // namespace
 
-bool cancel(Shared& s, Agent& a, std::uint64_t name) noexcept {
-  if (names_long(name)) return cancel_long(s, a, name);
+bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
+  if (names_long(name)) return cancel_long(ctx, a, name);
   Operation* before = nullptr;
   for (Operation* op = a.deferred; op != nullptr;) {
     if (op->wr.wr_id == name && is_users(op->kind)) {
       unlink(a, before, *op);
       take_credit_back(a, op->kind);
-      give_up(s, a, *op, false);
+      give_up(ctx, a, *op, false);
       return true;
     }
     before = op;
@@ -169,70 +169,70 @@ bool cancel(Shared& s, Agent& a, std::uint64_t name) noexcept {
   }
   for (Operation* op = a.posted; op != nullptr; op = op->next()) {
     if (op->wr.wr_id == name && is_users(op->kind)) {
-      give_up(s, a, *op, true);
+      give_up(ctx, a, *op, true);
       return true;
     }
   }
   return false;
 }
 
-void tell_cancelled(Shared& s) noexcept {
-  const std::uint32_t due = std::exchange(s.untold, 0);
+void tell_cancelled(EngineContext& ctx) noexcept {
+  const std::uint32_t due = std::exchange(ctx.untold, 0);
   // Those that callbacks give up meanwhile come into a list of their own: the next poll's.
-  Operation* op = s.untold_first;
-  s.untold_first = nullptr;
+  Operation* op = ctx.untold_first;
+  ctx.untold_first = nullptr;
   while (op != nullptr) {
     Operation* const next = op->next_untold;
-    tell(s, *op);
+    tell(ctx, *op);
     op = next;
   }
-  tell_cancelled_long(s, due);
+  tell_cancelled_long(ctx, due);
 }
 
-void end_cancelled(Shared& s, Agent& a, Operation& op, Status status) noexcept {
+void end_cancelled(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
   op.succeeded = status == Status::ok;
   op.with_device = false;
   if (op.untold) return;  // it ends when its callback has run
   if (const std::uint32_t list = is_raw(op.was) ? detach_list(a, op) : kNone; list != kNone)
     drop_list(a, list);
-  if (Block* const block = give_back(s, a, op); block != nullptr) detail::release(block);
+  if (Block* const block = give_back(ctx, a, op); block != nullptr) detail::release(block);
 }
 
 namespace {
 
 /// The newest long message that is neither cancelled nor ended.
-OperationId last_long(const Shared& s, const Agent& a) noexcept {
+OperationId last_long(const EngineContext& ctx, const Agent& a) noexcept {
   for (const Transfer* t = a.transfers.offered; t != nullptr; t = t->next) {
-    if (!t->cancelled) return name_of(s, *t);
+    if (!t->cancelled) return name_of(ctx, *t);
   }
   return {};
 }
 
 /// What the application knows a record by; that of nothing if it is none of the application's, or
 /// what it stands for has ended.
-OperationId name_of(const Shared& s, const Agent& a, const Operation& op) noexcept {
+OperationId name_of(const EngineContext& ctx, const Agent& a, const Operation& op) noexcept {
   if (is_users(op.kind)) return {op.wr.wr_id};
-  const Transfer* const t = is_offer(op.kind) ? offered_by(s, a, op) : nullptr;
-  return t != nullptr && !t->cancelled ? name_of(s, *t) : OperationId{};
+  const Transfer* const t = is_offer(op.kind) ? offered_by(ctx, a, op) : nullptr;
+  return t != nullptr && !t->cancelled ? name_of(ctx, *t) : OperationId{};
 }
 
 }  // namespace
 
-OperationId last_operation(const Shared& s, const Agent& a) noexcept {
+OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept {
   const Operation* const last = a.deferred != nullptr ? a.deferred_last : a.posted_last;
   if (last != nullptr && (a.deferred != nullptr || a.posted != nullptr) && is_users(last->kind))
     return {last->wr.wr_id};
   // The agent's own come between.
   OperationId found;
   const auto look = [&](const Operation& op) {
-    if (const OperationId name = name_of(s, a, op)) found = name;
+    if (const OperationId name = name_of(ctx, a, op)) found = name;
   };
   for (const Operation* op = a.posted; op != nullptr; op = op->next()) look(*op);
   for (const Operation* op = a.deferred; op != nullptr;
        op = op == a.deferred_last ? nullptr : op->next())
     look(*op);
   // Long messages whose offers the device is done with are older than what it has.
-  return found ? found : last_long(s, a);
+  return found ? found : last_long(ctx, a);
 }
 
 }  // namespace spinwire::agent

@@ -18,13 +18,13 @@ inline void count_end(Agent& a, const Operation& op, bool ok) noexcept {
 }
 
 /// The same for what is no plain operation of the application's.
-void end_unusual(Shared& s, Agent& a, Operation& op, Status status) noexcept;
+void end_unusual(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept;
 
 /// Ends an operation that is out of its agent's order: its record is free before its callback
 /// runs, so that the callback may start another.
-inline void end(Shared& s, Agent& a, Operation& op, Status status) noexcept {
+inline void end(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
   if (!is_plain(op.kind)) [[unlikely]]
-    return end_unusual(s, a, op, status);
+    return end_unusual(ctx, a, op, status);
   --a.sq_used;
   const bool ok = status == Status::ok;
   const std::uint32_t bytes = ok ? op.length : 0;
@@ -34,41 +34,41 @@ inline void end(Shared& s, Agent& a, Operation& op, Status status) noexcept {
   if (op.calls_back) {
     const Completion completion{status, bytes};
     const CompletionCallback done = op.done;
-    s.operations.release(op);
+    ctx.operations.release(op);
     done(completion);
   } else {
-    s.operations.release(op);
+    ctx.operations.release(op);
   }
   detail::release(block);
 }
 
 /// Ends the oldest operation that the device has.
-inline void end_posted(Shared& s, Agent& a, Status status) noexcept {
+inline void end_posted(EngineContext& ctx, Agent& a, Status status) noexcept {
   Operation& op = *a.posted;
   a.posted = op.next();
-  end(s, a, op, status);
+  end(ctx, a, op, status);
 }
 
 /// A send completion; answers the number of operations it ended.
-inline std::uint32_t on_send_completion(Shared& s, const ibv_wc& wc) noexcept {
-  Operation* const op = s.operations.find(wc.wr_id);
+inline std::uint32_t on_send_completion(EngineContext& ctx, const ibv_wc& wc) noexcept {
+  Operation* const op = ctx.operations.find(wc.wr_id);
   if (op == nullptr) [[unlikely]] {
-    ++s.stats.stale_completions;
+    ++ctx.stats.stale_completions;
     return 0;
   }
   Agent& a = *op->agent;
   std::uint32_t ended = 1;
   // A work request completes all before it.
-  for (; a.posted != op; ++ended) end_posted(s, a, Status::ok);
+  for (; a.posted != op; ++ended) end_posted(ctx, a, Status::ok);
   if (wc.status == IBV_WC_SUCCESS) [[likely]] {
-    a.last_heard = s.now;
-    end_posted(s, a, Status::ok);
+    a.last_heard = ctx.now;
+    end_posted(ctx, a, Status::ok);
   } else {
-    on_operation_failed(s, a, op->kind == OperationKind::cancelled ? op->was : op->kind, wc);
-    end_posted(s, a, status_of(wc.status));
+    on_operation_failed(ctx, a, op->kind == OperationKind::cancelled ? op->was : op->kind, wc);
+    end_posted(ctx, a, status_of(wc.status));
   }
   if (is_drained(a)) [[unlikely]]
-    on_drained(s, a);
+    on_drained(ctx, a);
   return ended;
 }
 

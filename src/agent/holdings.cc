@@ -12,13 +12,13 @@ namespace {
 using wire::LeaseAction;
 using wire::LeaseVerdict;
 
-Holding* holding_of(Shared& s, const Agent& a, std::uint32_t id) noexcept {
-  Holding* const h = find_holding(s, id);
+Holding* holding_of(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept {
+  Holding* const h = find_holding(ctx, id);
   return h != nullptr && h->agent == &a ? h : nullptr;
 }
 
-Holding* make_holding(Shared& s, Agent& a, std::uint64_t bytes) noexcept {
-  auto& all = s.leases->holdings;
+Holding* make_holding(EngineContext& ctx, Agent& a, std::uint64_t bytes) noexcept {
+  auto& all = ctx.leases->holdings;
   const std::uint32_t index = all.acquire();
   if (index == kNone) return nullptr;
   Holding& h = all.at(index);
@@ -30,7 +30,7 @@ Holding* make_holding(Shared& s, Agent& a, std::uint64_t bytes) noexcept {
   h.timer.kind = kHoldingTimer;
   h.agent = &a;
   h.region.length = bytes;
-  h.began = s.clock.now();
+  h.began = ctx.clock.now();
   h.next = a.leases.holdings;
   if (h.next != nullptr) h.next->prev = &h;
   a.leases.holdings = &h;
@@ -40,15 +40,16 @@ Holding* make_holding(Shared& s, Agent& a, std::uint64_t bytes) noexcept {
 }
 
 /// The peer has to answer within the time after which it is lost.
-void await_answer(Shared& s, Holding& h) noexcept {
+void await_answer(EngineContext& ctx, Holding& h) noexcept {
   h.calling = true;
-  s.timers.reschedule(h.timer, s.clock.now() + s.clock.ticks(s.config.connections.peer_timeout));
+  ctx.timers.reschedule(h.timer,
+                        ctx.clock.now() + ctx.clock.ticks(ctx.config.connections.peer_timeout));
 }
 
 /// Operations on it may be started until then.
-std::uint64_t end_of(const Shared& s, std::uint64_t began, Nanoseconds time) noexcept {
-  const Nanoseconds guard = s.config.leases.guard;
-  return began + (time > guard ? s.clock.ticks(time - guard) : 0);
+std::uint64_t end_of(const EngineContext& ctx, std::uint64_t began, Nanoseconds time) noexcept {
+  const Nanoseconds guard = ctx.config.leases.guard;
+  return began + (time > guard ? ctx.clock.ticks(time - guard) : 0);
 }
 
 Nanoseconds duration_of(std::uint64_t ns) noexcept {
@@ -56,27 +57,27 @@ Nanoseconds duration_of(std::uint64_t ns) noexcept {
 }
 
 /// Takes over what the owner says of it.
-void take_over(const Shared& s, Holding& h, const wire::LeaseGrant& grant) noexcept {
+void take_over(const EngineContext& ctx, Holding& h, const wire::LeaseGrant& grant) noexcept {
   h.region = {grant.address, grant.bytes, grant.rkey, static_cast<Access>(grant.access)};
   h.theirs = grant.lease;
   h.invalidate = grant.invalidate;
-  h.until = end_of(s, h.began, duration_of(grant.time));
+  h.until = end_of(ctx, h.began, duration_of(grant.time));
   h.state = Holding::State::held;
 }
 
 /// The call that was under way has ended.
-void end_call(Shared& s, Holding& h, LeaseReply& told) noexcept {
-  s.timers.cancel(h.timer);
+void end_call(EngineContext& ctx, Holding& h, LeaseReply& told) noexcept {
+  ctx.timers.cancel(h.timer);
   h.calling = false;
   const LeaseCallback done = std::exchange(h.done, {});
   const bool left = h.state == Holding::State::leaving;
-  if (left) forget_holding(s, h);
+  if (left) forget_holding(ctx, h);
   if (done) done(told);
 }
 
 /// Says something about a lease, behind all that was started on it.
-void call(Shared& s, const Holding& h, LeaseAction action, bool ends, std::uint64_t time = 0,
-          LeaseVerdict verdict = LeaseVerdict::granted) noexcept {
+void call(EngineContext& ctx, const Holding& h, LeaseAction action, bool ends,
+          std::uint64_t time = 0, LeaseVerdict verdict = LeaseVerdict::granted) noexcept {
   wire::LeaseCall call;
   call.lease = h.theirs;
   call.id = h.id;
@@ -89,36 +90,37 @@ void call(Shared& s, const Holding& h, LeaseAction action, bool ends, std::uint6
     note.invalidate = h.region.rkey;
     note.invalidate_until = h.until;
   }
-  tell(s, *h.agent, note);
+  tell(ctx, *h.agent, note);
 }
 
 /// Whether a call about it may be begun.
-Status may_call(const Shared& s, const Holding& h) noexcept {
+Status may_call(const EngineContext& ctx, const Holding& h) noexcept {
   if (h.agent->state != ConnectionState::ready) return Status::not_connected;
-  if (h.state != Holding::State::held || s.clock.now() >= h.until) return Status::lease_expired;
+  if (h.state != Holding::State::held || ctx.clock.now() >= h.until) return Status::lease_expired;
   return h.calling || !may_tell(*h.agent) ? Status::would_block : Status::ok;
 }
 
 }  // namespace
 
-Holding* find_holding(Shared& s, std::uint32_t id) noexcept {
-  return find_named(s.leases->holdings, id);
+Holding* find_holding(EngineContext& ctx, std::uint32_t id) noexcept {
+  return find_named(ctx.leases->holdings, id);
 }
 
-void forget_holding(Shared& s, Holding& h) noexcept {
+void forget_holding(EngineContext& ctx, Holding& h) noexcept {
   Agent& a = *h.agent;
-  s.timers.cancel(h.timer);
+  ctx.timers.cancel(h.timer);
   (h.prev == nullptr ? a.leases.holdings : h.prev->next) = h.next;
   if (h.next != nullptr) h.next->prev = h.prev;
   --a.leases.held;
   a.leases.held_bytes -= h.region.length;
   h.id = 0;
-  s.leases->holdings.release(h.index);
+  ctx.leases->holdings.release(h.index);
 }
 
-Status resolve(Shared& s, const Agent& a, const RemoteRegion& leased, RemoteRegion& real) noexcept {
-  const Holding* const h = find_holding(s, leased.lease);
-  if (h == nullptr || h->state != Holding::State::held || s.clock.now() >= h->until)
+Status resolve(EngineContext& ctx, const Agent& a, const RemoteRegion& leased,
+               RemoteRegion& real) noexcept {
+  const Holding* const h = find_holding(ctx, leased.lease);
+  if (h == nullptr || h->state != Holding::State::held || ctx.clock.now() >= h->until)
     return Status::lease_expired;
   if (h->agent != &a) return Status::invalid_argument;
   const RemoteRegion& whole = h->region;
@@ -129,79 +131,79 @@ Status resolve(Shared& s, const Agent& a, const RemoteRegion& leased, RemoteRegi
   return Status::ok;
 }
 
-Status request(Shared& s, Agent& a, std::size_t bytes, const LeaseOptions& options,
+Status request(EngineContext& ctx, Agent& a, std::size_t bytes, const LeaseOptions& options,
                const LeaseCallback& done) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
   if (a.raw != nullptr) return Status::unsupported;
   const auto access = static_cast<std::uint8_t>(options.access);
-  if (bytes == 0 || !wire::is_remote_access(access) || !is_lease_time(s, options.time))
+  if (bytes == 0 || !wire::is_remote_access(access) || !is_lease_time(ctx, options.time))
     return Status::invalid_argument;
   if (!may_tell(a)) return Status::would_block;
-  Holding* const h = make_holding(s, a, bytes);
+  Holding* const h = make_holding(ctx, a, bytes);
   if (h == nullptr) return Status::would_block;
   h->region.access = options.access;
   h->done = done;
-  h->until = end_of(s, h->began, options.time);
-  await_answer(s, *h);
+  h->until = end_of(ctx, h->began, options.time);
+  await_answer(ctx, *h);
   wire::LeaseRequest r;
   r.bytes = bytes;
   r.time = static_cast<std::uint64_t>(options.time.count());
   r.id = h->id;
   r.alignment = options.alignment;
   r.access = access;
-  tell(s, a, make_note(wire::MessageKind::lease_request, wire::encode(r)));
+  tell(ctx, a, make_note(wire::MessageKind::lease_request, wire::encode(r)));
   return Status::ok;
 }
 
-void take_grant(Shared& s, Agent& a, const wire::LeaseGrant& grant) noexcept {
-  Holding* const h = holding_of(s, a, grant.id);
+void take_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept {
+  Holding* const h = holding_of(ctx, a, grant.id);
   if (h == nullptr || h->state != Holding::State::asked)
-    return lease_protocol_error(s, a, "it answers no request");
+    return lease_protocol_error(ctx, a, "it answers no request");
   LeaseReply told;
   if (grant.verdict != LeaseVerdict::granted) {
     told.status = status_of(grant.verdict);
     told.refusal = refusal_of(grant.verdict);
     h->state = Holding::State::leaving;
-    return end_call(s, *h, told);
+    return end_call(ctx, *h, told);
   }
   const Nanoseconds time = duration_of(grant.time);
   if (grant.bytes != h->region.length ||
       !allows(h->region.access, static_cast<Access>(grant.access)) ||
-      end_of(s, h->began, time) > h->until)
-    return lease_protocol_error(s, a, "it grants what was not asked for");
-  take_over(s, *h, grant);
+      end_of(ctx, h->began, time) > h->until)
+    return lease_protocol_error(ctx, a, "it grants what was not asked for");
+  take_over(ctx, *h, grant);
   told.time = time;
-  told.memory = RemoteMemory(*s.anchor, h->id);
-  end_call(s, *h, told);
+  told.memory = RemoteMemory(*ctx.anchor, h->id);
+  end_call(ctx, *h, told);
 }
 
-void take_push(Shared& s, Agent& a, const wire::LeaseGrant& grant) noexcept {
+void take_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept {
   if (grant.verdict != LeaseVerdict::granted)
-    return lease_protocol_error(s, a, "it leases nothing");
+    return lease_protocol_error(ctx, a, "it leases nothing");
   LeaseVerdict verdict = LeaseVerdict::granted;
   if ((a.detour & kReplaced) != 0) replace_handlers(a);
   if (!a.handlers.on_lease) {
     verdict = LeaseVerdict::unwanted;
-  } else if (duration_of(grant.time) <= s.config.leases.guard) {
+  } else if (duration_of(grant.time) <= ctx.config.leases.guard) {
     verdict = LeaseVerdict::bad_time;
   } else if (a.leases.held >= a.attributes.leases.count) {
     verdict = LeaseVerdict::too_many;
   }
-  Holding* const h = verdict == LeaseVerdict::granted ? make_holding(s, a, grant.bytes) : nullptr;
+  Holding* const h = verdict == LeaseVerdict::granted ? make_holding(ctx, a, grant.bytes) : nullptr;
   if (h == nullptr) {
     Holding none;
     none.theirs = grant.lease;
     none.agent = &a;
     if (verdict == LeaseVerdict::granted) verdict = LeaseVerdict::no_room;
-    return call(s, none, LeaseAction::took, false, 0, verdict);
+    return call(ctx, none, LeaseAction::took, false, 0, verdict);
   }
-  take_over(s, *h, grant);
-  call(s, *h, LeaseAction::took, false);
-  RemoteMemory memory(*s.anchor, h->id);
-  a.handlers.on_lease(handle(s, a), memory);
+  take_over(ctx, *h, grant);
+  call(ctx, *h, LeaseAction::took, false);
+  RemoteMemory memory(*ctx.anchor, h->id);
+  a.handlers.on_lease(handle(ctx, a), memory);
 }
 
-void take_recall(Shared& s, Agent& a, const wire::LeaseCall& call) noexcept {
+void take_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept {
   for (Holding* h = a.leases.holdings; h != nullptr; h = h->next) {
     if (h->theirs != call.lease || h->state != Holding::State::held) continue;
     if (h->calling) {
@@ -209,72 +211,72 @@ void take_recall(Shared& s, Agent& a, const wire::LeaseCall& call) noexcept {
       told.status = Status::lease_expired;
       told.refusal = LeaseRefusal::over;
       const std::uint32_t id = h->id;
-      end_call(s, *h, told);
+      end_call(ctx, *h, told);
       if (h->id != id || h->state != Holding::State::held) return;  // the callback gave it up
     }
-    return release_holding(s, *h);
+    return release_holding(ctx, *h);
   }
   // It has crossed our giving it up.
 }
 
-void take_reply(Shared& s, Agent& a, const wire::LeaseReply& reply) noexcept {
-  Holding* const h = holding_of(s, a, reply.id);
+void take_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& reply) noexcept {
+  Holding* const h = holding_of(ctx, a, reply.id);
   if (h == nullptr || !h->calling || h->state == Holding::State::asked) {
     if (h == nullptr) return;  // a recall has ended the call
-    return lease_protocol_error(s, a, "it replies to no call");
+    return lease_protocol_error(ctx, a, "it replies to no call");
   }
   LeaseReply told;
   told.status = status_of(reply.verdict);
   told.refusal = refusal_of(reply.verdict);
   if (h->state == Holding::State::held && reply.verdict == LeaseVerdict::granted) {
     told.time = duration_of(reply.time);
-    const std::uint64_t until = end_of(s, h->renewed, told.time);
-    if (until > h->asked) return lease_protocol_error(s, a, "it grants what was not asked for");
+    const std::uint64_t until = end_of(ctx, h->renewed, told.time);
+    if (until > h->asked) return lease_protocol_error(ctx, a, "it grants what was not asked for");
     h->until = until;
   }
-  end_call(s, *h, told);
+  end_call(ctx, *h, told);
 }
 
-Status renew(Shared& s, Holding& h, Nanoseconds time, const LeaseCallback& done) noexcept {
-  if (!is_lease_time(s, time)) return Status::invalid_argument;
-  if (const Status status = may_call(s, h); status != Status::ok) return status;
-  h.renewed = s.clock.now();
-  h.asked = end_of(s, h.renewed, time);
+Status renew(EngineContext& ctx, Holding& h, Nanoseconds time, const LeaseCallback& done) noexcept {
+  if (!is_lease_time(ctx, time)) return Status::invalid_argument;
+  if (const Status status = may_call(ctx, h); status != Status::ok) return status;
+  h.renewed = ctx.clock.now();
+  h.asked = end_of(ctx, h.renewed, time);
   h.done = done;
-  await_answer(s, h);
-  call(s, h, LeaseAction::renew, false, static_cast<std::uint64_t>(time.count()));
+  await_answer(ctx, h);
+  call(ctx, h, LeaseAction::renew, false, static_cast<std::uint64_t>(time.count()));
   return Status::ok;
 }
 
-Status give_back(Shared& s, Holding& h, const LeaseCallback& done) noexcept {
-  if (const Status status = may_call(s, h); status != Status::ok) return status;
+Status give_back(EngineContext& ctx, Holding& h, const LeaseCallback& done) noexcept {
+  if (const Status status = may_call(ctx, h); status != Status::ok) return status;
   h.state = Holding::State::leaving;
   h.done = done;
-  await_answer(s, h);
-  call(s, h, LeaseAction::give_back, true);
+  await_answer(ctx, h);
+  call(ctx, h, LeaseAction::give_back, true);
   return Status::ok;
 }
 
-void release_holding(Shared& s, Holding& h) noexcept {
+void release_holding(EngineContext& ctx, Holding& h) noexcept {
   if (h.state != Holding::State::held) return;
   // A call that is under way finds nobody when it is answered.
-  if (h.agent->state == ConnectionState::ready) call(s, h, LeaseAction::release, true);
+  if (h.agent->state == ConnectionState::ready) call(ctx, h, LeaseAction::release, true);
   LeaseReply told;
   told.status = Status::cancelled;
   const bool calling = std::exchange(h.calling, false);
   const LeaseCallback done = std::exchange(h.done, {});
-  forget_holding(s, h);
+  forget_holding(ctx, h);
   if (calling && done) done(told);
 }
 
-void end_holdings(Shared& s, Agent& a) noexcept {
+void end_holdings(EngineContext& ctx, Agent& a) noexcept {
   while (a.leases.holdings != nullptr) {
     Holding& h = *a.leases.holdings;
     LeaseReply told;
     told.status = Status::flushed;
     told.refusal = LeaseRefusal::closing;
     const LeaseCallback done = std::exchange(h.done, {});
-    forget_holding(s, h);
+    forget_holding(ctx, h);
     if (done) done(told);
   }
 }

@@ -13,17 +13,17 @@ using wire::MessageKind;
 
 /// Decodes a body and hands it on.
 template <typename Body, typename Take>
-void take(Shared& s, Agent& a, std::span<const std::byte> bytes, Take take) noexcept {
+void take(EngineContext& ctx, Agent& a, std::span<const std::byte> bytes, Take take) noexcept {
   Body body;
-  if (!wire::decode(bytes, body)) return lease_protocol_error(s, a, "it is malformed");
+  if (!wire::decode(bytes, body)) return lease_protocol_error(ctx, a, "it is malformed");
   take(body);
 }
 
 }  // namespace
 
-void lease_protocol_error(Shared& s, Agent& a, const char* found) noexcept {
+void lease_protocol_error(EngineContext& ctx, Agent& a, const char* found) noexcept {
   fail_bad(
-      s, a,
+      ctx, a,
       {Status::protocol, "take a message about a lease", found, "the peer is broken or hostile"});
 }
 
@@ -51,8 +51,8 @@ Status status_of(wire::LeaseVerdict verdict) noexcept {
   return Status::limit;
 }
 
-bool is_lease_time(const Shared& s, Nanoseconds time) noexcept {
-  return time > s.config.leases.guard &&
+bool is_lease_time(const EngineContext& ctx, Nanoseconds time) noexcept {
+  return time > ctx.config.leases.guard &&
          static_cast<std::uint64_t>(time.count()) <= wire::kLongestLease;
 }
 
@@ -61,48 +61,49 @@ bool may_tell(const Agent& a) noexcept { return a.transfers.notes_waiting < kNot
 // The device repeats for 4.096 us * 2^ack_timeout, up to four times that (InfiniBand specification,
 // 9.7.6.1.3), and that retry_count times more. By our settings: both ends are meant to have the
 // same.
-std::uint64_t worst_retries(const Shared& s, const Agent& a) noexcept {
+std::uint64_t worst_retries(const EngineContext& ctx, const Agent& a) noexcept {
   const verbs::RetryOptions& retry = a.attributes.queue_pair.retry;
   const std::uint64_t once = std::uint64_t{4096} << retry.ack_timeout;
   const std::uint64_t all = 4 * once * (std::uint64_t{retry.retry_count} + 1);
-  return s.clock.ticks(Nanoseconds(static_cast<std::int64_t>(std::min(all, wire::kLongestLease))));
+  return ctx.clock.ticks(
+      Nanoseconds(static_cast<std::int64_t>(std::min(all, wire::kLongestLease))));
 }
 
-void take_lease_message(Shared& s, Agent& a, MessageKind kind, std::span<const std::byte> body,
-                        std::uint32_t invalidated) noexcept {
+void take_lease_message(EngineContext& ctx, Agent& a, MessageKind kind,
+                        std::span<const std::byte> body, std::uint32_t invalidated) noexcept {
   switch (kind) {
     case MessageKind::lease_request:
-      return take<wire::LeaseRequest>(s, a, body, [&](const wire::LeaseRequest& request) {
-        take_lease_request(s, a, request);
+      return take<wire::LeaseRequest>(ctx, a, body, [&](const wire::LeaseRequest& request) {
+        take_lease_request(ctx, a, request);
       });
     case MessageKind::lease_grant:
       return take<wire::LeaseGrant>(
-          s, a, body, [&](const wire::LeaseGrant& grant) { take_grant(s, a, grant); });
+          ctx, a, body, [&](const wire::LeaseGrant& grant) { take_grant(ctx, a, grant); });
     case MessageKind::lease_push:
-      return take<wire::LeaseGrant>(s, a, body,
-                                    [&](const wire::LeaseGrant& grant) { take_push(s, a, grant); });
+      return take<wire::LeaseGrant>(
+          ctx, a, body, [&](const wire::LeaseGrant& grant) { take_push(ctx, a, grant); });
     case MessageKind::lease_call:
-      return take<wire::LeaseCall>(s, a, body, [&](const wire::LeaseCall& call) {
-        if (call.action == wire::LeaseAction::recall) return take_recall(s, a, call);
-        take_lease_call(s, a, call, invalidated);
+      return take<wire::LeaseCall>(ctx, a, body, [&](const wire::LeaseCall& call) {
+        if (call.action == wire::LeaseAction::recall) return take_recall(ctx, a, call);
+        take_lease_call(ctx, a, call, invalidated);
       });
     default:
       return take<wire::LeaseReply>(
-          s, a, body, [&](const wire::LeaseReply& reply) { take_reply(s, a, reply); });
+          ctx, a, body, [&](const wire::LeaseReply& reply) { take_reply(ctx, a, reply); });
   }
 }
 
-void on_lease_timer(Shared& s, const base::Timer& timer) noexcept {
-  if (timer.kind == kLoanTimer) return on_loan_timer(s, s.leases->loans.at(timer.index));
-  fail(s, *s.leases->holdings.at(timer.index).agent,
+void on_lease_timer(EngineContext& ctx, const base::Timer& timer) noexcept {
+  if (timer.kind == kLoanTimer) return on_loan_timer(ctx, ctx.leases->loans.at(timer.index));
+  fail(ctx, *ctx.leases->holdings.at(timer.index).agent,
        {Status::peer_lost, "ask the peer about a lease", "no answer came in time",
         "the peer's process hangs, or is hostile"});
 }
 
-bool end_leases(Shared& s, Agent& a) noexcept {
-  end_holdings(s, a);
+bool end_leases(EngineContext& ctx, Agent& a) noexcept {
+  end_holdings(ctx, a);
   while (a.leases.loans != nullptr) {
-    if (!end_loans(s, a)) return false;
+    if (!end_loans(ctx, a)) return false;
   }
   return true;
 }

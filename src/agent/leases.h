@@ -15,7 +15,7 @@
 namespace spinwire::agent {
 
 struct Agent;
-struct Shared;
+struct EngineContext;
 
 /// Bindings and unbindings of windows for leases that a connection has with the device at once.
 inline constexpr std::uint32_t kLeaseRequests = 2;
@@ -121,12 +121,12 @@ inline constexpr std::uint16_t kLoanTimer = 4;
 inline constexpr std::uint16_t kHoldingTimer = 5;
 
 /// A message about leases has come; `invalidated` is the key that its arrival has ended, or 0.
-void take_lease_message(Shared& s, Agent& a, wire::MessageKind kind,
+void take_lease_message(EngineContext& ctx, Agent& a, wire::MessageKind kind,
                         std::span<const std::byte> body, std::uint32_t invalidated) noexcept;
-void on_lease_timer(Shared& s, const base::Timer& timer) noexcept;
+void on_lease_timer(EngineContext& ctx, const base::Timer& timer) noexcept;
 /// Ends one of the agent's leases, of either kind; its queue pair takes no work requests any more,
 /// and is about to be destroyed. Answers false while control verbs are left to be done.
-bool end_leases(Shared& s, Agent& a) noexcept;
+bool end_leases(EngineContext& ctx, Agent& a) noexcept;
 
 enum class LeaseWork : std::uint8_t {
   none,  ///< there is none that could be done now
@@ -135,62 +135,63 @@ enum class LeaseWork : std::uint8_t {
 };
 /// Takes the next step of the first loan in line, with at most one control verb, and none unless
 /// `verb_allowed`.
-LeaseWork work_on_leases(Shared& s, bool verb_allowed) noexcept;
+LeaseWork work_on_leases(EngineContext& ctx, bool verb_allowed) noexcept;
 
 // The owner.
 
 /// Leases memory to the peer, or only opens it, when `manual`. Errors: those of
 /// Connection::lease().
-Status lend(Shared& s, Agent& a, const BufferSlice& memory, const LeaseOptions& options,
+Status lend(EngineContext& ctx, Agent& a, const BufferSlice& memory, const LeaseOptions& options,
             const LeaseCallback& done) noexcept;
 /// Opens memory to the peer alone, under a key that holds from the agent's next work request on.
 /// Errors: would_block, and unsupported where that takes a registration.
-Status open_by_hand(Shared& s, Agent& a, const BufferSlice& memory, Access access,
+Status open_by_hand(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
                     RemoteRegion& region) noexcept;
-Status recall(Shared& s, Agent& a, LeaseId lease) noexcept;
-Status close_by_hand(Shared& s, Agent& a, std::uint32_t rkey) noexcept;
+Status recall(EngineContext& ctx, Agent& a, LeaseId lease) noexcept;
+Status close_by_hand(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
 /// Whether this is the key of a window of the agent's.
 bool is_bound_here(const Agent& a, std::uint32_t rkey) noexcept;
 /// The device has bound a window, or unbound it.
-void on_lease_bound(Shared& s, Agent& a) noexcept;
-void on_lease_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept;
-void take_lease_request(Shared& s, Agent& a, const wire::LeaseRequest& request) noexcept;
-void take_lease_call(Shared& s, Agent& a, const wire::LeaseCall& call,
+void on_lease_bound(EngineContext& ctx, Agent& a) noexcept;
+void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept;
+void take_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& request) noexcept;
+void take_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
                      std::uint32_t invalidated) noexcept;
-void on_loan_timer(Shared& s, Loan& loan) noexcept;
+void on_loan_timer(EngineContext& ctx, Loan& loan) noexcept;
 /// The loans' part of end_leases().
-bool end_loans(Shared& s, Agent& a) noexcept;
+bool end_loans(EngineContext& ctx, Agent& a) noexcept;
 
 // The holder.
 
-Status request(Shared& s, Agent& a, std::size_t bytes, const LeaseOptions& options,
+Status request(EngineContext& ctx, Agent& a, std::size_t bytes, const LeaseOptions& options,
                const LeaseCallback& done) noexcept;
 /// The holding of a handle or of a region; null if it is over.
-Holding* find_holding(Shared& s, std::uint32_t id) noexcept;
+Holding* find_holding(EngineContext& ctx, std::uint32_t id) noexcept;
 /// Whether an operation may be started on the region, and with its key.
-Status resolve(Shared& s, const Agent& a, const RemoteRegion& leased, RemoteRegion& real) noexcept;
-Status renew(Shared& s, Holding& h, Nanoseconds time, const LeaseCallback& done) noexcept;
-Status give_back(Shared& s, Holding& h, const LeaseCallback& done) noexcept;
-void release_holding(Shared& s, Holding& h) noexcept;
+Status resolve(EngineContext& ctx, const Agent& a, const RemoteRegion& leased,
+               RemoteRegion& real) noexcept;
+Status renew(EngineContext& ctx, Holding& h, Nanoseconds time, const LeaseCallback& done) noexcept;
+Status give_back(EngineContext& ctx, Holding& h, const LeaseCallback& done) noexcept;
+void release_holding(EngineContext& ctx, Holding& h) noexcept;
 /// Lets go of it without a word to the owner.
-void forget_holding(Shared& s, Holding& h) noexcept;
+void forget_holding(EngineContext& ctx, Holding& h) noexcept;
 /// Forgets all that the agent holds; calls end as flushed.
-void end_holdings(Shared& s, Agent& a) noexcept;
-void take_grant(Shared& s, Agent& a, const wire::LeaseGrant& grant) noexcept;
-void take_push(Shared& s, Agent& a, const wire::LeaseGrant& grant) noexcept;
-void take_recall(Shared& s, Agent& a, const wire::LeaseCall& call) noexcept;
-void take_reply(Shared& s, Agent& a, const wire::LeaseReply& reply) noexcept;
+void end_holdings(EngineContext& ctx, Agent& a) noexcept;
+void take_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept;
+void take_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept;
+void take_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept;
+void take_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& reply) noexcept;
 
 // Both.
 
 /// The peer said what no peer says.
-void lease_protocol_error(Shared& s, Agent& a, const char* found) noexcept;
+void lease_protocol_error(EngineContext& ctx, Agent& a, const char* found) noexcept;
 /// Whether a lease may be for that long.
-bool is_lease_time(const Shared& s, Nanoseconds time) noexcept;
+bool is_lease_time(const EngineContext& ctx, Nanoseconds time) noexcept;
 /// Whether the agent may tell the peer of one more thing that the application wants.
 bool may_tell(const Agent& a) noexcept;
 /// How long an operation that was started may still be under way, ticks.
-std::uint64_t worst_retries(const Shared& s, const Agent& a) noexcept;
+std::uint64_t worst_retries(const EngineContext& ctx, const Agent& a) noexcept;
 Status status_of(wire::LeaseVerdict verdict) noexcept;
 constexpr LeaseRefusal refusal_of(wire::LeaseVerdict verdict) noexcept {
   return static_cast<LeaseRefusal>(verdict);

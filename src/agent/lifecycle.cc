@@ -15,8 +15,8 @@
 namespace spinwire::agent {
 namespace {
 
-std::uint64_t after(const Shared& s, Nanoseconds delay) noexcept {
-  return s.clock.now() + s.clock.ticks(delay);
+std::uint64_t after(const EngineContext& ctx, Nanoseconds delay) noexcept {
+  return ctx.clock.now() + ctx.clock.ticks(delay);
 }
 
 Nanoseconds idle_period(const Config::Connections& c) noexcept {
@@ -39,31 +39,31 @@ void leave_cm(Agent& a) noexcept {
 
 /// Whether nothing of the agent's is with the device, in ERR, any more: a receive that completed
 /// after its queue pair is gone would have an entry of the completion queue that nobody counts.
-bool is_drained(Shared& s, const Agent& a) noexcept {
-  return idle(a) && (a.own_queue == kNone || own_receives_posted(s, a) == 0) &&
+bool is_drained(EngineContext& ctx, const Agent& a) noexcept {
+  return idle(a) && (a.own_queue == kNone || own_receives_posted(ctx, a) == 0) &&
          (a.raw == nullptr || raw_receives_posted(a) == 0);
 }
 
-bool step_destroy(Shared& s, Agent& a) noexcept {
+bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
   // Windows go before their queue pair.
-  if (!end_offers(s, a) || !end_leases(s, a)) return true;
+  if (!end_offers(ctx, a) || !end_leases(ctx, a)) return true;
   leave_cm(a);
-  neighbours(s, a).clear(a.qp->qp_num);
-  s.device->destroy_qp(a.qp);
+  neighbours(ctx, a).clear(a.qp->qp_num);
+  ctx.device->destroy_qp(a.qp);
   a.qp = nullptr;
-  flush_everything(s, a);
-  if (a.raw != nullptr) flush_raw_receives(s, a);
-  drop_held(s, a);
+  flush_everything(ctx, a);
+  if (a.raw != nullptr) flush_raw_receives(ctx, a);
+  drop_held(ctx, a);
   a.stage = Stage::conceal;
   return true;
 }
 
-bool step_conceal(Shared& s, Agent& a) noexcept {
+bool step_conceal(EngineContext& ctx, Agent& a) noexcept {
   leave_cm(a);
   const bool exposed = static_cast<bool>(a.cell_region);
   // The peer may be in the midst of a write to the cell: its key is dead from now on, and the
   // registration keeps the block until the write has ended.
-  if (exposed) (void)s.registrations->revoke(std::exchange(a.cell_region, {}).rkey);
+  if (exposed) (void)ctx.registrations->revoke(std::exchange(a.cell_region, {}).rkey);
   if (a.cell_block != nullptr) detail::release(std::exchange(a.cell_block, nullptr));
   a.cell = nullptr;
   a.stage = a.domain != nullptr ? Stage::leave : Stage::over;
@@ -117,10 +117,10 @@ const char* kind_text(OperationKind kind) noexcept {
 }
 
 /// What to look at when the device gives this status.
-const char* likely_cause(const Shared& s, ibv_wc_status status) noexcept {
+const char* likely_cause(const EngineContext& ctx, ibv_wc_status status) noexcept {
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
-      return s.device->info().gid_type == GidType::embedded
+      return ctx.device->info().gid_type == GidType::embedded
                  ? "the peer's process is gone, has closed its device, or its queue pair has failed"
                  : "the peer's process is gone or its queue pair has failed; else packets are lost "
                    "on the way: see both GIDs, the MTU of every hop, and flow control";
@@ -154,7 +154,8 @@ const char* likely_cause(const Shared& s, ibv_wc_status status) noexcept {
   }
 }
 
-Error operation_error(const Shared& s, const Agent& a, OperationKind kind, const ibv_wc& wc) {
+Error operation_error(const EngineContext& ctx, const Agent& a, OperationKind kind,
+                      const ibv_wc& wc) {
   const verbs::QueuePairOptions& ours = a.attributes.queue_pair;
   // Flushed are operations; a connection that was not to end has a queue pair that failed here.
   const bool failed = wc.status == IBV_WC_WR_FLUSH_ERR;
@@ -167,7 +168,7 @@ Error operation_error(const Shared& s, const Agent& a, OperationKind kind, const
                   "rnr_retry {}",
                   static_cast<int>(wc.status), ibv_wc_status_str(wc.status), wc.vendor_err,
                   ours.retry.ack_timeout, ours.retry.retry_count, ours.retry.rnr_retry),
-      likely_cause(s, wc.status));
+      likely_cause(ctx, wc.status));
 }
 
 /// A message that is longer than its receive is the peer's fault, all else our own. Soft-RoCE tells
@@ -200,7 +201,7 @@ std::unique_ptr<Transfers> make_transfers(const Config& c) {
 
 }  // namespace
 
-Shared::Shared(const Config& settings, const Clock& time)
+EngineContext::EngineContext(const Config& settings, const Clock& time)
     : config(settings),
       clock(time),
       agents(settings.connections.maximum),
@@ -221,85 +222,86 @@ void prepare_timers(Agent& a) noexcept {
   a.cause.status = Status::ok;
 }
 
-bool promise_receive(Shared& s, Agent& a) noexcept {
+bool promise_receive(EngineContext& ctx, Agent& a) noexcept {
   if (a.raw != nullptr) {
-    a.last_heard = a.last_sent = s.clock.now();
+    a.last_heard = a.last_sent = ctx.clock.now();
     return true;
   }
-  const bool shares = s.device->srq() != nullptr;
-  if (shares ? s.allotted >= s.receive_capacity : !take_own_queue(s, a)) return false;
-  ++allotted_with(s, a);
+  const bool shares = ctx.device->srq() != nullptr;
+  if (shares ? ctx.allotted >= ctx.receive_capacity : !take_own_queue(ctx, a)) return false;
+  ++allotted_with(ctx, a);
   a.allotment = 1;
   a.granted = a.published = 1;
-  a.last_heard = a.last_sent = s.clock.now();
+  a.last_heard = a.last_sent = ctx.clock.now();
   return true;
 }
 
-Agent* acquire(Shared& s, ConnectionState state, bool outbound, Nanoseconds patience) noexcept {
-  const std::uint32_t index = s.agents.acquire();
+Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
+               Nanoseconds patience) noexcept {
+  const std::uint32_t index = ctx.agents.acquire();
   if (index == kNone) return nullptr;
-  Agent& a = s.agents.at(index);
+  Agent& a = ctx.agents.at(index);
   a.~Agent();
   new (&a) Agent();
   a.index = index;
-  a.generation = s.agents.generation(index);
+  a.generation = ctx.agents.generation(index);
   a.outbound = outbound;
   prepare_timers(a);
-  set_attributes(a, s.attributes);
-  if (!promise_receive(s, a)) {
+  set_attributes(a, ctx.attributes);
+  if (!promise_receive(ctx, a)) {
     a.generation = 0;
-    s.agents.release(index);
+    ctx.agents.release(index);
     return nullptr;
   }
   a.patience = patience.count() != 0 ? patience
-               : outbound            ? s.config.connections.connect_timeout
-                                     : s.config.connections.handshake_timeout;
+               : outbound            ? ctx.config.connections.connect_timeout
+                                     : ctx.config.connections.handshake_timeout;
   a.stage = Stage::domain;
-  enter(s, a, state);
-  list_setup(s, a);
+  enter(ctx, a, state);
+  list_setup(ctx, a);
   return &a;
 }
 
-void enter(Shared& s, Agent& a, ConnectionState state) noexcept {
+void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
   a.state = state;
   if (a.again != nullptr && state != ConnectionState::resolving) a.again->resting = false;
   room_in_force(a) = state == ConnectionState::ready ? room_of(a) : 0;
-  s.timers.cancel(a.deadline_timer);
-  const Config::Connections& c = s.config.connections;
+  ctx.timers.cancel(a.deadline_timer);
+  const Config::Connections& c = ctx.config.connections;
   switch (state) {
     case ConnectionState::resolving:
-      a.deadline = after(s, a.again != nullptr && a.again->resting ? a.again->delay : a.patience);
+      a.deadline = after(ctx, a.again != nullptr && a.again->resting ? a.again->delay : a.patience);
       break;
     case ConnectionState::exchanging:
       // After `resolving` the deadline of the whole attempt goes on.
-      if (a.deadline == 0) a.deadline = after(s, a.patience);
+      if (a.deadline == 0) a.deadline = after(ctx, a.patience);
       break;
     case ConnectionState::draining:
-      a.deadline = after(s, c.close_timeout);
+      a.deadline = after(ctx, c.close_timeout);
       break;
     case ConnectionState::ready:
-      s.timers.reschedule(a.idle_timer, after(s, idle_period(c)));
+      ctx.timers.reschedule(a.idle_timer, after(ctx, idle_period(c)));
       return;
     case ConnectionState::closed:
-      s.timers.cancel(a.idle_timer);
+      ctx.timers.cancel(a.idle_timer);
       return;
   }
-  s.timers.schedule(a.deadline_timer, a.deadline);
+  ctx.timers.schedule(a.deadline_timer, a.deadline);
 }
 
-void list_setup(Shared& s, Agent& a) noexcept {
+void list_setup(EngineContext& ctx, Agent& a) noexcept {
   if (a.setup_listed) return;
   a.setup_listed = true;
   a.next_setup = kNone;
-  if (s.setup_last == kNone) {
-    s.setup_first = a.index;
+  if (ctx.setup_last == kNone) {
+    ctx.setup_first = a.index;
   } else {
-    s.agents.at(s.setup_last).next_setup = a.index;
+    ctx.agents.at(ctx.setup_last).next_setup = a.index;
   }
-  s.setup_last = a.index;
+  ctx.setup_last = a.index;
 }
 
-bool advance(Shared& s, Agent& a) noexcept {
+bool advance(EngineContext& ctx, Agent& a) noexcept {
   switch (a.stage) {
     case Stage::domain:
     case Stage::slab:
@@ -308,21 +310,21 @@ bool advance(Shared& s, Agent& a) noexcept {
     case Stage::init:
     case Stage::rtr:
     case Stage::rts:
-      return bring_up(s, a);
+      return bring_up(ctx, a);
     case Stage::error:
       a.stage = Stage::drain;
-      (void)s.device->to_error(a.qp);
+      (void)ctx.device->to_error(a.qp);
       return true;
     case Stage::drain:
-      flush_unposted(s, a);
-      if (is_drained(s, a)) a.stage = Stage::destroy;
+      flush_unposted(ctx, a);
+      if (is_drained(ctx, a)) a.stage = Stage::destroy;
       return false;
     case Stage::destroy:
-      return step_destroy(s, a);
+      return step_destroy(ctx, a);
     case Stage::conceal:
-      return step_conceal(s, a);
+      return step_conceal(ctx, a);
     case Stage::leave:
-      return step_leave(s, a);
+      return step_leave(ctx, a);
     case Stage::idle:
     case Stage::resolve:
     case Stage::wait:
@@ -333,96 +335,97 @@ bool advance(Shared& s, Agent& a) noexcept {
   return false;
 }
 
-void fail(Shared& s, Agent& a, Error cause) noexcept {
+void fail(EngineContext& ctx, Agent& a, Error cause) noexcept {
   if (a.state == ConnectionState::closed) return;
   if (a.cause.status == Status::ok && !a.closing) {
-    if (cause.status == Status::peer_lost) ++s.stats.peers_lost;
+    if (cause.status == Status::peer_lost) ++ctx.stats.peers_lost;
     a.cause = std::move(cause);
   }
   abandon(a);
-  if (a.state != ConnectionState::draining) enter(s, a, ConnectionState::draining);
-  list_setup(s, a);
+  if (a.state != ConnectionState::draining) enter(ctx, a, ConnectionState::draining);
+  list_setup(ctx, a);
 }
 
-void fail_bad(Shared& s, Agent& a, Error cause) noexcept {
-  ++s.stats.bad_messages;
-  fail(s, a, std::move(cause));
+void fail_bad(EngineContext& ctx, Agent& a, Error cause) noexcept {
+  ++ctx.stats.bad_messages;
+  fail(ctx, a, std::move(cause));
 }
 
-void close(Shared& s, Agent& a) noexcept {
+void close(EngineContext& ctx, Agent& a) noexcept {
   a.closing = true;
   if (a.state != ConnectionState::ready) {
     abandon(a);
-    if (a.state != ConnectionState::draining) enter(s, a, ConnectionState::draining);
-    list_setup(s, a);
+    if (a.state != ConnectionState::draining) enter(ctx, a, ConnectionState::draining);
+    list_setup(ctx, a);
     return;
   }
-  enter(s, a, ConnectionState::draining);
-  refuse_held(s, a);
-  if (idle(a)) on_drained(s, a);
+  enter(ctx, a, ConnectionState::draining);
+  refuse_held(ctx, a);
+  if (idle(a)) on_drained(ctx, a);
 }
 
-void on_operation_failed(Shared& s, Agent& a, OperationKind kind, const ibv_wc& wc) noexcept {
+void on_operation_failed(EngineContext& ctx, Agent& a, OperationKind kind,
+                         const ibv_wc& wc) noexcept {
   if (kind == OperationKind::goodbye) return;  // the peer was gone first; on_drained goes on
   if (wc.status == IBV_WC_WR_FLUSH_ERR && a.state == ConnectionState::draining) return;
   try {
     // Of a long message, the peer's device refuses what the peer has offered.
     const bool offered = kind == OperationKind::pull && wc.status == IBV_WC_REM_ACCESS_ERR;
-    Error cause = operation_error(s, a, kind, wc);
-    offered ? fail_bad(s, a, std::move(cause)) : fail(s, a, std::move(cause));
+    Error cause = operation_error(ctx, a, kind, wc);
+    offered ? fail_bad(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
   } catch (...) {
-    fail(s, a, base::out_of_memory());
+    fail(ctx, a, base::out_of_memory());
   }
 }
 
-void on_receive_failed(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
-  if (a.own_queue != kNone) stop_own_receives(s, a);
+void on_receive_failed(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
+  if (a.own_queue != kNone) stop_own_receives(ctx, a);
   if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
   try {
     Error cause = receive_error(a, wc);
     const bool peers = cause.status == Status::protocol;
-    peers ? fail_bad(s, a, std::move(cause)) : fail(s, a, std::move(cause));
+    peers ? fail_bad(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
   } catch (...) {
-    fail(s, a, base::out_of_memory());
+    fail(ctx, a, base::out_of_memory());
   }
 }
 
-void on_goodbye(Shared& s, Agent& a) noexcept {
+void on_goodbye(EngineContext& ctx, Agent& a) noexcept {
   a.goodbye_received = true;
   a.closing = true;  // what the device reports from now on is no fault
   abandon(a);
-  if (a.state != ConnectionState::draining) enter(s, a, ConnectionState::draining);
-  list_setup(s, a);
+  if (a.state != ConnectionState::draining) enter(ctx, a, ConnectionState::draining);
+  list_setup(ctx, a);
 }
 
-void on_drained(Shared& s, Agent& a) noexcept {
+void on_drained(EngineContext& ctx, Agent& a) noexcept {
   const bool speaks = a.stage == Stage::up && a.raw == nullptr;
   if (speaks && a.closing && !a.goodbye_sent && !a.goodbye_received) {
     // Until our offers are answered, and the peer's.
     if (a.transfers.offered != nullptr || !a.transfers.notes.empty()) return;
     a.goodbye_sent = true;
-    if (submit_control(s, a, OperationKind::goodbye)) return;
+    if (submit_control(ctx, a, OperationKind::goodbye)) return;
   }
   abandon(a);
-  list_setup(s, a);
+  list_setup(ctx, a);
 }
 
 namespace {
 
 /// Nothing is outstanding: asks a silent peer for a sign of life, gives unused credit back.
-void look_at_idle(Shared& s, Agent& a) noexcept {
-  const Config::Connections& c = s.config.connections;
-  const std::uint64_t now = s.clock.now();
+void look_at_idle(EngineContext& ctx, Agent& a) noexcept {
+  const Config::Connections& c = ctx.config.connections;
+  const std::uint64_t now = ctx.clock.now();
   a.looked_at = 0;  // the next look finds new operations, if any
   if (a.raw != nullptr) return;
   const std::uint64_t silent = now - std::min(a.last_heard, now);
-  if (silent > s.clock.ticks(c.keepalive) && !a.keepalive_pending)
-    (void)submit_control(s, a, OperationKind::keepalive);
-  const bool unused = now - std::min(a.last_sent, now) > s.clock.ticks(c.credit_idle);
+  if (silent > ctx.clock.ticks(c.keepalive) && !a.keepalive_pending)
+    (void)submit_control(ctx, a, OperationKind::keepalive);
+  const bool unused = now - std::min(a.last_sent, now) > ctx.clock.ticks(c.credit_idle);
   if (unused) (void)learn_credit(a);
-  if (unused && read_credit_cell(s, a) && send_credits(a) >= 2) {
+  if (unused && read_credit_cell(ctx, a) && send_credits(a) >= 2) {
     // The return takes a credit itself and leaves one.
-    (void)submit_control(s, a, OperationKind::credit_return,
+    (void)submit_control(ctx, a, OperationKind::credit_return,
                          static_cast<std::uint16_t>(send_credits(a) - 2));
   }
 }
@@ -430,17 +433,17 @@ void look_at_idle(Shared& s, Agent& a) noexcept {
 /// Whether operations have been outstanding, and the peer silent, for the whole time-out. Time in
 /// which we did not poll ourselves says nothing about the peer, so that a look counts for no more
 /// than two periods.
-bool silent_too_long(Shared& s, Agent& a) noexcept {
-  const Config::Connections& c = s.config.connections;
-  const std::uint64_t now = s.clock.now();
-  const std::uint64_t most = 2 * s.clock.ticks(idle_period(c));
+bool silent_too_long(EngineContext& ctx, Agent& a) noexcept {
+  const Config::Connections& c = ctx.config.connections;
+  const std::uint64_t now = ctx.clock.now();
+  const std::uint64_t most = 2 * ctx.clock.ticks(idle_period(c));
   if (a.last_heard >= a.looked_at) {
     a.waited = 0;
   } else {
     a.waited += std::min(now - std::min(a.looked_at, now), most);
   }
   a.looked_at = now;
-  return a.waited > s.clock.ticks(c.peer_timeout);
+  return a.waited > ctx.clock.ticks(c.peer_timeout);
 }
 
 Error set_up_timed_out(const Agent& a) {
@@ -458,75 +461,75 @@ Error set_up_timed_out(const Agent& a) {
 
 }  // namespace
 
-void on_timer(Shared& s, Agent& a, TimerKind kind) noexcept {
-  const Config::Connections& c = s.config.connections;
+void on_timer(EngineContext& ctx, Agent& a, TimerKind kind) noexcept {
+  const Config::Connections& c = ctx.config.connections;
   if (kind == kDeadlineTimer) {
     if (a.state == ConnectionState::draining) {
       // The device owes completions, or the peer an answer: no more waiting.
       a.stage = a.qp != nullptr ? Stage::destroy : std::max(a.stage, Stage::conceal);
-      list_setup(s, a);
+      list_setup(ctx, a);
       return;
     }
-    fail(s, a, set_up_timed_out(a));
+    fail(ctx, a, set_up_timed_out(a));
     return;
   }
   if (a.state != ConnectionState::ready) return;
-  s.timers.schedule(a.idle_timer, after(s, idle_period(c)));
+  ctx.timers.schedule(a.idle_timer, after(ctx, idle_period(c)));
   if (idle(a)) {
-    look_at_idle(s, a);
-  } else if (silent_too_long(s, a)) {
+    look_at_idle(ctx, a);
+  } else if (silent_too_long(ctx, a)) {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(c.peer_timeout);
-    fail(s, a,
+    fail(ctx, a,
          {Status::peer_lost, fmt::format("operations on the connection to {}", a.peer.data()),
           fmt::format("no sign of life for {} ms", ms.count()),
           "the peer's process hangs or its network is down"});
   }
 }
 
-void become_ready(Shared& s, Agent& a) noexcept {
+void become_ready(EngineContext& ctx, Agent& a) noexcept {
   if (a.state == ConnectionState::ready) return;
-  a.last_heard = a.last_sent = s.clock.now();
+  a.last_heard = a.last_sent = ctx.clock.now();
   a.was_ready = true;
   if (a.again != nullptr) {
     a.again->ready_at = a.last_heard;
     a.again->first.status = Status::ok;
   }
-  enter(s, a, ConnectionState::ready);
-  ++(a.outbound ? s.stats.connected : s.stats.accepted);
+  enter(ctx, a, ConnectionState::ready);
+  ++(a.outbound ? ctx.stats.connected : ctx.stats.accepted);
   if ((a.detour & kReplaced) != 0) replace_handlers(a);
-  if (a.handlers.on_ready) a.handlers.on_ready(handle(s, a));
+  if (a.handlers.on_ready) a.handlers.on_ready(handle(ctx, a));
 }
 
-void overtake_handshake(Shared& s, Agent& a) noexcept {
+void overtake_handshake(EngineContext& ctx, Agent& a) noexcept {
   // A peer that was given our endpoint by hand may send as soon as we can receive.
-  if (a.by_hand && a.stage == Stage::rts) (void)advance(s, a);
-  if (a.stage == Stage::up && (a.by_hand || !a.outbound)) become_ready(s, a);
+  if (a.by_hand && a.stage == Stage::rts) (void)advance(ctx, a);
+  if (a.stage == Stage::up && (a.by_hand || !a.outbound)) become_ready(ctx, a);
 }
 
-void finish(Shared& s, Agent& a) noexcept {
-  enter(s, a, ConnectionState::closed);
-  allotted_with(s, a) -= a.allotment;
+void finish(EngineContext& ctx, Agent& a) noexcept {
+  enter(ctx, a, ConnectionState::closed);
+  allotted_with(ctx, a) -= a.allotment;
   a.allotment = 0;
-  if (a.own_queue != kNone) reclaim_own_receives(s, a);
+  if (a.own_queue != kNone) reclaim_own_receives(ctx, a);
   if (a.raw != nullptr) {
-    flush_raw_receives(s, a);
-    unlist_raw(s, a);
+    flush_raw_receives(ctx, a);
+    unlist_raw(ctx, a);
   }
-  s.dirty.remove(a);
-  s.grants.remove(a);
-  s.starved.remove(a);
+  ctx.dirty.remove(a);
+  ctx.grants.remove(a);
+  ctx.starved.remove(a);
   if ((a.detour & kReplaced) != 0) replace_handlers(a);
-  if (tries_again(a)) return rest(s, a);
-  ++s.stats.closed;
-  s.stats.messages_sent += messages_sent(a);
-  s.stats.messages_received += a.messages_received;
+  if (tries_again(a)) return rest(ctx, a);
+  ++ctx.stats.closed;
+  ctx.stats.messages_sent += messages_sent(a);
+  ctx.stats.messages_received += a.messages_received;
   const Callback<void(Connection, const Error&)> on_closed = a.handlers.on_closed;
-  const Connection gone = handle(s, a);
+  const Connection gone = handle(ctx, a);
   const Error cause = final_cause(a);
   a.generation = 0;
   a.again.reset();
   a.raw.reset();
-  s.agents.release(a.index);
+  ctx.agents.release(a.index);
   if (on_closed) on_closed(gone, cause);
 }
 

@@ -22,21 +22,21 @@ constexpr std::uint32_t kBlockAlignment = 64;
 constexpr std::uint64_t kZeroedAtOnce = 64u << 10;
 constexpr std::uint64_t kZeroedInStep = 256u << 10;
 
-Loan* loan_of(Shared& s, const Agent& a, std::uint32_t id) noexcept {
-  Loan* const loan = find_named(s.leases->loans, id);
+Loan* loan_of(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept {
+  Loan* const loan = find_named(ctx.leases->loans, id);
   return loan != nullptr && loan->agent == &a ? loan : nullptr;
 }
 
-void line_up(Shared& s, Loan& loan) noexcept {
-  Leases& all = *s.leases;
+void line_up(EngineContext& ctx, Loan& loan) noexcept {
+  Leases& all = *ctx.leases;
   loan.next_in_line = nullptr;
   (all.first == nullptr ? all.first : all.last->next_in_line) = &loan;
   all.last = &loan;
 }
 
 /// Out of the line, if it is in it.
-void leave_line(Shared& s, const Loan& loan) noexcept {
-  Leases& all = *s.leases;
+void leave_line(EngineContext& ctx, const Loan& loan) noexcept {
+  Leases& all = *ctx.leases;
   Loan* before = nullptr;
   for (Loan* at = all.first; at != nullptr; before = std::exchange(at, at->next_in_line)) {
     if (at != &loan) continue;
@@ -47,15 +47,15 @@ void leave_line(Shared& s, const Loan& loan) noexcept {
 }
 
 /// A record for memory that it takes a reference to; null if they are used up.
-Loan* make_loan(Shared& s, Agent& a, detail::Block* block, std::byte* data, std::uint64_t bytes,
-                Access access) noexcept {
-  const std::uint32_t index = s.leases->loans.acquire();
+Loan* make_loan(EngineContext& ctx, Agent& a, detail::Block* block, std::byte* data,
+                std::uint64_t bytes, Access access) noexcept {
+  const std::uint32_t index = ctx.leases->loans.acquire();
   if (index == kNone) return nullptr;
-  Loan& loan = s.leases->loans.at(index);
+  Loan& loan = ctx.leases->loans.at(index);
   loan.~Loan();
   new (&loan) Loan();
   loan.index = index;
-  loan.id = name_of(s.leases->loans, index);
+  loan.id = name_of(ctx.leases->loans, index);
   loan.timer.index = index;
   loan.timer.kind = kLoanTimer;
   loan.block = block;
@@ -73,37 +73,38 @@ Loan* make_loan(Shared& s, Agent& a, detail::Block* block, std::byte* data, std:
 }
 
 /// Gives the record back; the reference to the memory is the caller's now.
-detail::Block* drop_loan(Shared& s, Loan& loan) noexcept {
+detail::Block* drop_loan(EngineContext& ctx, Loan& loan) noexcept {
   Agent& a = *loan.agent;
-  s.timers.cancel(loan.timer);
+  ctx.timers.cancel(loan.timer);
   (loan.prev == nullptr ? a.leases.loans : loan.prev->next) = loan.next;
   if (loan.next != nullptr) loan.next->prev = loan.prev;
   --a.leases.lent;
   a.leases.lent_bytes -= loan.bytes;
   if (loan.requested) a.leases.requested_bytes -= loan.bytes;
-  s.leases->loans.release(loan.index);
+  ctx.leases->loans.release(loan.index);
   return loan.block;
 }
 
-void tell_grant(Shared& s, Agent& a, wire::MessageKind kind,
+void tell_grant(EngineContext& ctx, Agent& a, wire::MessageKind kind,
                 const wire::LeaseGrant& grant) noexcept {
-  tell(s, a, make_note(kind, wire::encode(grant)));
+  tell(ctx, a, make_note(kind, wire::encode(grant)));
 }
 
-void refuse_request(Shared& s, Agent& a, std::uint32_t request, LeaseVerdict why) noexcept {
+void refuse_request(EngineContext& ctx, Agent& a, std::uint32_t request,
+                    LeaseVerdict why) noexcept {
   wire::LeaseGrant grant;
   grant.id = request;
   grant.verdict = why;
-  tell_grant(s, a, wire::MessageKind::lease_grant, grant);
+  tell_grant(ctx, a, wire::MessageKind::lease_grant, grant);
 }
 
-void reply(Shared& s, Agent& a, std::uint32_t id, LeaseVerdict verdict,
+void reply(EngineContext& ctx, Agent& a, std::uint32_t id, LeaseVerdict verdict,
            std::uint64_t time = 0) noexcept {
   wire::LeaseReply reply;
   reply.id = id;
   reply.verdict = verdict;
   reply.time = time;
-  tell(s, a, make_note(wire::MessageKind::lease_reply, wire::encode(reply)));
+  tell(ctx, a, make_note(wire::MessageKind::lease_reply, wire::encode(reply)));
 }
 
 /// Tells the application what became of a push; once.
@@ -122,7 +123,7 @@ void tell_pushed(Loan& loan, LeaseVerdict verdict) noexcept {
 
 /// The peer cannot reach it any more: `memory` is false if it may be in the midst of an access, and
 /// somebody else keeps the reference.
-void finish_loan(Shared& s, Loan& loan, bool memory) noexcept {
+void finish_loan(EngineContext& ctx, Loan& loan, bool memory) noexcept {
   Agent& a = *loan.agent;
   const bool told = loan.opened || !loan.requested;
   const bool replies = loan.answering;
@@ -134,26 +135,27 @@ void finish_loan(Shared& s, Loan& loan, bool memory) noexcept {
   if (memory) returned.memory = BufferSlice(loan.block, loan.data, loan.bytes);
   tell_pushed(loan,
               loan.how == ReturnedBy::refusal ? LeaseVerdict::unwanted : LeaseVerdict::closing);
-  detail::Block* const block = drop_loan(s, loan);
-  if (replies && a.stage == Stage::up) reply(s, a, id, LeaseVerdict::granted);
+  detail::Block* const block = drop_loan(ctx, loan);
+  if (replies && a.stage == Stage::up) reply(ctx, a, id, LeaseVerdict::granted);
   if ((a.detour & kReplaced) != 0) replace_handlers(a);
-  if (told && a.handlers.on_returned) a.handlers.on_returned(handle(s, a), returned);
+  if (told && a.handlers.on_returned) a.handlers.on_returned(handle(ctx, a), returned);
   if (memory) detail::release(block);
 }
 
 enum class Step : std::uint8_t { done, later, used_verb, failed };
 
 /// Whether a window of the engine's can be bound to it.
-bool fits_window(const Shared& s, const Loan& loan) noexcept {
+bool fits_window(const EngineContext& ctx, const Loan& loan) noexcept {
   const Agent& a = *loan.agent;
-  return a.domain == nullptr && a.raw == nullptr && s.transfers->windows.size() != 0 &&
-         loan.block->lkey == s.staging_block->lkey;
+  return a.domain == nullptr && a.raw == nullptr && ctx.transfers->windows.size() != 0 &&
+         loan.block->lkey == ctx.staging_block->lkey;
 }
 
 /// A work request for its window; null if there is none to be had now.
-Operation* begin_request(Shared& s, Agent& a, OperationKind kind, const Loan& loan) noexcept {
+Operation* begin_request(EngineContext& ctx, Agent& a, OperationKind kind,
+                         const Loan& loan) noexcept {
   if (a.stage != Stage::up || a.leases.requests_out >= kLeaseRequests) return nullptr;
-  Operation* const op = s.operations.acquire_for_agent();
+  Operation* const op = ctx.operations.acquire_for_agent();
   if (op == nullptr) return nullptr;
   op->kind = kind;
   op->block = nullptr;
@@ -168,34 +170,34 @@ Operation* begin_request(Shared& s, Agent& a, OperationKind kind, const Loan& lo
   return op;
 }
 
-Step bind(Shared& s, Loan& loan) noexcept {
+Step bind(EngineContext& ctx, Loan& loan) noexcept {
   Agent& a = *loan.agent;
-  memory::WindowPool& windows = s.transfers->windows;
+  memory::WindowPool& windows = ctx.transfers->windows;
   if (windows.free() == 0) return Step::failed;
-  Operation* const op = begin_request(s, a, OperationKind::lease_bind, loan);
+  Operation* const op = begin_request(ctx, a, OperationKind::lease_bind, loan);
   if (op == nullptr) return Step::later;
   loan.window = windows.take();
   loan.rkey = windows.next_key(loan.window);
   op->wr.bind_mw.mw = windows.at(loan.window);
   op->wr.bind_mw.rkey = loan.rkey;
   const int rights = memory::exposed_access_flags(loan.access) & ~IBV_ACCESS_LOCAL_WRITE;
-  op->wr.bind_mw.bind_info = {s.device->slab(), reinterpret_cast<std::uint64_t>(loan.data),
+  op->wr.bind_mw.bind_info = {ctx.device->slab(), reinterpret_cast<std::uint64_t>(loan.data),
                               loan.bytes, static_cast<unsigned>(rights)};
   append(a, *op);
-  defer(s, a);
+  defer(ctx, a);
   loan.opened = true;
   return Step::done;
 }
 
-Step open(Shared& s, Loan& loan, bool verb_allowed) noexcept {
-  if (fits_window(s, loan)) {
-    const Step bound = bind(s, loan);
+Step open(EngineContext& ctx, Loan& loan, bool verb_allowed) noexcept {
+  if (fits_window(ctx, loan)) {
+    const Step bound = bind(ctx, loan);
     if (bound != Step::failed) return bound;
   }
   if (!verb_allowed) return Step::later;
   try {
-    auto region = s.registrations->expose(BufferSlice(loan.block, loan.data, loan.bytes),
-                                          loan.access, registrations_of(*loan.agent));
+    auto region = ctx.registrations->expose(BufferSlice(loan.block, loan.data, loan.bytes),
+                                            loan.access, registrations_of(*loan.agent));
     if (!region) return Step::failed;
     loan.rkey = region->rkey;
     loan.window = kNoWindow;
@@ -206,15 +208,17 @@ Step open(Shared& s, Loan& loan, bool verb_allowed) noexcept {
   }
 }
 
-std::uint64_t after(const Shared& s, std::uint64_t ticks) noexcept { return s.clock.now() + ticks; }
+std::uint64_t after(const EngineContext& ctx, std::uint64_t ticks) noexcept {
+  return ctx.clock.now() + ticks;
+}
 
 /// From then on nothing of the peer's can be under way, counted from now.
-std::uint64_t end_of(const Shared& s, const Loan& loan) noexcept {
-  return after(s, s.clock.ticks(loan.time) + worst_retries(s, *loan.agent));
+std::uint64_t end_of(const EngineContext& ctx, const Loan& loan) noexcept {
+  return after(ctx, ctx.clock.ticks(loan.time) + worst_retries(ctx, *loan.agent));
 }
 
 /// It has a key: the peer is told.
-void announce(Shared& s, Loan& loan) noexcept {
+void announce(EngineContext& ctx, Loan& loan) noexcept {
   Agent& a = *loan.agent;
   wire::LeaseGrant grant;
   grant.address = reinterpret_cast<std::uint64_t>(loan.data);
@@ -227,100 +231,102 @@ void announce(Shared& s, Loan& loan) noexcept {
   if (loan.requested) {
     grant.id = loan.request;
     loan.state = Loan::State::open;
-    s.timers.reschedule(loan.timer, end_of(s, loan));
-    return tell_grant(s, a, wire::MessageKind::lease_grant, grant);
+    ctx.timers.reschedule(loan.timer, end_of(ctx, loan));
+    return tell_grant(ctx, a, wire::MessageKind::lease_grant, grant);
   }
   loan.state = Loan::State::offered;
-  s.timers.reschedule(loan.timer, after(s, s.clock.ticks(s.config.connections.peer_timeout)));
-  tell_grant(s, a, wire::MessageKind::lease_push, grant);
+  ctx.timers.reschedule(loan.timer,
+                        after(ctx, ctx.clock.ticks(ctx.config.connections.peer_timeout)));
+  tell_grant(ctx, a, wire::MessageKind::lease_push, grant);
 }
 
 /// No key is to be had for it.
-void refuse_loan(Shared& s, Loan& loan) noexcept {
+void refuse_loan(EngineContext& ctx, Loan& loan) noexcept {
   Agent& a = *loan.agent;
-  if (loan.requested) refuse_request(s, a, loan.request, LeaseVerdict::no_room);
+  if (loan.requested) refuse_request(ctx, a, loan.request, LeaseVerdict::no_room);
   tell_pushed(loan, LeaseVerdict::no_room);
   loan.how = ReturnedBy::refusal;
-  finish_loan(s, loan, true);
+  finish_loan(ctx, loan, true);
 }
 
 /// Zeroes what is to be, as far as may be at once, then opens it.
-Step prepare(Shared& s, Loan& loan, std::uint64_t most, bool verb_allowed) noexcept {
+Step prepare(EngineContext& ctx, Loan& loan, std::uint64_t most, bool verb_allowed) noexcept {
   if (loan.requested && loan.zeroed != loan.bytes) {
     const std::uint64_t part = std::min(loan.bytes - loan.zeroed, most);
     std::memset(loan.data + loan.zeroed, 0, part);
     loan.zeroed += part;
     if (loan.zeroed != loan.bytes) return Step::later;
   }
-  const Step step = open(s, loan, verb_allowed);
+  const Step step = open(ctx, loan, verb_allowed);
   if (step == Step::failed) {
-    refuse_loan(s, loan);
+    refuse_loan(ctx, loan);
   } else if (step != Step::later) {
-    announce(s, loan);
+    announce(ctx, loan);
   }
   return step;
 }
 
 /// Ends its key.
-Step close_key(Shared& s, Loan& loan, bool verb_allowed) noexcept {
+Step close_key(EngineContext& ctx, Loan& loan, bool verb_allowed) noexcept {
   Agent& a = *loan.agent;
   if (loan.window != kNoWindow) {
-    Operation* const op = begin_request(s, a, OperationKind::lease_unbind, loan);
+    Operation* const op = begin_request(ctx, a, OperationKind::lease_unbind, loan);
     if (op == nullptr) return Step::later;
     op->wr.invalidate_rkey = loan.rkey;
     append(a, *op);
-    defer(s, a);
+    defer(ctx, a);
     loan.state = Loan::State::unbinding;
     // A peer that keeps the queue from moving shall not keep the memory.
-    s.timers.reschedule(loan.timer, after(s, s.clock.ticks(s.config.connections.close_timeout)));
+    ctx.timers.reschedule(loan.timer,
+                          after(ctx, ctx.clock.ticks(ctx.config.connections.close_timeout)));
     return Step::done;
   }
   if (loan.ending) {
-    if (!s.registrations->has_ended(loan.rkey)) return Step::later;
-    finish_loan(s, loan, true);
+    if (!ctx.registrations->has_ended(loan.rkey)) return Step::later;
+    finish_loan(ctx, loan, true);
     return Step::done;
   }
   if (!verb_allowed) return Step::later;
-  loan.ending = s.registrations->revoke(loan.rkey) != Status::ok;
+  loan.ending = ctx.registrations->revoke(loan.rkey) != Status::ok;
   if (loan.ending) {
-    line_up(s, loan);
+    line_up(ctx, loan);
   } else {
-    finish_loan(s, loan, true);
+    finish_loan(ctx, loan, true);
   }
   return Step::used_verb;
 }
 
 /// The lease is over. `dead` is whether its key is already.
-void close_loan(Shared& s, Loan& loan, ReturnedBy how, bool dead = false) noexcept {
+void close_loan(EngineContext& ctx, Loan& loan, ReturnedBy how, bool dead = false) noexcept {
   if (loan.state == Loan::State::closing || loan.state == Loan::State::unbinding) return;
-  s.timers.cancel(loan.timer);
+  ctx.timers.cancel(loan.timer);
   loan.how = how;
-  if (loan.state == Loan::State::waiting) leave_line(s, loan);
+  if (loan.state == Loan::State::waiting) leave_line(ctx, loan);
   loan.state = Loan::State::closing;
-  if (!loan.opened) return finish_loan(s, loan, true);
+  if (!loan.opened) return finish_loan(ctx, loan, true);
   if (dead && loan.window != kNoWindow) {
-    s.transfers->windows.give(loan.window);
-    return finish_loan(s, loan, true);
+    ctx.transfers->windows.give(loan.window);
+    return finish_loan(ctx, loan, true);
   }
-  if (close_key(s, loan, false) == Step::later) line_up(s, loan);
+  if (close_key(ctx, loan, false) == Step::later) line_up(ctx, loan);
 }
 
 /// Rights that may be given, of those asked for.
-Access common_rights(const Shared& s, const Agent& a, std::uint8_t asked) noexcept {
+Access common_rights(const EngineContext& ctx, const Agent& a, std::uint8_t asked) noexcept {
   auto rights = static_cast<std::uint8_t>(asked & static_cast<std::uint8_t>(a.attributes.access));
-  if (!s.device->info().atomics)
+  if (!ctx.device->info().atomics)
     rights &= static_cast<std::uint8_t>(~static_cast<std::uint8_t>(Access::remote_atomic));
   return static_cast<Access>(rights);
 }
 
 /// Why not, as far as that does not depend on what there is.
-LeaseVerdict judge(const Shared& s, const Agent& a, const wire::LeaseRequest& r) noexcept {
+LeaseVerdict judge(const EngineContext& ctx, const Agent& a, const wire::LeaseRequest& r) noexcept {
   const LeaseLimits& most = a.attributes.leases;
   if (r.bytes > most.bytes) return LeaseVerdict::too_long;
   if (!std::has_single_bit(r.alignment) || r.alignment > most.alignment)
     return LeaseVerdict::misaligned;
   if (r.access > static_cast<std::uint8_t>(Access::remote_all) ||
-      common_rights(s, a, r.access) == Access::local)
+      common_rights(ctx, a, r.access) == Access::local)
     return LeaseVerdict::no_right;
   if (r.time == 0 || r.time > static_cast<std::uint64_t>(most.longest.count()))
     return LeaseVerdict::bad_time;
@@ -330,104 +336,106 @@ LeaseVerdict judge(const Shared& s, const Agent& a, const wire::LeaseRequest& r)
   return LeaseVerdict::granted;
 }
 
-void take_request(Shared& s, Agent& a, const wire::LeaseRequest& r) noexcept {
-  const LeaseVerdict verdict = judge(s, a, r);
-  if (verdict != LeaseVerdict::granted) return refuse_request(s, a, r.id, verdict);
+void take_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& r) noexcept {
+  const LeaseVerdict verdict = judge(ctx, a, r);
+  if (verdict != LeaseVerdict::granted) return refuse_request(ctx, a, r.id, verdict);
   const std::uint32_t slack = std::max(r.alignment, kBlockAlignment) - kBlockAlignment;
-  detail::Block* const block = s.arena->allocate(memory::PoolId::lease, r.bytes + slack);
-  if (block == nullptr) return refuse_request(s, a, r.id, LeaseVerdict::no_room);
+  detail::Block* const block = ctx.arena->allocate(memory::PoolId::lease, r.bytes + slack);
+  if (block == nullptr) return refuse_request(ctx, a, r.id, LeaseVerdict::no_room);
   const auto start = reinterpret_cast<std::uintptr_t>(block->payload);
   std::byte* const data = block->payload + (-start & (r.alignment - 1));
-  Loan* const loan = make_loan(s, a, block, data, r.bytes, common_rights(s, a, r.access));
+  Loan* const loan = make_loan(ctx, a, block, data, r.bytes, common_rights(ctx, a, r.access));
   detail::release(block);  // the record holds it, or nobody does
-  if (loan == nullptr) return refuse_request(s, a, r.id, LeaseVerdict::no_room);
+  if (loan == nullptr) return refuse_request(ctx, a, r.id, LeaseVerdict::no_room);
   loan->requested = true;
   loan->request = r.id;
   loan->time = Nanoseconds(static_cast<std::int64_t>(r.time));
   a.leases.requested_bytes += r.bytes;
-  const bool at_once = r.bytes <= kZeroedAtOnce && s.leases->first == nullptr;
-  if (!at_once || prepare(s, *loan, kZeroedAtOnce, false) == Step::later) line_up(s, *loan);
+  const bool at_once = r.bytes <= kZeroedAtOnce && ctx.leases->first == nullptr;
+  if (!at_once || prepare(ctx, *loan, kZeroedAtOnce, false) == Step::later) line_up(ctx, *loan);
 }
 
 /// The holder's answer to a push.
-void take_took(Shared& s, Agent& a, Loan* loan, const wire::LeaseCall& call) noexcept {
+void take_took(EngineContext& ctx, Agent& a, Loan* loan, const wire::LeaseCall& call) noexcept {
   if (loan == nullptr || loan->state != Loan::State::offered)
-    return lease_protocol_error(s, a, "it takes what was not leased to it");
+    return lease_protocol_error(ctx, a, "it takes what was not leased to it");
   if (call.verdict != LeaseVerdict::granted) {
     tell_pushed(*loan, call.verdict);
-    return close_loan(s, *loan, ReturnedBy::refusal);
+    return close_loan(ctx, *loan, ReturnedBy::refusal);
   }
   loan->state = Loan::State::open;
-  s.timers.reschedule(loan->timer, end_of(s, *loan));
+  ctx.timers.reschedule(loan->timer, end_of(ctx, *loan));
   tell_pushed(*loan, LeaseVerdict::granted);
 }
 
-void take_renewal(Shared& s, Agent& a, Loan& loan, const wire::LeaseCall& call) noexcept {
+void take_renewal(EngineContext& ctx, Agent& a, Loan& loan, const wire::LeaseCall& call) noexcept {
   if (call.time == 0 || call.time > static_cast<std::uint64_t>(a.attributes.leases.longest.count()))
-    return reply(s, a, call.id, LeaseVerdict::bad_time);
-  if (loan.recalled) return reply(s, a, call.id, LeaseVerdict::over);
+    return reply(ctx, a, call.id, LeaseVerdict::bad_time);
+  if (loan.recalled) return reply(ctx, a, call.id, LeaseVerdict::over);
   loan.time = Nanoseconds(static_cast<std::int64_t>(call.time));
-  s.timers.reschedule(loan.timer, end_of(s, loan));
-  reply(s, a, call.id, LeaseVerdict::granted, call.time);
+  ctx.timers.reschedule(loan.timer, end_of(ctx, loan));
+  reply(ctx, a, call.id, LeaseVerdict::granted, call.time);
 }
 
 }  // namespace
 
-void take_lease_request(Shared& s, Agent& a, const wire::LeaseRequest& request) noexcept {
-  take_request(s, a, request);
+void take_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& request) noexcept {
+  take_request(ctx, a, request);
 }
 
-void take_lease_call(Shared& s, Agent& a, const wire::LeaseCall& call,
+void take_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
                      std::uint32_t invalidated) noexcept {
-  Loan* const loan = loan_of(s, a, call.lease);
-  if (call.action == LeaseAction::took) return take_took(s, a, loan, call);
+  Loan* const loan = loan_of(ctx, a, call.lease);
+  if (call.action == LeaseAction::took) return take_took(ctx, a, loan, call);
   if (loan != nullptr &&
       (loan->state == Loan::State::waiting || loan->state == Loan::State::offered || loan->manual))
-    return lease_protocol_error(s, a, "it calls about a lease that it does not have");
+    return lease_protocol_error(ctx, a, "it calls about a lease that it does not have");
   const bool over = loan == nullptr || loan->state != Loan::State::open;
   const bool dead = !over && invalidated != 0 && invalidated == loan->rkey;
   switch (call.action) {
     case LeaseAction::release:  // of one that is over: it has crossed that
       if (!over)
-        close_loan(s, *loan, loan->recalled ? ReturnedBy::recall : ReturnedBy::release, dead);
+        close_loan(ctx, *loan, loan->recalled ? ReturnedBy::recall : ReturnedBy::release, dead);
       return;
     case LeaseAction::give_back:
-      if (over) return reply(s, a, call.id, LeaseVerdict::over);
+      if (over) return reply(ctx, a, call.id, LeaseVerdict::over);
       loan->answering = true;
       loan->reply = call.id;
-      return close_loan(s, *loan, ReturnedBy::give_back, dead);
+      return close_loan(ctx, *loan, ReturnedBy::give_back, dead);
     default:
-      if (over) return reply(s, a, call.id, LeaseVerdict::over);
-      return take_renewal(s, a, *loan, call);
+      if (over) return reply(ctx, a, call.id, LeaseVerdict::over);
+      return take_renewal(ctx, a, *loan, call);
   }
 }
 
-Status lend(Shared& s, Agent& a, const BufferSlice& memory, const LeaseOptions& options,
+Status lend(EngineContext& ctx, Agent& a, const BufferSlice& memory, const LeaseOptions& options,
             const LeaseCallback& done) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
   if (a.raw != nullptr) return Status::unsupported;
   if (!memory || memory.size() == 0) return Status::out_of_bounds;
   const auto asked = static_cast<std::uint8_t>(options.access);
-  if (!wire::is_remote_access(asked) || common_rights(s, a, asked) != options.access ||
-      !is_lease_time(s, options.time))
+  if (!wire::is_remote_access(asked) || common_rights(ctx, a, asked) != options.access ||
+      !is_lease_time(ctx, options.time))
     return Status::invalid_argument;
   if (!may_tell(a)) return Status::would_block;
-  Loan* const loan = make_loan(s, a, memory.block(), memory.data(), memory.size(), options.access);
+  Loan* const loan =
+      make_loan(ctx, a, memory.block(), memory.data(), memory.size(), options.access);
   if (loan == nullptr) return Status::would_block;
   loan->time = options.time;
   loan->done = done;
-  if (s.leases->first != nullptr || prepare(s, *loan, 0, false) == Step::later) line_up(s, *loan);
+  if (ctx.leases->first != nullptr || prepare(ctx, *loan, 0, false) == Step::later)
+    line_up(ctx, *loan);
   return Status::ok;
 }
 
-Status open_by_hand(Shared& s, Agent& a, const BufferSlice& memory, Access access,
+Status open_by_hand(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
                     RemoteRegion& region) noexcept {
-  Loan* const loan = make_loan(s, a, memory.block(), memory.data(), memory.size(), access);
+  Loan* const loan = make_loan(ctx, a, memory.block(), memory.data(), memory.size(), access);
   if (loan == nullptr) return Status::would_block;
   loan->manual = true;
-  const Step step = open(s, *loan, true);
+  const Step step = open(ctx, *loan, true);
   if (step == Step::later || step == Step::failed) {
-    detail::release(drop_loan(s, *loan));
+    detail::release(drop_loan(ctx, *loan));
     return step == Step::later ? Status::would_block : Status::no_memory;
   }
   loan->state = Loan::State::open;
@@ -435,24 +443,24 @@ Status open_by_hand(Shared& s, Agent& a, const BufferSlice& memory, Access acces
   return Status::ok;
 }
 
-Status recall(Shared& s, Agent& a, LeaseId lease) noexcept {
-  Loan* const loan = loan_of(s, a, lease.value);
+Status recall(EngineContext& ctx, Agent& a, LeaseId lease) noexcept {
+  Loan* const loan = loan_of(ctx, a, lease.value);
   if (loan == nullptr || loan->manual || loan->recalled || loan->state == Loan::State::closing ||
       loan->state == Loan::State::unbinding)
     return Status::invalid_argument;
   if (loan->state == Loan::State::waiting) {
-    close_loan(s, *loan, ReturnedBy::recall);
+    close_loan(ctx, *loan, ReturnedBy::recall);
     return Status::ok;
   }
   loan->recalled = true;
   wire::LeaseCall call;
   call.lease = loan->id;
   call.action = LeaseAction::recall;
-  tell(s, a, make_note(wire::MessageKind::lease_call, wire::encode(call)));
+  tell(ctx, a, make_note(wire::MessageKind::lease_call, wire::encode(call)));
   if (loan->state == Loan::State::open) {
     const std::uint64_t most =
-        after(s, s.clock.ticks(s.config.connections.close_timeout) + worst_retries(s, a));
-    if (most < loan->timer.deadline) s.timers.reschedule(loan->timer, most);
+        after(ctx, ctx.clock.ticks(ctx.config.connections.close_timeout) + worst_retries(ctx, a));
+    if (most < loan->timer.deadline) ctx.timers.reschedule(loan->timer, most);
   }
   return Status::ok;
 }
@@ -469,10 +477,10 @@ Loan* find_by_hand(const Agent& a, std::uint32_t rkey) noexcept {
 
 }  // namespace
 
-Status close_by_hand(Shared& s, Agent& a, std::uint32_t rkey) noexcept {
+Status close_by_hand(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
   Loan* const loan = find_by_hand(a, rkey);
   if (loan == nullptr) return Status::invalid_argument;
-  close_loan(s, *loan, ReturnedBy::recall);
+  close_loan(ctx, *loan, ReturnedBy::recall);
   return Status::ok;
 }
 
@@ -481,21 +489,21 @@ bool is_bound_here(const Agent& a, std::uint32_t rkey) noexcept {
   return loan != nullptr && loan->window != kNoWindow;
 }
 
-void on_lease_bound(Shared& s, Agent& a) noexcept {
+void on_lease_bound(EngineContext& ctx, Agent& a) noexcept {
   --a.leases.requests_out;
-  (void)work_on_leases(s, false);  // others may wait for that
+  (void)work_on_leases(ctx, false);  // others may wait for that
 }
 
-void on_lease_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept {
-  on_lease_bound(s, a);
-  Loan* const loan = status == Status::ok ? loan_of(s, a, id) : nullptr;
+void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept {
+  on_lease_bound(ctx, a);
+  Loan* const loan = status == Status::ok ? loan_of(ctx, a, id) : nullptr;
   if (loan == nullptr) return;  // the connection ends, and its leases with it
-  s.transfers->windows.give(loan->window);
-  finish_loan(s, *loan, true);
+  ctx.transfers->windows.give(loan->window);
+  finish_loan(ctx, *loan, true);
 }
 
-LeaseWork work_on_leases(Shared& s, bool verb_allowed) noexcept {
-  Leases& all = *s.leases;
+LeaseWork work_on_leases(EngineContext& ctx, bool verb_allowed) noexcept {
+  Leases& all = *ctx.leases;
   Loan* const loan = all.first;
   if (loan == nullptr) return LeaseWork::none;
   all.first = loan->next_in_line;
@@ -503,44 +511,44 @@ LeaseWork work_on_leases(Shared& s, bool verb_allowed) noexcept {
   if (loan->agent->stage != Stage::up) return LeaseWork::some;  // end_loans() will see to it
   const bool waits = loan->state == Loan::State::waiting;
   const std::uint64_t zeroed = loan->zeroed;
-  const Step step =
-      waits ? prepare(s, *loan, kZeroedInStep, verb_allowed) : close_key(s, *loan, verb_allowed);
+  const Step step = waits ? prepare(ctx, *loan, kZeroedInStep, verb_allowed)
+                          : close_key(ctx, *loan, verb_allowed);
   if (step != Step::later) return step == Step::used_verb ? LeaseWork::verb : LeaseWork::some;
   const bool zeroing = waits && loan->zeroed != zeroed;
-  line_up(s, *loan);
+  line_up(ctx, *loan);
   return zeroing ? LeaseWork::some : LeaseWork::none;
 }
 
-void on_loan_timer(Shared& s, Loan& loan) noexcept {
+void on_loan_timer(EngineContext& ctx, Loan& loan) noexcept {
   Agent& a = *loan.agent;
   if (loan.state == Loan::State::open)
-    return close_loan(s, loan, loan.recalled ? ReturnedBy::recall : ReturnedBy::expiry);
-  fail(s, a,
+    return close_loan(ctx, loan, loan.recalled ? ReturnedBy::recall : ReturnedBy::expiry);
+  fail(ctx, a,
        {Status::peer_lost, "lease memory to the peer",
         loan.state == Loan::State::offered ? "no answer came in time"
                                            : "the window that it uses does not end in time",
         "the peer's process hangs, or is hostile"});
 }
 
-bool end_loans(Shared& s, Agent& a) noexcept {
+bool end_loans(EngineContext& ctx, Agent& a) noexcept {
   Loan* const loan = a.leases.loans;
   if (loan == nullptr) return true;
-  leave_line(s, *loan);
+  leave_line(ctx, *loan);
   if (loan->state != Loan::State::closing && loan->state != Loan::State::unbinding)
     loan->how = ReturnedBy::end;
   bool memory = true;
   if (loan->opened && loan->window != kNoWindow) {
     // Keeps a reference of its own as long as a peer is in the midst of an access.
     detail::retain(loan->block);
-    memory = s.transfers->windows.discard(loan->window, loan->block);
+    memory = ctx.transfers->windows.discard(loan->window, loan->block);
   } else if (loan->ending) {
-    memory = s.registrations->has_ended(loan->rkey);
+    memory = ctx.registrations->has_ended(loan->rkey);
   } else if (loan->opened) {
-    memory = s.registrations->revoke(loan->rkey) == Status::ok;
+    memory = ctx.registrations->revoke(loan->rkey) == Status::ok;
   }
   const bool used_verb = loan->opened && !loan->ending;
   detail::Block* const block = loan->block;
-  finish_loan(s, *loan, memory);
+  finish_loan(ctx, *loan, memory);
   if (!memory) detail::release(block);
   return !used_verb;
 }

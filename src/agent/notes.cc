@@ -19,7 +19,8 @@ void hold_back(Agent& a, bool wait) noexcept {
   if (a.state == ConnectionState::ready) room_in_force(a) = wait ? 0 : room_of(a);
 }
 
-void build_note(Shared& s, Agent& a, Operation& op, const Note& note, bool wants_credit) noexcept {
+void build_note(EngineContext& ctx, Agent& a, Operation& op, const Note& note,
+                bool wants_credit) noexcept {
   op.block = nullptr;
   op.length = 0;
   op.beside = false;
@@ -34,12 +35,12 @@ void build_note(Shared& s, Agent& a, Operation& op, const Note& note, bool wants
     return;
   }
   op.kind = OperationKind::note;
-  const bool invalidates = note.invalidate != 0 && s.clock.now() < note.invalidate_until;
+  const bool invalidates = note.invalidate != 0 && ctx.clock.now() < note.invalidate_until;
   op.wr.opcode = invalidates ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
   op.wr.num_sge = 1;
   if (invalidates) op.wr.invalidate_rkey = note.invalidate;
   a.published = a.granted;
-  build_control(s, a, op,
+  build_control(ctx, a, op,
                 {note.kind, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
                  static_cast<std::uint16_t>(a.granted), note.size},
                 {note.body.data(), note.size});
@@ -47,69 +48,69 @@ void build_note(Shared& s, Agent& a, Operation& op, const Note& note, bool wants
 }
 
 /// False: it lacks credit or a record.
-bool post_note(Shared& s, Agent& a, const Note& note) noexcept {
+bool post_note(EngineContext& ctx, Agent& a, const Note& note) noexcept {
   const bool message = note.unbind == nullptr;
-  if (message && a.sent == a.send_limit && !find_credit(s, a)) return false;
-  Operation* const op = s.operations.acquire_for_agent();
+  if (message && a.sent == a.send_limit && !find_credit(ctx, a)) return false;
+  Operation* const op = ctx.operations.acquire_for_agent();
   if (op == nullptr) return false;
   bool wants_credit = false;
   if (message) {
     if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
-    a.last_sent = s.now;
+    a.last_sent = ctx.now;
   }
-  build_note(s, a, *op, note, wants_credit);
+  build_note(ctx, a, *op, note, wants_credit);
   count_begin(a, op->kind);
   append(a, *op);
-  defer(s, a);
+  defer(ctx, a);
   ++a.transfers.notes_out;
   return true;
 }
 
 }  // namespace
 
-void tell(Shared& s, Agent& a, const Note& what) noexcept {
+void tell(EngineContext& ctx, Agent& a, const Note& what) noexcept {
   // A peer that goes on to offer without letting us answer is none of ours.
-  const std::uint32_t most = kNotesOfItsOwn + 4 * s.config.connections.credits +
+  const std::uint32_t most = kNotesOfItsOwn + 4 * ctx.config.connections.credits +
                              a.transfers.offers + 2 * (a.leases.lent + a.leases.held);
   const std::uint32_t index =
-      a.transfers.notes_waiting < most ? s.transfers->notes.acquire() : kNone;
+      a.transfers.notes_waiting < most ? ctx.transfers->notes.acquire() : kNone;
   if (index == kNone) {
-    return fail_bad(s, a,
+    return fail_bad(ctx, a,
                     {Status::protocol, "answer the peer",
                      std::to_string(a.transfers.notes_waiting) + " answers wait for its credit",
                      "the peer takes no answers: it is broken or hostile"});
   }
   ++a.transfers.notes_waiting;
-  Note& note = s.transfers->notes.at(index);
+  Note& note = ctx.transfers->notes.at(index);
   note = what;
   note.index = index;
   a.transfers.notes.push(note);
-  list_grant(s, a);
+  list_grant(ctx, a);
 }
 
-bool post_notes(Shared& s, Agent& a) noexcept {
+bool post_notes(EngineContext& ctx, Agent& a) noexcept {
   Line<Note>& notes = a.transfers.notes;
   while (!notes.empty() && may_post(a)) {
     if (a.transfers.notes_out >= kNotesAtOnce) return true;  // goes on when one of them has ended
-    if (!post_note(s, a, *notes.first)) {
+    if (!post_note(ctx, a, *notes.first)) {
       hold_back(a, true);
       return false;
     }
-    s.transfers->notes.release(notes.pop().index);
+    ctx.transfers->notes.release(notes.pop().index);
     --a.transfers.notes_waiting;
   }
   hold_back(a, false);
   return true;
 }
 
-void flush_notes(Shared& s, Agent& a) noexcept {
-  (void)post_notes(s, a);
-  (void)flush(s, a);
+void flush_notes(EngineContext& ctx, Agent& a) noexcept {
+  (void)post_notes(ctx, a);
+  (void)flush(ctx, a);
 }
 
-void on_note_done(Shared& s, Agent& a) noexcept {
+void on_note_done(EngineContext& ctx, Agent& a) noexcept {
   --a.transfers.notes_out;
-  if (!a.transfers.notes.empty()) list_grant(s, a);
+  if (!a.transfers.notes.empty()) list_grant(ctx, a);
 }
 
 }  // namespace spinwire::agent

@@ -52,9 +52,9 @@ void forget_untold(Transfers& all, const Transfer& t) noexcept {
 
 /// Its key is dead. The record is free before the callback, which may send again. What was
 /// cancelled counts as what it came to, but ends as cancelled, once.
-void end_offer(Shared& s, Agent& a, Transfer& t, Status status) noexcept {
+void end_offer(EngineContext& ctx, Agent& a, Transfer& t, Status status) noexcept {
   unlink(a, t);
-  if (t.untold) forget_untold(*s.transfers, t);
+  if (t.untold) forget_untold(*ctx.transfers, t);
   const bool ok = status == Status::ok;
   Completion completion;
   completion.status = t.cancelled ? Status::cancelled : status;
@@ -65,7 +65,7 @@ void end_offer(Shared& s, Agent& a, Transfer& t, Status status) noexcept {
   tally.bytes += ok ? t.length : 0;
   detail::Block* const block = std::exchange(t.block, nullptr);
   const CompletionCallback done = std::exchange(t.done, {});
-  s.transfers->offered.release(t.index);
+  ctx.transfers->offered.release(t.index);
   if (done) done(completion);
   if (block != nullptr) detail::release(block);
 }
@@ -85,16 +85,16 @@ Status outcome_of(wire::Verdict verdict) noexcept {
 }
 
 /// Whether the slab's own registration covers it, which a window of the engine's can be bound to.
-bool fits_window(const Shared& s, const Block* block) noexcept {
-  return s.transfers->windows.size() != 0 && block->lkey == s.staging_block->lkey;
+bool fits_window(const EngineContext& ctx, const Block* block) noexcept {
+  return ctx.transfers->windows.size() != 0 && block->lkey == ctx.staging_block->lkey;
 }
 
 /// Takes a window for it, whose binding goes ahead of the offer.
-Status bind(Shared& s, Agent& a, Transfer& t, const Request& r) noexcept {
-  memory::WindowPool& windows = s.transfers->windows;
+Status bind(EngineContext& ctx, Agent& a, Transfer& t, const Request& r) noexcept {
+  memory::WindowPool& windows = ctx.transfers->windows;
   t.window = windows.take();
   if (t.window == kNoWindow) return Status::would_block;
-  Operation* const op = s.operations.acquire();
+  Operation* const op = ctx.operations.acquire();
   if (op == nullptr) {
     windows.give(t.window);
     return Status::would_block;
@@ -111,19 +111,19 @@ Status bind(Shared& s, Agent& a, Transfer& t, const Request& r) noexcept {
   op->wr.send_flags = 0;
   op->wr.bind_mw.mw = windows.at(t.window);
   op->wr.bind_mw.rkey = t.rkey;
-  op->wr.bind_mw.bind_info = {s.device->slab(), reinterpret_cast<std::uint64_t>(r.data), r.size,
+  op->wr.bind_mw.bind_info = {ctx.device->slab(), reinterpret_cast<std::uint64_t>(r.data), r.size,
                               IBV_ACCESS_REMOTE_READ};
   append(a, *op);
   return Status::ok;
 }
 
 /// Opens the bytes to the peer.
-Status expose(Shared& s, Agent& a, Transfer& t, const Request& r) noexcept {
+Status expose(EngineContext& ctx, Agent& a, Transfer& t, const Request& r) noexcept {
   t.window = kNoWindow;
-  if (a.domain == nullptr && fits_window(s, r.block)) return bind(s, a, t, r);
+  if (a.domain == nullptr && fits_window(ctx, r.block)) return bind(ctx, a, t, r);
   try {
-    auto region = s.registrations->expose(BufferSlice(r.block, r.data, r.size), Access::remote_read,
-                                          registrations_of(a));
+    auto region = ctx.registrations->expose(BufferSlice(r.block, r.data, r.size),
+                                            Access::remote_read, registrations_of(a));
     if (!region)
       return region.error().status == Status::limit ? Status::would_block : region.error().status;
     t.rkey = region->rkey;
@@ -133,7 +133,7 @@ Status expose(Shared& s, Agent& a, Transfer& t, const Request& r) noexcept {
   }
 }
 
-void make_offer(Shared& s, Agent& a, Operation& op, const Transfer& t, const Request& r,
+void make_offer(EngineContext& ctx, Agent& a, Operation& op, const Transfer& t, const Request& r,
                 bool wants_credit) noexcept {
   op.block = nullptr;
   op.calls_back = false;
@@ -142,7 +142,7 @@ void make_offer(Shared& s, Agent& a, Operation& op, const Transfer& t, const Req
                                              t.rkey, t.id, t.window != kNoWindow});
   a.published = a.granted;
   build_control(
-      s, a, op,
+      ctx, a, op,
       {wire::MessageKind::offer, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
        static_cast<std::uint16_t>(a.granted), wire::kOfferBytes},
       body);
@@ -151,42 +151,42 @@ void make_offer(Shared& s, Agent& a, Operation& op, const Transfer& t, const Req
 
 }  // namespace
 
-Transfer* offered_by(const Shared& s, const Agent& a, const Operation& offer) noexcept {
-  return transfer_of(*s.transfers, a, offer.length);
+Transfer* offered_by(const EngineContext& ctx, const Agent& a, const Operation& offer) noexcept {
+  return transfer_of(*ctx.transfers, a, offer.length);
 }
 
-void settle(Shared& s, Agent& a, Transfer& t, Status status) noexcept {
-  end_offer(s, a, t, status);
-  if (a.state == ConnectionState::draining && idle(a)) on_drained(s, a);
+void settle(EngineContext& ctx, Agent& a, Transfer& t, Status status) noexcept {
+  end_offer(ctx, a, t, status);
+  if (a.state == ConnectionState::draining && idle(a)) on_drained(ctx, a);
 }
 
-void close_unoffered(Shared& s, Transfer& t) noexcept {
+void close_unoffered(EngineContext& ctx, Transfer& t) noexcept {
   if (t.window == kNoWindow) {
-    (void)s.registrations->revoke(t.rkey);
+    (void)ctx.registrations->revoke(t.rkey);
   } else {
-    s.transfers->windows.give(t.window);
+    ctx.transfers->windows.give(t.window);
   }
   t.window = kNoWindow;
   t.answered = t.unoffered = true;
 }
 
-Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) noexcept {
+Status submit_long(EngineContext& ctx, Agent& a, const Request& r, bool has_immediate) noexcept {
   if (r.size > a.longest_message) return Status::message_too_long;
   if (a.sq_used + 2 > room_in_force(a)) return Status::would_block;
-  if (a.sent == a.send_limit && !find_credit(s, a)) return Status::would_block;
-  Transfers& all = *s.transfers;
+  if (a.sent == a.send_limit && !find_credit(ctx, a)) return Status::would_block;
+  Transfers& all = *ctx.transfers;
   const std::uint32_t index = all.offered.acquire();
   if (index == base::IndexPool<Transfer>::kNone) return Status::would_block;
-  Operation* const op = s.operations.acquire();
+  Operation* const op = ctx.operations.acquire();
   Transfer& t = all.offered.at(index);
   t.index = index;
   t.id = id_of(all, t);
   t.length = static_cast<std::uint32_t>(r.size);
   t.answered = t.cancelled = t.untold = t.unoffered = false;
   if (op != nullptr) op->kind = OperationKind::offer;
-  const Status opened = op == nullptr ? Status::would_block : expose(s, a, t, r);
+  const Status opened = op == nullptr ? Status::would_block : expose(ctx, a, t, r);
   if (opened != Status::ok) {
-    if (op != nullptr) s.operations.release(*op);
+    if (op != nullptr) ctx.operations.release(*op);
     all.offered.release(index);
     return opened;
   }
@@ -196,24 +196,25 @@ Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) no
   link(a, t);
   bool wants_credit = false;
   if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
-  a.last_sent = s.now;
+  a.last_sent = ctx.now;
   op->kind = has_immediate ? OperationKind::offer_imm : OperationKind::offer;
   count_begin(a, op->kind);
   count_begin(a, OperationKind::send);  // the message itself
   op->wr.opcode = opcode_of(op->kind);
   if (has_immediate) op->wr.imm_data = htobe32(r.immediate);
-  make_offer(s, a, *op, t, r, wants_credit);
+  make_offer(ctx, a, *op, t, r, wants_credit);
   append(a, *op);
-  return post(s, a, r.defer);
+  return post(ctx, a, r.defer);
 }
 
-void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte> body) noexcept {
+void take_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
+                 std::span<const std::byte> body) noexcept {
   wire::Answer answer;
   Transfer* const t =
-      wire::decode(body, answer) ? transfer_of(*s.transfers, a, answer.id) : nullptr;
+      wire::decode(body, answer) ? transfer_of(*ctx.transfers, a, answer.id) : nullptr;
   if (t == nullptr || t->answered) {
     return fail_bad(
-        s, a,
+        ctx, a,
         {Status::protocol, "take the answer to a long message",
          "it is malformed, or answers none that is outstanding", "the peer is broken or hostile"});
   }
@@ -221,36 +222,36 @@ void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byt
   t->verdict = answer.verdict;
   if (t->window == kNoWindow) {
     // Holds on to the block itself until no peer can reach it.
-    (void)s.registrations->revoke(t->rkey);
-    return settle(s, a, *t, outcome_of(t->verdict));
+    (void)ctx.registrations->revoke(t->rkey);
+    return settle(ctx, a, *t, outcome_of(t->verdict));
   }
   if ((wc.wc_flags & IBV_WC_WITH_INV) != 0 && wc.invalidated_rkey == t->rkey) {
-    s.transfers->windows.give(t->window);
-    return settle(s, a, *t, outcome_of(t->verdict));
+    ctx.transfers->windows.give(t->window);
+    return settle(ctx, a, *t, outcome_of(t->verdict));
   }
   // The peer left it to us.
   Note unbind;
   unbind.unbind = t;
-  tell(s, a, unbind);
+  tell(ctx, a, unbind);
 }
 
-void on_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept {
+void on_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept {
   if (status != Status::ok) return;  // the connection ends, and its offers with it
-  Transfer* const t = transfer_of(*s.transfers, a, id);
+  Transfer* const t = transfer_of(*ctx.transfers, a, id);
   if (t == nullptr) return;
-  s.transfers->windows.give(t->window);
-  settle(s, a, *t, outcome_of(t->verdict));
+  ctx.transfers->windows.give(t->window);
+  settle(ctx, a, *t, outcome_of(t->verdict));
 }
 
-bool end_offers(Shared& s, Agent& a) noexcept {
+bool end_offers(EngineContext& ctx, Agent& a) noexcept {
   Transfer* const t = a.transfers.offered;
   if (t == nullptr) return true;
   if (t->window == kNoWindow) {
-    if (!t->answered) (void)s.registrations->revoke(t->rkey);
+    if (!t->answered) (void)ctx.registrations->revoke(t->rkey);
   } else {
-    (void)s.transfers->windows.discard(t->window, std::exchange(t->block, nullptr));
+    (void)ctx.transfers->windows.discard(t->window, std::exchange(t->block, nullptr));
   }
-  end_offer(s, a, *t, t->answered ? outcome_of(t->verdict) : Status::flushed);
+  end_offer(ctx, a, *t, t->answered ? outcome_of(t->verdict) : Status::flushed);
   return false;
 }
 

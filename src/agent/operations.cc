@@ -23,7 +23,7 @@ inline void join_deferred(Agent& a) noexcept {
 /// The device took no more than what is before `bad`, of which nothing signaled need be left: the
 /// queue pair goes to ERR, which flushes what the peer has not taken, and the rest ends after that,
 /// at the close time-out if need be.
-[[gnu::cold, gnu::noinline]] void take_back(Shared& s, Agent& a, ibv_send_wr* bad,
+[[gnu::cold, gnu::noinline]] void take_back(EngineContext& ctx, Agent& a, ibv_send_wr* bad,
                                             int error) noexcept {
   a.deferred = Operation::of(bad);
   a.deferred_last = a.posted_last;
@@ -35,7 +35,7 @@ inline void join_deferred(Agent& a) noexcept {
     before->wr.next = nullptr;
     a.posted_last = before;
   }
-  fail(s, a,
+  fail(ctx, a,
        {Status::local_error, "post a list of send work requests",
         "ibv_post_send: errno " + std::to_string(error), "report this as a defect"});
 }
@@ -63,8 +63,8 @@ Status status_of(ibv_wc_status status) noexcept {
   }
 }
 
-bool find_credit(Shared& s, Agent& a) noexcept {
-  return learn_credit(a) || (read_credit_cell(s, a) && send_credits(a) != 0);
+bool find_credit(EngineContext& ctx, Agent& a) noexcept {
+  return learn_credit(a) || (read_credit_cell(ctx, a) && send_credits(a) != 0);
 }
 
 std::uint32_t credits_in_sight(const Agent& a) noexcept {
@@ -80,13 +80,13 @@ std::uint32_t credits_in_sight(const Agent& a) noexcept {
   return granted - a.returned_by_us - a.sent;
 }
 
-void build_apart(const Shared& s, const Agent& a, Operation& op, std::uint64_t header,
+void build_apart(const EngineContext& ctx, const Agent& a, Operation& op, std::uint64_t header,
                  const std::byte* data, std::uint32_t lkey) noexcept {
-  std::byte* at = s.staging + std::size_t{s.operations.index_of(op)} * kStagingBytes;
+  std::byte* at = ctx.staging + std::size_t{ctx.operations.index_of(op)} * kStagingBytes;
   wire::put(header, at);
   op.beside = false;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(at), wire::kMessageHeaderBytes,
-                s.staging_block->lkey};
+                ctx.staging_block->lkey};
   const std::uint32_t length = op.length;
   const std::uint32_t bytes = length + std::uint32_t{wire::kMessageHeaderBytes};
   const bool brief = bytes <= a.inline_bytes;
@@ -102,22 +102,23 @@ void build_apart(const Shared& s, const Agent& a, Operation& op, std::uint64_t h
   }
 }
 
-void build_control(const Shared& s, const Agent& a, Operation& op,
+void build_control(const EngineContext& ctx, const Agent& a, Operation& op,
                    const wire::MessageHeader& header, std::span<const std::byte> body) noexcept {
-  std::byte* at = s.staging + std::size_t{s.operations.index_of(op)} * kStagingBytes;
+  std::byte* at = ctx.staging + std::size_t{ctx.operations.index_of(op)} * kStagingBytes;
   wire::put(wire::encode(header), at);
   std::memcpy(at + wire::kMessageHeaderBytes, body.data(), body.size());
   const auto bytes = static_cast<std::uint32_t>(wire::kMessageHeaderBytes + body.size());
   op.beside = false;
   op.length = 0;
   op.wr.num_sge = 1;
-  op.sges[0] = {reinterpret_cast<std::uint64_t>(at), bytes, s.staging_block->lkey};
+  op.sges[0] = {reinterpret_cast<std::uint64_t>(at), bytes, ctx.staging_block->lkey};
   op.wr.send_flags = bytes <= a.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
-  if (a.domain != nullptr) use_own_key(s, *a.domain, op);
+  if (a.domain != nullptr) use_own_key(ctx, *a.domain, op);
 }
 
-bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credits) noexcept {
-  Operation* const acquired = s.operations.acquire_for_agent();
+bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
+                    std::uint16_t credits) noexcept {
+  Operation* const acquired = ctx.operations.acquire_for_agent();
   if (acquired == nullptr) [[unlikely]]
     return false;
   Operation& op = *acquired;
@@ -135,7 +136,7 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
   if (has_header(kind)) {
     const bool returns = kind == OperationKind::credit_return;
     build_apart(
-        s, a, op,
+        ctx, a, op,
         wire::encode({returns ? wire::MessageKind::credit_return : wire::MessageKind::goodbye, 0,
                       static_cast<std::uint16_t>(a.granted), credits}),
         nullptr, 0);
@@ -159,15 +160,15 @@ bool submit_control(Shared& s, Agent& a, OperationKind kind, std::uint16_t credi
     a.keepalive_pending = true;
   }
   if (a.domain != nullptr) [[unlikely]]
-    use_own_key(s, *a.domain, op);
+    use_own_key(ctx, *a.domain, op);
   append(a, op);
-  defer(s, a);
+  defer(ctx, a);
   return true;
 }
 
 namespace {
 
-inline void flush_one(Shared& s, Agent& a) noexcept {
+inline void flush_one(EngineContext& ctx, Agent& a) noexcept {
   Operation* const began = a.deferred;
   if (began == nullptr || a.stage != Stage::up) return;
   Operation& last = *a.deferred_last;
@@ -179,42 +180,42 @@ inline void flush_one(Shared& s, Agent& a) noexcept {
   }
   last.wr.send_flags |= IBV_SEND_SIGNALED;
   join_deferred(a);
-  ++s.stats.doorbells;
+  ++ctx.stats.doorbells;
   ibv_send_wr* bad = nullptr;
   const int error = ibv_post_send(a.qp, &began->wr, &bad);
   if (error != 0) [[unlikely]]
-    take_back(s, a, bad, error);
+    take_back(ctx, a, bad, error);
 }
 
 }  // namespace
 
-Status flush(Shared& s, Agent& a) noexcept {
-  flush_one(s, a);
+Status flush(EngineContext& ctx, Agent& a) noexcept {
+  flush_one(ctx, a);
   return Status::ok;
 }
 
-void flush_all(Shared& s) noexcept {
-  for (std::uint32_t i = 0; i < s.dirty.count(); ++i) {
-    Agent& a = s.dirty[i];
+void flush_all(EngineContext& ctx) noexcept {
+  for (std::uint32_t i = 0; i < ctx.dirty.count(); ++i) {
+    Agent& a = ctx.dirty[i];
     a.dirty = false;
-    flush_one(s, a);
+    flush_one(ctx, a);
   }
-  s.dirty.cut(0);
+  ctx.dirty.cut(0);
 }
 
-void flush_unposted(Shared& s, Agent& a) noexcept {
+void flush_unposted(EngineContext& ctx, Agent& a) noexcept {
   // They end behind those that the device has, so only when none of those is left.
   while (a.posted == nullptr && a.deferred != nullptr) {
     Operation& op = *a.deferred;
     a.deferred = &op == a.deferred_last ? nullptr : op.next();
-    end(s, a, op, Status::flushed);
+    end(ctx, a, op, Status::flushed);
   }
 }
 
-void flush_everything(Shared& s, Agent& a) noexcept {
+void flush_everything(EngineContext& ctx, Agent& a) noexcept {
   if (a.deferred != nullptr) join_deferred(a);  // a flush() from a callback finds nothing to post
-  while (a.posted != nullptr) end_posted(s, a, Status::flushed);
-  tell_cancelled(s);
+  while (a.posted != nullptr) end_posted(ctx, a, Status::flushed);
+  tell_cancelled(ctx);
 }
 
 }  // namespace spinwire::agent

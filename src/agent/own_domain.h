@@ -13,7 +13,7 @@ namespace spinwire::agent {
 
 struct Agent;
 struct Operation;
-struct Shared;
+struct EngineContext;
 
 struct OwnDomain {
   verbs::Domain domain;
@@ -25,15 +25,15 @@ struct OwnDomain {
 // Steps of its life, with at most one control verb each; they answer as advance().
 
 /// Makes the domain, and gives the connection receives of its own in place of shared ones.
-bool step_domain(Shared& s, Agent& a) noexcept;
+bool step_domain(EngineContext& ctx, Agent& a) noexcept;
 /// Registers the pools there.
-bool step_slab(Shared& s, Agent& a) noexcept;
+bool step_slab(EngineContext& ctx, Agent& a) noexcept;
 /// Ends what is registered there, then the domain.
-bool step_leave(Shared& s, Agent& a) noexcept;
+bool step_leave(EngineContext& ctx, Agent& a) noexcept;
 
 /// Whether the domain has a key to the block's memory: that of the pools, or registered there.
-bool reaches(const Shared& s, const OwnDomain& own, const detail::Block& block) noexcept;
+bool reaches(const EngineContext& ctx, const OwnDomain& own, const detail::Block& block) noexcept;
 /// Has a built operation name the pools by the domain's key.
-void use_own_key(const Shared& s, const OwnDomain& own, Operation& op) noexcept;
+void use_own_key(const EngineContext& ctx, const OwnDomain& own, Operation& op) noexcept;
 
 }  // namespace spinwire::agent

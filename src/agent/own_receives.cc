@@ -28,42 +28,42 @@ bool takes_receives(const OwnQueue& queue) noexcept {
 }
 
 /// What the device does not take stays for the next time; the peer has no credit for it.
-int post(Shared& s, OwnQueue& queue) noexcept {
+int post(EngineContext& ctx, OwnQueue& queue) noexcept {
   const std::uint32_t before = queue.back.count();
   const int error = queue.back.post(queue.agent->qp);
   const std::uint32_t posted = before - queue.back.count();
-  s.posted_receives += posted;
-  s.stats.receives_posted += posted;
+  ctx.posted_receives += posted;
+  ctx.stats.receives_posted += posted;
   return error;
 }
 
-std::uint32_t missing(Shared& s, std::uint32_t queue) noexcept {
-  const Range slots = slots_of(*s.own, queue);
+std::uint32_t missing(EngineContext& ctx, std::uint32_t queue) noexcept {
+  const Range slots = slots_of(*ctx.own, queue);
   std::uint32_t count = 0;
   for (std::uint32_t i = slots.begin; i != slots.end; ++i)
-    count += s.receives.memory(i) == nullptr ? 1 : 0;
+    count += ctx.receives.memory(i) == nullptr ? 1 : 0;
   return count;
 }
 
-void aim(Shared& s, std::uint32_t index, std::uint32_t lkey) noexcept {
-  s.own->queues.at(index).lkey = lkey;
-  const Range slots = slots_of(*s.own, index);
+void aim(EngineContext& ctx, std::uint32_t index, std::uint32_t lkey) noexcept {
+  ctx.own->queues.at(index).lkey = lkey;
+  const Range slots = slots_of(*ctx.own, index);
   for (std::uint32_t i = slots.begin; i != slots.end; ++i) {
-    if (const Block* block = s.receives.memory(i); block != nullptr)
-      aim_receive(s, i, *block, lkey);
+    if (const Block* block = ctx.receives.memory(i); block != nullptr)
+      aim_receive(ctx, i, *block, lkey);
   }
 }
 
 /// Lines up what the queue has; false if that is too little for a connection to begin with, since
 /// the application keeps the rest.
-bool line_up(Shared& s, std::uint32_t index) noexcept {
+bool line_up(EngineContext& ctx, std::uint32_t index) noexcept {
   constexpr std::uint32_t kLeast = 2;  // one that is granted, and one for a goodbye
-  OwnQueue& queue = s.own->queues.at(index);
+  OwnQueue& queue = ctx.own->queues.at(index);
   (void)queue.back.take();
-  aim(s, index, s.staging_block->lkey);
-  const Range slots = slots_of(*s.own, index);
+  aim(ctx, index, ctx.staging_block->lkey);
+  const Range slots = slots_of(*ctx.own, index);
   for (std::uint32_t i = slots.begin; i != slots.end; ++i) {
-    if (s.receives.memory(i) != nullptr) queue.back.add(s.receives.request(i));
+    if (ctx.receives.memory(i) != nullptr) queue.back.add(ctx.receives.request(i));
   }
   return queue.back.count() >= kLeast;
 }
@@ -86,37 +86,39 @@ std::uint32_t domain_slots(const Config& config) noexcept {
   return config.connections.credits + config.queues.receive_postlist;
 }
 
-void make_own_queues(Shared& s, const OwnShare& share, std::uint32_t first, std::uint32_t count) {
-  s.own = std::make_unique<OwnQueues>(share, count);
-  s.own->first = first;
-  for (std::uint32_t i = first; i < s.receives.size(); ++i)
-    s.receives.queue(i) = (i - first) / share.slots;
-  s.spare_receives = 0;
+void make_own_queues(EngineContext& ctx, const OwnShare& share, std::uint32_t first,
+                     std::uint32_t count) {
+  ctx.own = std::make_unique<OwnQueues>(share, count);
+  ctx.own->first = first;
+  for (std::uint32_t i = first; i < ctx.receives.size(); ++i)
+    ctx.receives.queue(i) = (i - first) / share.slots;
+  ctx.spare_receives = 0;
 }
 
-void repost_own(Shared& s, std::uint32_t slot) noexcept {
-  const std::uint32_t index = s.receives.queue(slot);
+void repost_own(EngineContext& ctx, std::uint32_t slot) noexcept {
+  const std::uint32_t index = ctx.receives.queue(slot);
   // What waits for a connection has no order; a rest too small for a queue is nobody's.
-  if (!s.own->queues.in_use(index)) return;
-  OwnQueue& queue = s.own->queues.at(index);
-  queue.back.add(s.receives.request(slot));
-  if (queue.back.count() >= s.own->share.postlist && takes_receives(queue)) (void)post(s, queue);
+  if (!ctx.own->queues.in_use(index)) return;
+  OwnQueue& queue = ctx.own->queues.at(index);
+  queue.back.add(ctx.receives.request(slot));
+  if (queue.back.count() >= ctx.own->share.postlist && takes_receives(queue))
+    (void)post(ctx, queue);
 }
 
-std::uint32_t own_lkey(const Shared& s, std::uint32_t slot, const Block& block) noexcept {
-  const std::uint32_t index = s.receives.queue(slot);
-  return s.own->queues.in_use(index) ? s.own->queues.at(index).lkey : block.lkey;
+std::uint32_t own_lkey(const EngineContext& ctx, std::uint32_t slot, const Block& block) noexcept {
+  const std::uint32_t index = ctx.receives.queue(slot);
+  return ctx.own->queues.in_use(index) ? ctx.own->queues.at(index).lkey : block.lkey;
 }
 
-void aim_own_receives(Shared& s, const Agent& a, std::uint32_t lkey) noexcept {
-  aim(s, a.own_queue, lkey);
+void aim_own_receives(EngineContext& ctx, const Agent& a, std::uint32_t lkey) noexcept {
+  aim(ctx, a.own_queue, lkey);
 }
 
-bool take_own_queue(Shared& s, Agent& a) noexcept {
-  base::IndexPool<OwnQueue>& queues = s.own->queues;
+bool take_own_queue(EngineContext& ctx, Agent& a) noexcept {
+  base::IndexPool<OwnQueue>& queues = ctx.own->queues;
   std::uint32_t passed = kNone;
   std::uint32_t index = queues.acquire();
-  while (index != kNone && !line_up(s, index)) {
+  while (index != kNone && !line_up(ctx, index)) {
     queues.at(index).next = std::exchange(passed, index);
     index = queues.acquire();
   }
@@ -128,25 +130,28 @@ bool take_own_queue(Shared& s, Agent& a) noexcept {
   return true;
 }
 
-int post_own_receives(Shared& s, Agent& a) noexcept {
-  return post(s, s.own->queues.at(a.own_queue));
+int post_own_receives(EngineContext& ctx, Agent& a) noexcept {
+  return post(ctx, ctx.own->queues.at(a.own_queue));
 }
 
-bool lacks_own_receives(Shared& s, const Agent& a) noexcept { return missing(s, a.own_queue) != 0; }
-
-std::uint32_t own_receives_posted(Shared& s, const Agent& a) noexcept {
-  return s.own->share.slots - s.own->queues.at(a.own_queue).back.count() - missing(s, a.own_queue);
+bool lacks_own_receives(EngineContext& ctx, const Agent& a) noexcept {
+  return missing(ctx, a.own_queue) != 0;
 }
 
-void stop_own_receives(Shared& s, const Agent& a) noexcept {
-  s.own->queues.at(a.own_queue).failed = true;
+std::uint32_t own_receives_posted(EngineContext& ctx, const Agent& a) noexcept {
+  return ctx.own->share.slots - ctx.own->queues.at(a.own_queue).back.count() -
+         missing(ctx, a.own_queue);
 }
 
-void reclaim_own_receives(Shared& s, Agent& a) noexcept {
-  s.posted_receives -= own_receives_posted(s, a);
+void stop_own_receives(EngineContext& ctx, const Agent& a) noexcept {
+  ctx.own->queues.at(a.own_queue).failed = true;
+}
+
+void reclaim_own_receives(EngineContext& ctx, Agent& a) noexcept {
+  ctx.posted_receives -= own_receives_posted(ctx, a);
   const std::uint32_t index = std::exchange(a.own_queue, kNone);
-  s.own->queues.at(index).agent = nullptr;
-  s.own->queues.release(index);
+  ctx.own->queues.at(index).agent = nullptr;
+  ctx.own->queues.release(index);
 }
 
 }  // namespace spinwire::agent

@@ -16,7 +16,7 @@
 namespace spinwire::agent {
 
 struct Agent;
-struct Shared;
+struct EngineContext;
 
 /// What of the engine's receives is one connection's.
 struct OwnShare {
@@ -52,25 +52,27 @@ std::uint32_t domain_slots(const Config& config) noexcept;
 
 /// Makes `count` queues out of the slots from `first` on, which are filled later; none is posted
 /// before there is a connection. May throw std::bad_alloc.
-void make_own_queues(Shared& s, const OwnShare& share, std::uint32_t first, std::uint32_t count);
+void make_own_queues(EngineContext& ctx, const OwnShare& share, std::uint32_t first,
+                     std::uint32_t count);
 /// Hands a slot that came back to its queue, and posts what is worth it.
-void repost_own(Shared& s, std::uint32_t slot) noexcept;
+void repost_own(EngineContext& ctx, std::uint32_t slot) noexcept;
 /// The key by which a queue's receives name a slot's memory, whose block is `block`.
-std::uint32_t own_lkey(const Shared& s, std::uint32_t slot, const detail::Block& block) noexcept;
+std::uint32_t own_lkey(const EngineContext& ctx, std::uint32_t slot,
+                       const detail::Block& block) noexcept;
 /// A queue for a connection that begins; false if none is left.
-bool take_own_queue(Shared& s, Agent& a) noexcept;
+bool take_own_queue(EngineContext& ctx, Agent& a) noexcept;
 /// The agent's receives name their memory by another key. Before they are posted.
-void aim_own_receives(Shared& s, const Agent& a, std::uint32_t lkey) noexcept;
+void aim_own_receives(EngineContext& ctx, const Agent& a, std::uint32_t lkey) noexcept;
 /// Posts everything to the agent's queue pair, which is at INIT. 0 or an errno value.
-int post_own_receives(Shared& s, Agent& a) noexcept;
+int post_own_receives(EngineContext& ctx, Agent& a) noexcept;
 /// Whether slots of the agent's lack memory, so that less is posted than it might be granted.
-bool lacks_own_receives(Shared& s, const Agent& a) noexcept;
+bool lacks_own_receives(EngineContext& ctx, const Agent& a) noexcept;
 /// How many of the agent's receives the device has.
-std::uint32_t own_receives_posted(Shared& s, const Agent& a) noexcept;
+std::uint32_t own_receives_posted(EngineContext& ctx, const Agent& a) noexcept;
 /// A receive of the agent's failed: nothing is posted any more.
-void stop_own_receives(Shared& s, const Agent& a) noexcept;
+void stop_own_receives(EngineContext& ctx, const Agent& a) noexcept;
 /// The agent's queue pair is gone, and with it what was posted: all slots are the queue's again.
 /// Whatever of them still completes finds nobody.
-void reclaim_own_receives(Shared& s, Agent& a) noexcept;
+void reclaim_own_receives(EngineContext& ctx, Agent& a) noexcept;
 
 }  // namespace spinwire::agent

@@ -14,22 +14,22 @@ namespace {
 
 using Kind = Arrival::Kind;
 
-void protocol_error(Shared& s, Agent& a, const char* found) noexcept {
-  fail_bad(s, a,
+void protocol_error(EngineContext& ctx, Agent& a, const char* found) noexcept {
+  fail_bad(ctx, a,
            {Status::protocol, "take the offer of a long message", found,
             "the peer is broken or hostile"});
 }
 
-void line_up(Shared& s, AgentLine& line, Agent& a) noexcept {
+void line_up(EngineContext& ctx, AgentLine& line, Agent& a) noexcept {
   a.transfers.lined_up = true;
-  ++s.lined_up;
+  ++ctx.lined_up;
   line.push(a);
 }
 
-Agent& next_in(Shared& s, AgentLine& line) noexcept {
+Agent& next_in(EngineContext& ctx, AgentLine& line) noexcept {
   Agent& a = line.pop();
   a.transfers.lined_up = false;
-  --s.lined_up;
+  --ctx.lined_up;
   return a;
 }
 
@@ -40,60 +40,60 @@ Arrival* next_pull(Arrival* v) noexcept {
   return v;
 }
 
-void answer(Shared& s, Agent& a, const Arrival& v, wire::Verdict verdict) noexcept {
+void answer(EngineContext& ctx, Agent& a, const Arrival& v, wire::Verdict verdict) noexcept {
   Note note = make_note(wire::MessageKind::answer, wire::encode(wire::Answer{v.id, verdict}));
   if (v.invalidate) note.invalidate = v.rkey;
-  tell(s, a, note);
+  tell(ctx, a, note);
 }
 
-void refuse(Shared& s, Agent& a, Arrival& v, wire::Verdict verdict) noexcept {
+void refuse(EngineContext& ctx, Agent& a, Arrival& v, wire::Verdict verdict) noexcept {
   v.complete = v.refused = true;
-  answer(s, a, v, verdict);
+  answer(ctx, a, v, verdict);
 }
 
-void release_arrival(Shared& s, Arrival& v) noexcept {
+void release_arrival(EngineContext& ctx, Arrival& v) noexcept {
   if (v.block != nullptr) detail::release(v.block);
-  s.transfers->arrivals.release(v.index);
+  ctx.transfers->arrivals.release(v.index);
 }
 
 /// Lets the application have it. Its record goes first, since the callback may end everything.
-void hand_over(Shared& s, Agent& a, Arrival& item) noexcept {
+void hand_over(EngineContext& ctx, Agent& a, Arrival& item) noexcept {
   const Arrival v = item;
-  s.transfers->arrivals.release(item.index);
-  if (v.kind == Kind::goodbye) return on_goodbye(s, a);
+  ctx.transfers->arrivals.release(item.index);
+  if (v.kind == Kind::goodbye) return on_goodbye(ctx, a);
   if (!v.refused) {
     Block* const block = v.named ? nullptr : v.block;
     Message message({block, v.data, v.length, v.immediate, v.has_immediate, v.kind == Kind::write});
-    deliver(s, a, message);
+    deliver(ctx, a, message);
     if (block != nullptr && message.taken()) return;
   }
   if (v.block != nullptr) detail::release(v.block);
 }
 
 /// Delivers what is complete at the head of the line.
-void deliver_held(Shared& s, Agent& a) noexcept {
+void deliver_held(EngineContext& ctx, Agent& a) noexcept {
   Line<Arrival>& held = a.transfers.held;
   while (!held.empty() && held.first->complete && a.state == ConnectionState::ready) {
     Arrival& v = held.pop();
     if (held.empty()) a.detour &= static_cast<std::uint8_t>(~kHolding);
     if (v.credited) ++a.allotment;  // its receive may be used again
-    hand_over(s, a, v);
+    hand_over(ctx, a, v);
   }
-  if (a.state == ConnectionState::ready) grant_more(s, a);
+  if (a.state == ConnectionState::ready) grant_more(ctx, a);
 }
 
 /// A block for it; false if the pool is dry.
-bool find_room(Shared& s, Arrival& v) noexcept {
+bool find_room(EngineContext& ctx, Arrival& v) noexcept {
   if (v.block != nullptr) return true;
-  v.block = s.arena->allocate(memory::PoolId::large, v.length);
+  v.block = ctx.arena->allocate(memory::PoolId::large, v.length);
   if (v.block == nullptr) return false;
   v.data = v.block->payload;
   return true;
 }
 
 /// False: all records are in use.
-bool post_read(Shared& s, Agent& a, Arrival& v) noexcept {
-  Operation* const op = s.operations.acquire_for_agent();
+bool post_read(EngineContext& ctx, Agent& a, Arrival& v) noexcept {
+  Operation* const op = ctx.operations.acquire_for_agent();
   if (op == nullptr) return false;
   const std::uint32_t bytes = std::min(v.length - v.asked, kPullBytes);
   begin<OperationKind::pull>(a, *op, v.block, bytes, {});
@@ -102,39 +102,39 @@ bool post_read(Shared& s, Agent& a, Arrival& v) noexcept {
   op->sges[0] = {reinterpret_cast<std::uint64_t>(v.data + v.asked), bytes, v.block->lkey};
   op->wr.wr.rdma.remote_addr = v.remote + v.asked;
   op->wr.wr.rdma.rkey = v.rkey;
-  if (a.domain != nullptr) use_own_key(s, *a.domain, *op);
+  if (a.domain != nullptr) use_own_key(ctx, *a.domain, *op);
   v.asked += bytes;
   append(a, *op);
-  defer(s, a);
+  defer(ctx, a);
   ++a.transfers.pulls;
-  ++s.transfers->pulls;
+  ++ctx.transfers->pulls;
   return true;
 }
 
 /// Moves agents whose block has come to the head of the line to pull.
-void feed_dry(Shared& s) noexcept {
-  AgentLine& dry = s.transfers->dry;
+void feed_dry(EngineContext& ctx) noexcept {
+  AgentLine& dry = ctx.transfers->dry;
   while (dry.first != nullptr) {
     Agent& a = *dry.first;
     Arrival* const v = a.transfers.pulling;
     const bool goes_on = a.state == ConnectionState::ready && v != nullptr;
-    if (goes_on && !find_room(s, *v)) return;
-    (void)next_in(s, dry);
-    if (goes_on) line_up(s, s.transfers->pullers, a);
+    if (goes_on && !find_room(ctx, *v)) return;
+    (void)next_in(ctx, dry);
+    if (goes_on) line_up(ctx, ctx.transfers->pullers, a);
   }
 }
 
 /// The application is asked where it wants the message.
-void ask(Shared& s, Agent& a, Arrival& v) noexcept {
+void ask(EngineContext& ctx, Agent& a, Arrival& v) noexcept {
   if ((a.detour & kReplaced) != 0) replace_handlers(a);
   if (!a.handlers.on_offer) return;
   Offer offer(v.length, v.has_immediate ? std::optional(v.immediate) : std::nullopt);
-  a.handlers.on_offer(handle(s, a), offer);
+  a.handlers.on_offer(handle(ctx, a), offer);
   if (a.state != ConnectionState::ready) return;  // closing has answered it
-  if (offer.refused()) return refuse(s, a, v, wire::Verdict::refused);
+  if (offer.refused()) return refuse(ctx, a, v, wire::Verdict::refused);
   const BufferSlice& to = offer.destination();
   // What the connection's own protection domain has no key to cannot be read into.
-  if (!to || (a.domain != nullptr && !reaches(s, *a.domain, *to.block()))) return;
+  if (!to || (a.domain != nullptr && !reaches(ctx, *a.domain, *to.block()))) return;
   v.block = to.block();
   detail::retain(v.block);
   v.data = to.data();
@@ -165,16 +165,16 @@ void AgentLine::remove(const Agent& a) noexcept {
   }
 }
 
-Arrival* hold(Shared& s, Agent& a, const Arrival& what) noexcept {
+Arrival* hold(EngineContext& ctx, Agent& a, const Arrival& what) noexcept {
   // There are as many as receives, and connections to say goodbye.
-  const std::uint32_t index = s.transfers->arrivals.acquire();
+  const std::uint32_t index = ctx.transfers->arrivals.acquire();
   if (index == kNone) {
-    fail(s, a,
+    fail(ctx, a,
          {Status::limit, "hold a message behind one that is being pulled",
           "the records for such are used up", "report this as a defect"});
     return nullptr;
   }
-  Arrival& v = s.transfers->arrivals.at(index);
+  Arrival& v = ctx.transfers->arrivals.at(index);
   v = what;
   v.index = index;
   a.transfers.held.push(v);
@@ -185,12 +185,13 @@ Arrival* hold(Shared& s, Agent& a, const Arrival& what) noexcept {
   return &v;
 }
 
-void take_offer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte> body) noexcept {
-  const Config::Connections& c = s.config.connections;
+void take_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
+                std::span<const std::byte> body) noexcept {
+  const Config::Connections& c = ctx.config.connections;
   wire::Offer offer;
-  if (!wire::decode(body, offer)) return protocol_error(s, a, "it is malformed");
+  if (!wire::decode(body, offer)) return protocol_error(ctx, a, "it is malformed");
   if (offer.length > c.message_bytes || c.message_bytes == c.eager_bytes)
-    return protocol_error(s, a, "it is longer than connections.message_bytes");
+    return protocol_error(ctx, a, "it is longer than connections.message_bytes");
   Arrival v;
   v.kind = Kind::pull;
   v.length = offer.length;
@@ -200,96 +201,98 @@ void take_offer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte
   v.rkey = offer.rkey;
   v.id = offer.id;
   v.invalidate = offer.invalidate;
-  if (a.state != ConnectionState::ready) return answer(s, a, v, wire::Verdict::closing);
-  Arrival* const kept = hold(s, a, v);
+  if (a.state != ConnectionState::ready) return answer(ctx, a, v, wire::Verdict::closing);
+  Arrival* const kept = hold(ctx, a, v);
   if (kept == nullptr) return;
   Arrival& held = *kept;
-  ask(s, a, held);
+  ask(ctx, a, held);
   if (a.state != ConnectionState::ready) return;  // closed by the callback
-  if (!held.complete && !held.named && !s.arena->fits(memory::PoolId::large, held.length))
-    refuse(s, a, held, wire::Verdict::no_room);
-  if (held.complete) return deliver_held(s, a);
+  if (!held.complete && !held.named && !ctx.arena->fits(memory::PoolId::large, held.length))
+    refuse(ctx, a, held, wire::Verdict::no_room);
+  if (held.complete) return deliver_held(ctx, a);
   if (a.transfers.pulling == nullptr) a.transfers.pulling = &held;
-  if (!a.transfers.lined_up && a.transfers.pulls < kPullsOfOne) line_up(s, s.transfers->pullers, a);
-  list_grant(s, a);  // the end of the poll begins to pull
+  if (!a.transfers.lined_up && a.transfers.pulls < kPullsOfOne)
+    line_up(ctx, ctx.transfers->pullers, a);
+  list_grant(ctx, a);  // the end of the poll begins to pull
 }
 
-void pump_pulls(Shared& s) noexcept {
-  Transfers& all = *s.transfers;
-  if (all.dry.first != nullptr) feed_dry(s);
+void pump_pulls(EngineContext& ctx) noexcept {
+  Transfers& all = *ctx.transfers;
+  if (all.dry.first != nullptr) feed_dry(ctx);
   while (all.pulls < kPullsAtOnce && all.pullers.first != nullptr) {
-    Agent& a = next_in(s, all.pullers);
+    Agent& a = next_in(ctx, all.pullers);
     Arrival* const v = a.transfers.pulling;
     if (v == nullptr || a.state != ConnectionState::ready) continue;
     // Behind those that wait already, or short messages would take what a long one waits for.
-    if (v->block == nullptr && (all.dry.first != nullptr || !find_room(s, *v))) {
-      v->deadline = s.now + s.clock.ticks(s.config.connections.large_timeout);
-      line_up(s, all.dry, a);
+    if (v->block == nullptr && (all.dry.first != nullptr || !find_room(ctx, *v))) {
+      v->deadline = ctx.now + ctx.clock.ticks(ctx.config.connections.large_timeout);
+      line_up(ctx, all.dry, a);
       continue;
     }
-    if (!post_read(s, a, *v)) return line_up(s, all.pullers, a);
+    if (!post_read(ctx, a, *v)) return line_up(ctx, all.pullers, a);
     if (v->asked == v->length) a.transfers.pulling = next_pull(v->next);
     if (a.transfers.pulling != nullptr && a.transfers.pulls < kPullsOfOne)
-      line_up(s, all.pullers, a);
+      line_up(ctx, all.pullers, a);
   }
 }
 
-void look_at_dry(Shared& s) noexcept {
-  AgentLine& dry = s.transfers->dry;
+void look_at_dry(EngineContext& ctx) noexcept {
+  AgentLine& dry = ctx.transfers->dry;
   if (dry.first == nullptr) return;
-  pump_pulls(s);
+  pump_pulls(ctx);
   while (dry.first != nullptr) {
     Arrival* const first = dry.first->transfers.pulling;
     const bool waits = dry.first->state == ConnectionState::ready && first != nullptr;
-    if (waits && first->deadline > s.now) return;
-    Agent& a = next_in(s, dry);
+    if (waits && first->deadline > ctx.now) return;
+    Agent& a = next_in(ctx, dry);
     if (!waits) continue;  // it has closed meanwhile
     Arrival& v = *first;
     a.transfers.pulling = next_pull(v.next);
-    refuse(s, a, v, wire::Verdict::no_room);
-    if (a.transfers.pulling != nullptr) line_up(s, s.transfers->pullers, a);
-    deliver_held(s, a);
+    refuse(ctx, a, v, wire::Verdict::no_room);
+    if (a.transfers.pulling != nullptr) line_up(ctx, ctx.transfers->pullers, a);
+    deliver_held(ctx, a);
   }
 }
 
-void refuse_held(Shared& s, Agent& a) noexcept {
+void refuse_held(EngineContext& ctx, Agent& a) noexcept {
   if (a.transfers.pulls != 0 || a.stage != Stage::up) return;  // a READ needs its key
   a.transfers.pulling = nullptr;
   for (Arrival* v = a.transfers.held.first; v != nullptr && a.stage == Stage::up; v = v->next) {
-    if (v->kind == Kind::pull && !v->complete) refuse(s, a, *v, wire::Verdict::closing);
+    if (v->kind == Kind::pull && !v->complete) refuse(ctx, a, *v, wire::Verdict::closing);
   }
 }
 
-void on_pulled(Shared& s, Agent& a, std::uint32_t bytes, Status status) noexcept {
+void on_pulled(EngineContext& ctx, Agent& a, std::uint32_t bytes, Status status) noexcept {
   --a.transfers.pulls;
-  --s.transfers->pulls;
+  --ctx.transfers->pulls;
   if (status != Status::ok) return;
-  if (a.state != ConnectionState::ready) return refuse_held(s, a);
+  if (a.state != ConnectionState::ready) return refuse_held(ctx, a);
   // READs of a queue pair end in order.
   Arrival* v = a.transfers.held.first;
   while (v->kind != Kind::pull || v->complete) v = v->next;
   v->arrived += bytes;
-  if (a.transfers.pulling != nullptr && !a.transfers.lined_up) line_up(s, s.transfers->pullers, a);
+  if (a.transfers.pulling != nullptr && !a.transfers.lined_up)
+    line_up(ctx, ctx.transfers->pullers, a);
   if (v->arrived != v->length) return;
   v->complete = true;
-  answer(s, a, *v, wire::Verdict::pulled);
-  deliver_held(s, a);
+  answer(ctx, a, *v, wire::Verdict::pulled);
+  deliver_held(ctx, a);
 }
 
-void drop_held(Shared& s, Agent& a) noexcept {
+void drop_held(EngineContext& ctx, Agent& a) noexcept {
   while (!a.transfers.held.empty()) {
     Arrival& v = a.transfers.held.pop();
     if (v.credited) ++a.allotment;
-    release_arrival(s, v);
+    release_arrival(ctx, v);
   }
   a.transfers.pulling = nullptr;
   a.transfers.notes_waiting = 0;
-  while (!a.transfers.notes.empty()) s.transfers->notes.release(a.transfers.notes.pop().index);
+  while (!a.transfers.notes.empty()) ctx.transfers->notes.release(a.transfers.notes.pop().index);
   if (a.transfers.lined_up) {
-    s.transfers->pullers.remove(a);
-    s.transfers->dry.remove(a);
+    ctx.transfers->pullers.remove(a);
+    ctx.transfers->dry.remove(a);
     a.transfers.lined_up = false;
-    --s.lined_up;
+    --ctx.lined_up;
   }
   a.detour &= static_cast<std::uint8_t>(~kHolding);
 }

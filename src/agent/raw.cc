@@ -22,59 +22,59 @@ bool takes_receives(const Agent& a) noexcept {
 }
 
 /// The end of the next poll looks after the agent's receives.
-void list(Shared& s, Agent& a) noexcept {
+void list(EngineContext& ctx, Agent& a) noexcept {
   RawQueue& q = *a.raw;
-  list_grant(s, a);
+  list_grant(ctx, a);
   if (q.listed) return;
   q.listed = true;
-  q.next_listed = std::exchange(s.raw->listed, &a);
-  ++s.lined_up;
+  q.next_listed = std::exchange(ctx.raw->listed, &a);
+  ++ctx.lined_up;
 }
 
 /// In a domain of its own the pools have another key.
-void use_own_keys(const Shared& s, Agent& a) noexcept {
+void use_own_keys(const EngineContext& ctx, Agent& a) noexcept {
   RawQueue& q = *a.raw;
   for (std::uint32_t i = q.posted; i != q.accepted; ++i) {
     ibv_sge* const sges = q.elements_of(i);
     for (int k = 0; k < q.slot(i).wr.num_sge; ++k) {
-      if (sges[k].lkey == s.staging_block->lkey) sges[k].lkey = a.domain->lkey;
+      if (sges[k].lkey == ctx.staging_block->lkey) sges[k].lkey = a.domain->lkey;
     }
   }
 }
 
 /// Posts what was accepted, if it is anything. 0 or an errno value; what the device does not take
 /// waits for the end.
-int post_accepted(Shared& s, Agent& a) noexcept {
+int post_accepted(EngineContext& ctx, Agent& a) noexcept {
   RawQueue& q = *a.raw;
   if (q.posted == q.accepted) return 0;
   if (a.domain != nullptr) [[unlikely]]
-    use_own_keys(s, a);
+    use_own_keys(ctx, a);
   ibv_recv_wr* bad = nullptr;
   const int error = ibv_post_recv(a.qp, &q.slot(q.posted).wr, &bad);
   const std::uint32_t end = error == 0 ? q.accepted : q.receive_of(bad);
-  s.posted_receives += end - q.posted;
-  s.stats.receives_posted += end - q.posted;
+  ctx.posted_receives += end - q.posted;
+  ctx.stats.receives_posted += end - q.posted;
   q.posted = end;
   if (error != 0) [[unlikely]]
     q.failed = true;
   if (q.to_tell == 0) {
     q.told = q.posted;
   } else {
-    list(s, a);
+    list(ctx, a);
   }
   return error;
 }
 
-[[gnu::cold]] void refused(Shared& s, Agent& a, int error) noexcept {
-  fail(s, a,
+[[gnu::cold]] void refused(EngineContext& ctx, Agent& a, int error) noexcept {
+  fail(ctx, a,
        {Status::local_error, "post a list of receive work requests",
         "ibv_post_recv: errno " + std::to_string(error), "report this as a defect"});
 }
 
-inline void post_or_fail(Shared& s, Agent& a) noexcept {
+inline void post_or_fail(EngineContext& ctx, Agent& a) noexcept {
   if (!takes_receives(a)) return;
-  if (const int error = post_accepted(s, a); error != 0) [[unlikely]]
-    refused(s, a, error);
+  if (const int error = post_accepted(ctx, a); error != 0) [[unlikely]]
+    refused(ctx, a, error);
 }
 
 /// The next receive is with the device.
@@ -97,14 +97,15 @@ struct Extent {
 };
 
 /// Whether the agent's queue pair has a key to the block's memory.
-bool has_key(const Shared& s, const Agent& a, const Block& block) noexcept {
+bool has_key(const EngineContext& ctx, const Agent& a, const Block& block) noexcept {
   if (!a.attributes.own_domain) return true;
   // Before the domain is there, nothing can be registered in it.
-  return a.domain != nullptr ? reaches(s, *a.domain, block) : block.lkey == s.staging_block->lkey;
+  return a.domain != nullptr ? reaches(ctx, *a.domain, block)
+                             : block.lkey == ctx.staging_block->lkey;
 }
 
-inline Extent measure(const Shared& s, const Agent& a, std::span<const BufferSlice> elements,
-                      std::uint32_t most) noexcept {
+inline Extent measure(const EngineContext& ctx, const Agent& a,
+                      std::span<const BufferSlice> elements, std::uint32_t most) noexcept {
   if (elements.size() > most) [[unlikely]]
     return {Status::invalid_argument};
   Extent extent;
@@ -113,7 +114,7 @@ inline Extent measure(const Shared& s, const Agent& a, std::span<const BufferSli
       return {Status::out_of_bounds};
     if (e.size() > kLongestRaw - extent.bytes) [[unlikely]]
       return {Status::message_too_long};
-    if (!has_key(s, a, *e.block())) [[unlikely]]
+    if (!has_key(ctx, a, *e.block())) [[unlikely]]
       return {Status::invalid_argument};
     extent.bytes += static_cast<std::uint32_t>(e.size());
   }
@@ -136,16 +137,16 @@ void release_all(Block** blocks, int count) noexcept {
 }
 
 /// Gives back what the agent was promised of receives that it does not need.
-void give_promised_back(Shared& s, Agent& a) noexcept {
-  allotted_with(s, a) -= a.allotment;
+void give_promised_back(EngineContext& ctx, Agent& a) noexcept {
+  allotted_with(ctx, a) -= a.allotment;
   a.allotment = a.granted = a.published = 0;
-  if (a.own_queue != kNone) reclaim_own_receives(s, a);
+  if (a.own_queue != kNone) reclaim_own_receives(ctx, a);
 }
 
 /// Entries of the completion queue that nothing else may fill.
-std::uint32_t completion_room(const Shared& s) noexcept {
-  const std::uint64_t taken = std::uint64_t{s.operations.capacity()} + s.receives.size();
-  const std::uint64_t depth = s.config.queues.completion_depth;
+std::uint32_t completion_room(const EngineContext& ctx) noexcept {
+  const std::uint64_t taken = std::uint64_t{ctx.operations.capacity()} + ctx.receives.size();
+  const std::uint64_t depth = ctx.config.queues.completion_depth;
   return static_cast<std::uint32_t>(depth - std::min(taken, depth));
 }
 
@@ -193,35 +194,35 @@ void RawQueue::free_list(std::uint32_t index) noexcept {
   sizes_[index] = std::exchange(free_, index);
 }
 
-Result<std::unique_ptr<RawQueue>> make_raw(Shared& s, const Attributes& attributes,
+Result<std::unique_ptr<RawQueue>> make_raw(EngineContext& ctx, const Attributes& attributes,
                                            const RawQueue* instead_of) {
   using Made = Result<std::unique_ptr<RawQueue>>;
   if (!attributes.raw) return nullptr;
   return base::no_throw("make the queues of a raw connection", [&]() -> Made {
-    if (s.raw == nullptr) s.raw = std::make_unique<RawShared>();
+    if (ctx.raw == nullptr) ctx.raw = std::make_unique<RawShared>();
     const std::uint32_t asked = attributes.queue_pair.receive_depth;
     const std::uint32_t had = instead_of != nullptr ? instead_of->depth : 0;
-    const std::uint32_t room = completion_room(s);
-    const std::uint32_t others = s.raw->reserved - had;
+    const std::uint32_t room = completion_room(ctx);
+    const std::uint32_t others = ctx.raw->reserved - had;
     if (others > room || asked > room - others) {
       const std::uint32_t left = room - std::min(others, room);
       return base::fail(
           Status::limit, fmt::format("raw.receive_depth = {}", asked),
           fmt::format("queues.completion_depth = {} leaves room for {} receives of raw "
                       "connections, of which {} are others'",
-                      s.config.queues.completion_depth, room, others),
+                      ctx.config.queues.completion_depth, room, others),
           fmt::format("raise it by {}, or lower receive_depth", asked - left));
     }
-    return std::make_unique<RawQueue>(*s.raw, attributes.queue_pair);
+    return std::make_unique<RawQueue>(*ctx.raw, attributes.queue_pair);
   });
 }
 
-bool use_raw(Shared& s, Agent& a, std::unique_ptr<RawQueue> queue) noexcept {
+bool use_raw(EngineContext& ctx, Agent& a, std::unique_ptr<RawQueue> queue) noexcept {
   if (queue == nullptr) {
     const bool was = std::exchange(a.raw, nullptr) != nullptr;
-    return !was || promise_receive(s, a);
+    return !was || promise_receive(ctx, a);
   }
-  if (a.raw == nullptr) give_promised_back(s, a);
+  if (a.raw == nullptr) give_promised_back(ctx, a);
   a.raw = std::move(queue);
   return true;
 }
@@ -235,16 +236,16 @@ Result<void> agree_on_raw(const Agent& a, bool peers) {
       "give both ends ConnectionSettings::raw, or neither");
 }
 
-int post_raw_receives(Shared& s, Agent& a) noexcept { return post_accepted(s, a); }
+int post_raw_receives(EngineContext& ctx, Agent& a) noexcept { return post_accepted(ctx, a); }
 
 std::uint32_t raw_receives_posted(const Agent& a) noexcept {
   return a.raw->posted - a.raw->completed;
 }
 
-void unlist_raw(Shared& s, Agent& a) noexcept {
+void unlist_raw(EngineContext& ctx, Agent& a) noexcept {
   if (!std::exchange(a.raw->listed, false)) return;
-  --s.lined_up;
-  Agent** at = &s.raw->listed;
+  --ctx.lined_up;
+  Agent** at = &ctx.raw->listed;
   while (*at != &a) at = &(*at)->raw->next_listed;
   *at = a.raw->next_listed;
 }
@@ -254,12 +255,12 @@ void renew_raw(RawQueue& queue) noexcept {
   queue.sq_room = 0;
 }
 
-Status post_receive(Shared& s, Agent& a, const RawPost& r) noexcept {
+Status post_receive(EngineContext& ctx, Agent& a, const RawPost& r) noexcept {
   if (a.raw == nullptr) return Status::unsupported;
   if (a.state == ConnectionState::draining || a.state == ConnectionState::closed)
     return Status::not_connected;
   RawQueue& q = *a.raw;
-  const Extent extent = measure(s, a, r.into, q.receive_elements);
+  const Extent extent = measure(ctx, a, r.into, q.receive_elements);
   if (extent.status != Status::ok) return extent.status;
   if (q.accepted - q.completed == q.depth) return Status::would_block;
   RawSlot& slot = q.slot(q.accepted);
@@ -272,9 +273,9 @@ Status post_receive(Shared& s, Agent& a, const RawPost& r) noexcept {
   if (q.accepted != q.posted) q.slot(q.accepted - 1).wr.next = &slot.wr;
   ++q.accepted;
   if (r.defer && takes_receives(a)) {
-    list(s, a);
+    list(ctx, a);
   } else {
-    post_or_fail(s, a);  // or at INIT
+    post_or_fail(ctx, a);  // or at INIT
   }
   return Status::ok;
 }
@@ -305,114 +306,115 @@ Status receive_status(ibv_wc_status status) noexcept {
   return too_long ? Status::message_too_long : status_of(status);
 }
 
-[[gnu::cold, gnu::noinline]] Status take_failure(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
+[[gnu::cold, gnu::noinline]] Status take_failure(EngineContext& ctx, Agent& a,
+                                                 const ibv_wc& wc) noexcept {
   const Status status = receive_status(wc.status);
   a.raw->failed = true;
   if (status == Status::flushed && a.state == ConnectionState::draining) return status;
   try {
-    fail(s, a, receive_error(a, wc, status));
+    fail(ctx, a, receive_error(a, wc, status));
   } catch (...) {
-    fail(s, a, base::out_of_memory());
+    fail(ctx, a, base::out_of_memory());
   }
   return status;
 }
 
 /// Ends the oldest receive. Its slot stays as it is until the callback has run.
-inline void end_receive(Shared& s, RawQueue& q, const RawReceive& how) noexcept {
+inline void end_receive(EngineContext& ctx, RawQueue& q, const RawReceive& how) noexcept {
   const std::uint32_t receive = q.completed++;
-  --s.posted_receives;
+  --ctx.posted_receives;
   RawSlot& slot = q.slot(receive);
   if (slot.on_received) slot.on_received(how);
   release_all(q.blocks_of(receive), slot.wr.num_sge);
 }
 
-inline void take(Shared& s, Agent& a, const ibv_wc& wc) noexcept {
+inline void take(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
   RawQueue& q = *a.raw;
   if (q.completed == q.posted || q.slot(q.completed).wr.wr_id != wc.wr_id) [[unlikely]] {
-    ++s.stats.stale_completions;
+    ++ctx.stats.stale_completions;
     return;
   }
   if (a.stage == Stage::drain) [[unlikely]]
-    list_setup(s, a);  // it may be the last to wait for
+    list_setup(ctx, a);  // it may be the last to wait for
   if (q.told == q.completed) tell_next(q);
   RawReceive how;
   if (wc.status != IBV_WC_SUCCESS) [[unlikely]] {
-    how.status = take_failure(s, a, wc);
-    return end_receive(s, q, how);
+    how.status = take_failure(ctx, a, wc);
+    return end_receive(ctx, q, how);
   }
-  a.last_heard = s.now;
+  a.last_heard = ctx.now;
   // It may overtake the last frame of the handshake, or our own last step.
   if (a.state == ConnectionState::exchanging) [[unlikely]]
-    overtake_handshake(s, a);
+    overtake_handshake(ctx, a);
   how.bytes = wc.byte_len;
   how.is_write = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
   if ((wc.wc_flags & IBV_WC_WITH_IMM) != 0) how.immediate = be32toh(wc.imm_data);
   ++a.messages_received;
   a.bytes_received += wc.byte_len;
-  end_receive(s, q, how);
+  end_receive(ctx, q, how);
 }
 
 }  // namespace
 
-const ibv_wc* take_raw_run(Shared& s, const ibv_wc* wc, const ibv_wc* end) noexcept {
-  Agent* const a = s.raw->by_qpn.find(wc->qp_num);
+const ibv_wc* take_raw_run(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* end) noexcept {
+  Agent* const a = ctx.raw->by_qpn.find(wc->qp_num);
   if (a == nullptr) [[unlikely]] {
-    ++s.stats.stale_completions;
+    ++ctx.stats.stale_completions;
     return wc + 1;
   }
   const std::uint32_t qp_num = wc->qp_num;
   do {
-    take(s, *a, *wc);
+    take(ctx, *a, *wc);
   } while (++wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
   return wc;
 }
 
-void flush_raw_receives(Shared& s, Agent& a) noexcept {
+void flush_raw_receives(EngineContext& ctx, Agent& a) noexcept {
   RawQueue& q = *a.raw;
   RawReceive how;
   how.status = Status::flushed;
   while (q.completed != q.accepted) {
     if (q.completed == q.posted) {
       ++q.posted;
-      ++s.posted_receives;
+      ++ctx.posted_receives;
     }
     if (q.told == q.completed) {  // never told, if not posted
       if (q.slot(q.told++).on_posted) --q.to_tell;
     }
-    end_receive(s, q, how);
+    end_receive(ctx, q, how);
   }
 }
 
-void flush_raw(Shared& s, Agent& a) noexcept { post_or_fail(s, a); }
+void flush_raw(EngineContext& ctx, Agent& a) noexcept { post_or_fail(ctx, a); }
 
-void post_raw_listed(Shared& s) noexcept {
-  for (Agent* a = s.raw->listed; a != nullptr; a = a->raw->next_listed) post_or_fail(s, *a);
+void post_raw_listed(EngineContext& ctx) noexcept {
+  for (Agent* a = ctx.raw->listed; a != nullptr; a = a->raw->next_listed) post_or_fail(ctx, *a);
 }
 
-void tell_raw_posted(Shared& s) noexcept {
-  Agent* a = std::exchange(s.raw->listed, nullptr);
+void tell_raw_posted(EngineContext& ctx) noexcept {
+  Agent* a = std::exchange(ctx.raw->listed, nullptr);
   while (a != nullptr) {
     RawQueue& q = *a->raw;
     Agent* const next = q.next_listed;
     q.listed = false;
-    --s.lined_up;
+    --ctx.lined_up;
     tell_posted(q);
     a = next;
   }
-  post_raw_listed(s);
+  post_raw_listed(ctx);
 }
 
-Status send_raw(Shared& s, Agent& a, const RawSend& r) noexcept {
+Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept {
   if (a.raw == nullptr) return Status::unsupported;
   if (a.state != ConnectionState::ready) return Status::not_connected;
   RawQueue& q = *a.raw;
-  const Extent extent = measure(s, a, r.data, q.send_elements);
+  const Extent extent = measure(ctx, a, r.data, q.send_elements);
   if (extent.status != Status::ok) return extent.status;
   if (a.sq_used >= q.sq_room) return Status::would_block;
   const bool listed = r.data.size() > 1;
   const std::uint32_t index = listed ? q.take_list(r.data.size()) : kNone;
   if (listed && index == kNone) return Status::would_block;
-  Operation* const op = s.operations.acquire();
+  Operation* const op = ctx.operations.acquire();
   if (op == nullptr) {
     if (listed) q.free_list(index);
     return Status::would_block;
@@ -435,24 +437,24 @@ Status send_raw(Shared& s, Agent& a, const RawSend& r) noexcept {
   op->wr.send_flags = extent.bytes <= a.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
   op->wr.imm_data = htobe32(r.immediate.value_or(0));
   if (a.domain != nullptr) [[unlikely]]
-    use_own_key(s, *a.domain, *op);
+    use_own_key(ctx, *a.domain, *op);
   append(a, *op);
-  if (!r.defer && q.posted != q.accepted) post_or_fail(s, a);  // what answers it has to find them
-  return post(s, a, r.defer);
+  if (!r.defer && q.posted != q.accepted) post_or_fail(ctx, a);  // what answers it has to find them
+  return post(ctx, a, r.defer);
 }
 
-Status submit_on_raw(Shared& s, Agent& a, const Request& r, OperationKind kind) noexcept {
+Status submit_on_raw(EngineContext& ctx, Agent& a, const Request& r, OperationKind kind) noexcept {
   if (kind != OperationKind::write_imm) return Status::unsupported;
   if (a.sq_used >= a.raw->sq_room) return Status::would_block;
-  if (!has_key(s, a, *r.block)) return Status::invalid_argument;
-  Operation* const op = s.operations.acquire();
+  if (!has_key(ctx, a, *r.block)) return Status::invalid_argument;
+  Operation* const op = ctx.operations.acquire();
   if (op == nullptr) return Status::would_block;
   begin<OperationKind::raw_write_imm>(a, *op, r.block, r.size, r.done);
   build_one_sided<OperationKind::write_imm>(a, *op, r);
   op->wr.imm_data = htobe32(r.immediate);
-  if (a.domain != nullptr) use_own_key(s, *a.domain, *op);
+  if (a.domain != nullptr) use_own_key(ctx, *a.domain, *op);
   append(a, *op);
-  return post(s, a, r.defer);
+  return post(ctx, a, r.defer);
 }
 
 std::uint32_t detach_list(Agent& a, Operation& op) noexcept {
@@ -494,7 +496,7 @@ std::string audit_receives(RawQueue& q) {
 }
 
 /// Each list is free, or of one operation.
-std::string audit_lists(const Shared& s, const Agent& a) {
+std::string audit_lists(const EngineContext& ctx, const Agent& a) {
   const RawQueue& q = *a.raw;
   std::uint32_t found = 0;
   for (std::uint32_t i = q.first_free_list(); i != kNone; i = q.size_of_list(i)) {
@@ -505,7 +507,7 @@ std::string audit_lists(const Shared& s, const Agent& a) {
   for (const Operation* op = a.deferred; op != nullptr;
        op = op == a.deferred_last ? nullptr : op->next())
     count(*op);
-  for (const Operation* op = s.untold_first; op != nullptr; op = op->next_untold) {
+  for (const Operation* op = ctx.untold_first; op != nullptr; op = op->next_untold) {
     if (op->agent == &a && !op->with_device) count(*op);
   }
   if (found == q.lists()) return {};
@@ -514,12 +516,12 @@ std::string audit_lists(const Shared& s, const Agent& a) {
 
 }  // namespace
 
-std::string audit_raw(Shared& s, const Agent& a) {
+std::string audit_raw(EngineContext& ctx, const Agent& a) {
   RawQueue& q = *a.raw;
   if (std::string fault = audit_receives(q); !fault.empty()) return fault;
-  if (std::string fault = audit_lists(s, a); !fault.empty()) return fault;
+  if (std::string fault = audit_lists(ctx, a); !fault.empty()) return fault;
   bool listed = false;
-  for (const Agent* b = s.raw->listed; b != nullptr; b = b->raw->next_listed) listed |= b == &a;
+  for (const Agent* b = ctx.raw->listed; b != nullptr; b = b->raw->next_listed) listed |= b == &a;
   if (listed != q.listed) return "its receives are listed wrongly";
   const bool waits = takes_receives(a) && (q.posted != q.accepted || q.to_tell != 0);
   if (waits && (!listed || !a.grant_listed)) return "receives wait and nobody will post them";

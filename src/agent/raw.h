@@ -24,7 +24,7 @@ namespace spinwire::agent {
 struct Agent;
 struct Attributes;
 struct Request;
-struct Shared;
+struct EngineContext;
 
 inline constexpr std::uint32_t kLongestRaw = 1u << 30;  ///< bytes of a message, or for one
 
@@ -116,25 +116,25 @@ class RawQueue {
 
 /// The queues for a connection of these attributes, none if it is not raw; `instead_of` is what it
 /// has so far. Errors: limit, no_memory.
-Result<std::unique_ptr<RawQueue>> make_raw(Shared& s, const Attributes& attributes,
+Result<std::unique_ptr<RawQueue>> make_raw(EngineContext& ctx, const Attributes& attributes,
                                            const RawQueue* instead_of = nullptr);
 /// Gives them to an agent, which is raw by them; in return, receives that others share go back. The
 /// reverse may fail, with nothing changed: false.
-bool use_raw(Shared& s, Agent& a, std::unique_ptr<RawQueue> queue) noexcept;
+bool use_raw(EngineContext& ctx, Agent& a, std::unique_ptr<RawQueue> queue) noexcept;
 /// Whether both ends of the connection are raw, or neither. Errors: unsupported.
 Result<void> agree_on_raw(const Agent& a, bool peers);
 /// What was accepted is posted to the agent's queue pair, which is at INIT. 0 or an errno value.
-int post_raw_receives(Shared& s, Agent& a) noexcept;
+int post_raw_receives(EngineContext& ctx, Agent& a) noexcept;
 /// How many of the agent's receives the device has.
 std::uint32_t raw_receives_posted(const Agent& a) noexcept;
 /// Ends every receive, as flushed; the device has forgotten them.
-void flush_raw_receives(Shared& s, Agent& a) noexcept;
+void flush_raw_receives(EngineContext& ctx, Agent& a) noexcept;
 /// Nobody looks after the agent's receives any more.
-void unlist_raw(Shared& s, Agent& a) noexcept;
+void unlist_raw(EngineContext& ctx, Agent& a) noexcept;
 /// As new, for another queue pair.
 void renew_raw(RawQueue& queue) noexcept;
 /// What is wrong with the agent's books; empty if nothing is.
-std::string audit_raw(Shared& s, const Agent& a);
+std::string audit_raw(EngineContext& ctx, const Agent& a);
 
 // Hot.
 
@@ -144,26 +144,26 @@ struct RawPost {
   const RawPostedCallback& on_posted;
   bool defer;
 };
-Status post_receive(Shared& s, Agent& a, const RawPost& r) noexcept;
+Status post_receive(EngineContext& ctx, Agent& a, const RawPost& r) noexcept;
 struct RawSend {
   std::span<const BufferSlice> data;
   std::optional<std::uint32_t> immediate;
   const CompletionCallback& done;
   bool defer;
 };
-Status send_raw(Shared& s, Agent& a, const RawSend& r) noexcept;
+Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept;
 /// A message or a WRITE with immediate of the ordinary kind, of which a raw connection has the
 /// latter only.
-Status submit_on_raw(Shared& s, Agent& a, const Request& r, OperationKind kind) noexcept;
+Status submit_on_raw(EngineContext& ctx, Agent& a, const Request& r, OperationKind kind) noexcept;
 /// Posts the agent's receives that were deferred.
-void flush_raw(Shared& s, Agent& a) noexcept;
+void flush_raw(EngineContext& ctx, Agent& a) noexcept;
 /// Posts those of all agents.
-void post_raw_listed(Shared& s) noexcept;
+void post_raw_listed(EngineContext& ctx) noexcept;
 /// Runs the callbacks of those that were posted, and posts what they have deferred.
-void tell_raw_posted(Shared& s) noexcept;
+void tell_raw_posted(EngineContext& ctx) noexcept;
 /// Completions of one raw queue pair's receives in a row, or one of a queue pair that is no more;
 /// answers the first that is not of them.
-const ibv_wc* take_raw_run(Shared& s, const ibv_wc* wc, const ibv_wc* end) noexcept;
+const ibv_wc* take_raw_run(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* end) noexcept;
 
 /// The elements that an operation had beside its record, which may be used again; kNone: none.
 /// Their memory is held until drop_list().

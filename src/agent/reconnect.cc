@@ -69,12 +69,12 @@ bool tries_again(const Agent& a) noexcept {
          again->attempts < again->options.attempts;
 }
 
-void rest(Shared& s, Agent& a) noexcept {
+void rest(EngineContext& ctx, Agent& a) noexcept {
   Again& again = *a.again;
   const bool interrupted = a.was_ready;
   // One that comes and goes is no success: the delays go on growing.
   const bool lasted =
-      interrupted && s.clock.now() - again.ready_at >= s.clock.ticks(again.options.max_delay);
+      interrupted && ctx.clock.now() - again.ready_at >= ctx.clock.ticks(again.options.max_delay);
   if (lasted) again.attempts = 0;
   again.last = std::move(a.cause);
   if (again.first.status == Status::ok) again.first = again.last;
@@ -82,16 +82,17 @@ void rest(Shared& s, Agent& a) noexcept {
   ++again.attempts;
   again.resting = true;
   forget_attempt(a);
-  enter(s, a, ConnectionState::resolving);
-  if (interrupted && a.handlers.on_interrupted) a.handlers.on_interrupted(handle(s, a), again.last);
+  enter(ctx, a, ConnectionState::resolving);
+  if (interrupted && a.handlers.on_interrupted)
+    a.handlers.on_interrupted(handle(ctx, a), again.last);
 }
 
-bool revive(Shared& s, Agent& a) noexcept {
+bool revive(EngineContext& ctx, Agent& a) noexcept {
   a.again->resting = false;
-  if (!promise_receive(s, a)) return false;
+  if (!promise_receive(ctx, a)) return false;
   a.stage = Stage::domain;
-  enter(s, a, ConnectionState::resolving);
-  list_setup(s, a);
+  enter(ctx, a, ConnectionState::resolving);
+  list_setup(ctx, a);
   return true;
 }
 

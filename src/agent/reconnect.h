@@ -11,7 +11,7 @@
 namespace spinwire::agent {
 
 struct Agent;
-struct Shared;
+struct EngineContext;
 
 /// What such a connection keeps from one attempt to the next.
 struct Again {
@@ -34,9 +34,9 @@ struct Again {
 [[nodiscard]] bool tries_again(const Agent& a) noexcept;
 /// Instead of the end: forgets this attempt, tells the application that the connection is
 /// interrupted, and waits for the next.
-void rest(Shared& s, Agent& a) noexcept;
+void rest(EngineContext& ctx, Agent& a) noexcept;
 /// The next attempt begins; false if there is no receive to promise.
-[[nodiscard]] bool revive(Shared& s, Agent& a) noexcept;
+[[nodiscard]] bool revive(EngineContext& ctx, Agent& a) noexcept;
 /// What on_closed tells after the last attempt.
 [[nodiscard]] Error final_cause(Agent& a) noexcept;
 

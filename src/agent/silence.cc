@@ -23,14 +23,14 @@ void drop_callbacks(base::IndexPool<T>& records) noexcept {
 
 }  // namespace
 
-void fall_silent(Shared& s) noexcept {
-  s.operations.fall_silent();
-  drop_callbacks(s.transfers->offered);
-  drop_callbacks(s.leases->loans);
-  drop_callbacks(s.leases->holdings);
-  for (std::uint32_t i = 0; i < s.agents.capacity(); ++i) {
-    if (!s.agents.in_use(i)) continue;
-    Agent& a = s.agents.at(i);
+void fall_silent(EngineContext& ctx) noexcept {
+  ctx.operations.fall_silent();
+  drop_callbacks(ctx.transfers->offered);
+  drop_callbacks(ctx.leases->loans);
+  drop_callbacks(ctx.leases->holdings);
+  for (std::uint32_t i = 0; i < ctx.agents.capacity(); ++i) {
+    if (!ctx.agents.in_use(i)) continue;
+    Agent& a = ctx.agents.at(i);
     a.handlers = a.next_handlers = {};
     a.on_endpoint = nullptr;
     if (a.raw != nullptr) fall_silent(*a.raw);

@@ -71,10 +71,10 @@ inline void append(Agent& a, Operation& op) noexcept {
     op.wr.send_flags |= IBV_SEND_SIGNALED;
 }
 
-inline void defer(Shared& s, Agent& a) noexcept {
+inline void defer(EngineContext& ctx, Agent& a) noexcept {
   if (a.dirty) return;
   a.dirty = true;
-  s.dirty.add(a);
+  ctx.dirty.add(a);
 }
 
 struct Request {
@@ -161,52 +161,53 @@ inline void begin(Agent& a, Operation& op, Block* block, std::size_t size,
   if (op.calls_back) op.done = done;
 }
 
-inline Status post(Shared& s, Agent& a, bool later) noexcept {
-  if (!later) return flush(s, a);
-  defer(s, a);
+inline Status post(EngineContext& ctx, Agent& a, bool later) noexcept {
+  if (!later) return flush(ctx, a);
+  defer(ctx, a);
   return Status::ok;
 }
 
 /// Accepts an operation that there is room for. `own` is whether the agent has a domain of its own.
 template <OperationKind kind, bool own>
-[[gnu::always_inline]] inline Status accept(Shared& s, Agent& a, const Request& r) noexcept {
-  if (uses_credit(kind) && a.sent == a.send_limit && !find_credit(s, a)) [[unlikely]]
+[[gnu::always_inline]] inline Status accept(EngineContext& ctx, Agent& a,
+                                            const Request& r) noexcept {
+  if (uses_credit(kind) && a.sent == a.send_limit && !find_credit(ctx, a)) [[unlikely]]
     return Status::would_block;
-  Operation* const op = s.operations.acquire();
+  Operation* const op = ctx.operations.acquire();
   if (op == nullptr) [[unlikely]]
     return Status::would_block;
   begin<kind>(a, *op, r.block, r.size, r.done);
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
     if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
-    a.last_sent = s.now;
+    a.last_sent = ctx.now;
   }
   if constexpr (has_header(kind)) {
     const std::uint64_t header = data_header(a, op->length, wants_credit);
     if (room_beside(r.block, r.data)) {
       build_beside(a, *op, header, r.block, op->length);
     } else {
-      build_apart(s, a, *op, header, r.data, r.block->lkey);
+      build_apart(ctx, a, *op, header, r.data, r.block->lkey);
     }
   } else {
     build_one_sided<kind>(a, *op, r);
   }
   if constexpr (kind == OperationKind::send_imm || kind == OperationKind::write_imm)
     op->wr.imm_data = htobe32(r.immediate);
-  if constexpr (own) use_own_key(s, *a.domain, *op);
+  if constexpr (own) use_own_key(ctx, *a.domain, *op);
   append(a, *op);
-  return post(s, a, r.defer);
+  return post(ctx, a, r.defer);
 }
 
 /// There is no room where acceptance looks: raw, or with a domain of its own, the agent's is
 /// elsewhere.
 template <OperationKind kind>
-[[gnu::noinline]] Status submit_elsewhere(Shared& s, Agent& a, const Request& r) noexcept {
-  if (a.raw != nullptr && uses_credit(kind)) return submit_on_raw(s, a, r, kind);
+[[gnu::noinline]] Status submit_elsewhere(EngineContext& ctx, Agent& a, const Request& r) noexcept {
+  if (a.raw != nullptr && uses_credit(kind)) return submit_on_raw(ctx, a, r, kind);
   if (a.sq_used >= room_in_force(a)) return Status::would_block;
-  if (a.domain == nullptr) return accept<kind, false>(s, a, r);
-  if (!reaches(s, *a.domain, *r.block)) return Status::invalid_argument;
-  return accept<kind, true>(s, a, r);
+  if (a.domain == nullptr) return accept<kind, false>(ctx, a, r);
+  if (!reaches(ctx, *a.domain, *r.block)) return Status::invalid_argument;
+  return accept<kind, true>(ctx, a, r);
 }
 
 /// Whether the region names a lease instead of a key.
@@ -215,30 +216,30 @@ constexpr bool is_leased(const Request& r) noexcept {
   return !has_header(kind) && r.block != nullptr && r.remote->rkey == 0 && r.remote->lease != 0;
 }
 template <OperationKind kind>
-Status submit_any(Shared& s, Agent& a, const Request& r) noexcept;
+Status submit_any(EngineContext& ctx, Agent& a, const Request& r) noexcept;
 
 /// The same with the key of the lease, which is looked at first.
 template <OperationKind kind>
-[[gnu::noinline]] Status submit_leased(Shared& s, Agent& a, const Request& r) noexcept {
+[[gnu::noinline]] Status submit_leased(EngineContext& ctx, Agent& a, const Request& r) noexcept {
   RemoteRegion real;
-  if (const Status status = resolve(s, a, *r.remote, real); status != Status::ok) return status;
-  return submit_any<kind>(s, a, {r.block, r.data, r.size, &real, r.immediate, r.done, r.defer});
+  if (const Status status = resolve(ctx, a, *r.remote, real); status != Status::ok) return status;
+  return submit_any<kind>(ctx, a, {r.block, r.data, r.size, &real, r.immediate, r.done, r.defer});
 }
 
 /// Accepts one of the application's operations, or answers why not and takes nothing.
 template <OperationKind kind>
-[[gnu::noinline]] Status submit_any(Shared& s, Agent& a, const Request& r) noexcept {
+[[gnu::noinline]] Status submit_any(EngineContext& ctx, Agent& a, const Request& r) noexcept {
   if (a.state != ConnectionState::ready) [[unlikely]]
     return Status::not_connected;
   if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
     if (r.block != nullptr && r.size > a.max_message) [[unlikely]]
-      return submit_long(s, a, r, kind == OperationKind::send_imm);
+      return submit_long(ctx, a, r, kind == OperationKind::send_imm);
   }
   if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
-    return is_leased<kind>(r) ? submit_leased<kind>(s, a, r) : status;
+    return is_leased<kind>(r) ? submit_leased<kind>(ctx, a, r) : status;
   if (a.sq_used >= a.sq_room) [[unlikely]]
-    return submit_elsewhere<kind>(s, a, r);
-  return accept<kind, false>(s, a, r);
+    return submit_elsewhere<kind>(ctx, a, r);
+  return accept<kind, false>(ctx, a, r);
 }
 /// What an atomic does to the bytes at `remote`: replaces them by `operand` if they are `expected`,
 /// or adds `operand` to them.
@@ -251,27 +252,27 @@ struct AtomicRequest {
 };
 /// The same for an atomic; what it finds comes into the operation's staging room.
 template <OperationKind kind>
-Status submit_atomic(Shared& s, Agent& a, const AtomicRequest& r) noexcept;
+Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexcept;
 
 /// The same for a message. The common one, which needs no look at anything out of the ordinary, is
 /// accepted without a call.
-[[gnu::always_inline]] inline Status submit_message(Shared& s, Agent& a, Block* block,
+[[gnu::always_inline]] inline Status submit_message(EngineContext& ctx, Agent& a, Block* block,
                                                     std::byte* data, std::size_t size,
                                                     const CompletionCallback& done,
                                                     bool later) noexcept {
   // There is no room in the send queue unless the connection is ready.
   if (block == nullptr || a.sq_used >= a.sq_room || size > a.max_message || send_credits(a) <= 1 ||
-      s.operations.empty() || !room_beside(block, data)) [[unlikely]] {
-    return submit_any<OperationKind::send>(s, a, {block, data, size, nullptr, 0, done, later});
+      ctx.operations.empty() || !room_beside(block, data)) [[unlikely]] {
+    return submit_any<OperationKind::send>(ctx, a, {block, data, size, nullptr, 0, done, later});
   }
-  Operation& op = *s.operations.acquire();
+  Operation& op = *ctx.operations.acquire();
   begin<OperationKind::send>(a, op, block, size, done);
   ++a.sent;
-  a.last_sent = s.now;
+  a.last_sent = ctx.now;
   const auto length = static_cast<std::uint32_t>(size);
   build_beside(a, op, data_header(a, length, false), block, length);
   append(a, op);
-  return post(s, a, later);
+  return post(ctx, a, later);
 }
 
 }  // namespace spinwire::agent

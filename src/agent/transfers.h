@@ -20,7 +20,7 @@ namespace spinwire::agent {
 
 struct Agent;
 struct Operation;
-struct Shared;
+struct EngineContext;
 struct Request;
 
 /// Of one READ. Pulls of many connections take turns by it.
@@ -166,46 +166,48 @@ struct Transfers {
 // The sender.
 
 /// Accepts a message longer than eager. Errors: those of send().
-Status submit_long(Shared& s, Agent& a, const Request& r, bool has_immediate) noexcept;
-void take_answer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte> body) noexcept;
+Status submit_long(EngineContext& ctx, Agent& a, const Request& r, bool has_immediate) noexcept;
+void take_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
+                 std::span<const std::byte> body) noexcept;
 /// The record of an offer's work request, if the message is outstanding; else null.
-Transfer* offered_by(const Shared& s, const Agent& a, const Operation& offer) noexcept;
+Transfer* offered_by(const EngineContext& ctx, const Agent& a, const Operation& offer) noexcept;
 /// No peer can reach it any more: ends it, as cancelled if it was, and a connection that waited
 /// only for that.
-void settle(Shared& s, Agent& a, Transfer& t, Status status) noexcept;
+void settle(EngineContext& ctx, Agent& a, Transfer& t, Status status) noexcept;
 /// Its binding, if it had one, and its offer will not be posted: its key is free again.
-void close_unoffered(Shared& s, Transfer& t) noexcept;
+void close_unoffered(EngineContext& ctx, Transfer& t) noexcept;
 /// Ends all that was offered, as flushed; the queue pair takes no work requests any more, and is
 /// about to be destroyed. Answers false while control verbs are left to be done: one a call.
-bool end_offers(Shared& s, Agent& a) noexcept;
+bool end_offers(EngineContext& ctx, Agent& a) noexcept;
 
 // The receiver.
 
 /// An offer has come, and its credit is counted.
-void take_offer(Shared& s, Agent& a, const ibv_wc& wc, std::span<const std::byte> body) noexcept;
+void take_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
+                std::span<const std::byte> body) noexcept;
 /// Keeps what came for later; null if there is no record, and the connection fails.
-Arrival* hold(Shared& s, Agent& a, const Arrival& what) noexcept;
+Arrival* hold(EngineContext& ctx, Agent& a, const Arrival& what) noexcept;
 /// Posts READs as far as they may be.
-void pump_pulls(Shared& s) noexcept;
+void pump_pulls(EngineContext& ctx) noexcept;
 /// Refuses what has waited too long for a block. For the control step.
-void look_at_dry(Shared& s) noexcept;
+void look_at_dry(EngineContext& ctx) noexcept;
 /// The connection closes: what is not pulled will not be, which its sender is told.
-void refuse_held(Shared& s, Agent& a) noexcept;
+void refuse_held(EngineContext& ctx, Agent& a) noexcept;
 /// One READ has ended.
-void on_pulled(Shared& s, Agent& a, std::uint32_t bytes, Status status) noexcept;
+void on_pulled(EngineContext& ctx, Agent& a, std::uint32_t bytes, Status status) noexcept;
 /// Forgets all that was held; no READ is outstanding.
-void drop_held(Shared& s, Agent& a) noexcept;
+void drop_held(EngineContext& ctx, Agent& a) noexcept;
 
 // Notes.
 
 /// Tells the peer with the end of the poll, in the order of calls.
-void tell(Shared& s, Agent& a, const Note& what) noexcept;
+void tell(EngineContext& ctx, Agent& a, const Note& what) noexcept;
 /// Posts notes as credit allows; false: to be tried again by the next poll.
-bool post_notes(Shared& s, Agent& a) noexcept;
+bool post_notes(EngineContext& ctx, Agent& a) noexcept;
 /// The same for what was told outside of a poll, with a doorbell.
-void flush_notes(Shared& s, Agent& a) noexcept;
-void on_note_done(Shared& s, Agent& a) noexcept;
+void flush_notes(EngineContext& ctx, Agent& a) noexcept;
+void on_note_done(EngineContext& ctx, Agent& a) noexcept;
 /// A window was unbound.
-void on_unbound(Shared& s, Agent& a, std::uint32_t id, Status status) noexcept;
+void on_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept;
 
 }  // namespace spinwire::agent

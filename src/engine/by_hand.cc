@@ -19,19 +19,19 @@ Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
     return tl::unexpected(good.error());
   const auto attributes = resolve(options.settings, Via::tcp);
   if (!attributes) return tl::unexpected(attributes.error());
-  auto raw = agent::make_raw(shared, *attributes);
+  auto raw = agent::make_raw(context, *attributes);
   if (!raw) return tl::unexpected(raw.error());
-  Agent* const a = agent::acquire(shared, ConnectionState::exchanging, true, options.timeout);
+  Agent* const a = agent::acquire(context, ConnectionState::exchanging, true, options.timeout);
   if (a == nullptr)
-    return tl::unexpected(engine::no_more_connections(shared, "prepare a connection"));
+    return tl::unexpected(engine::no_more_connections(context, "prepare a connection"));
   a->by_hand = true;
   agent::set_attributes(*a, *attributes);
-  (void)agent::use_raw(shared, *a, std::move(*raw));
+  (void)agent::use_raw(context, *a, std::move(*raw));
   a->handlers = options.handlers;
   a->on_endpoint = options.on_endpoint;
   engine::name_peer(*a, "a peer that was not joined yet");
   step_soon();
-  return agent::handle(shared, *a);
+  return agent::handle(context, *a);
 }
 
 Result<void> EngineCore::join(Agent& a, const Endpoint& peer) {
@@ -42,13 +42,13 @@ Result<void> EngineCore::join(Agent& a, const Endpoint& peer) {
                       "prepare one connection for each peer");
   }
   if (auto valid = wire::check(peer); !valid) return valid;
-  if (auto taken = agent::take_endpoint(shared, a, peer); !taken) return taken;
+  if (auto taken = agent::take_endpoint(context, a, peer); !taken) return taken;
   std::array<char, INET6_ADDRSTRLEN> gid{};
   ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
   engine::name_peer(a, fmt::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
   if (a.stage == Stage::wait) {
     a.stage = Stage::rtr;
-    agent::list_setup(shared, a);
+    agent::list_setup(context, a);
   }
   step_soon();
   return {};
@@ -60,9 +60,9 @@ void EngineCore::progress_by_hand(Agent& a) noexcept {
   if (at_init && !a.endpoint_told) {
     a.endpoint_told = true;
     const auto tell = a.on_endpoint;
-    if (tell) tell(agent::handle(shared, a), agent::endpoint(shared, a));
+    if (tell) tell(agent::handle(context, a), agent::endpoint(context, a));
   } else if (a.stage == Stage::up) {
-    agent::become_ready(shared, a);
+    agent::become_ready(context, a);
   }
 }
 
@@ -92,7 +92,7 @@ Result<Endpoint> Connection::endpoint() const {
     return base::fail(Status::not_connected, kAsked, "its queue pair is not there yet",
                       "wait for on_endpoint");
   }
-  return agent::endpoint(core_->shared, **a);
+  return agent::endpoint(core_->context, **a);
 }
 
 }  // namespace spinwire

@@ -11,7 +11,7 @@
 #include <optional>
 #include <tuple>
 
-#include "agent/shared.h"
+#include "agent/engine_context.h"
 #include "base/error.h"
 #include "base/unique_fd.h"
 #include "base/units.h"
@@ -325,16 +325,17 @@ Result<void> check_queues(const Config& config) {
         fmt::format("give at least {}, or lower the other", ungranted + 1));
   }
   const std::uint64_t entries = most_completions(config);
-  const std::uint64_t shared = shared_requests(config);
+  const std::uint64_t context = shared_requests(config);
   if (queues.completion_depth < entries) {
     return disagree(
         config, "queues", "completion_depth",
-        fmt::format("{}, {}{}, {} with {} control requests each{} can complete {} at once",
-                    setting(config, "queues", "operations"),
-                    setting(config, "queues", "receive_depth"), domains_text(config),
-                    setting(config, "connections", "maximum"), agent::kControlRequests,
-                    shared != 0 ? fmt::format(", and {} of long messages and leases", shared) : "",
-                    entries),
+        fmt::format(
+            "{}, {}{}, {} with {} control requests each{} can complete {} at once",
+            setting(config, "queues", "operations"), setting(config, "queues", "receive_depth"),
+            domains_text(config), setting(config, "connections", "maximum"),
+            agent::kControlRequests,
+            context != 0 ? fmt::format(", and {} of long messages and leases", context) : "",
+            entries),
         fmt::format("give at least {}, or lower one of the others", entries));
   }
   return {};

@@ -42,7 +42,7 @@ Status Connection::send(const BufferSlice& data, const CompletionCallback& done,
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
-  return agent::submit_message(core_->shared, *a, data.block(), data.data(), data.size(), done,
+  return agent::submit_message(core_->context, *a, data.block(), data.data(), data.size(), done,
                                deferred(*core_, post));
 }
 
@@ -50,7 +50,7 @@ Status Connection::send(const Buffer& data, const CompletionCallback& done, Post
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
-  return agent::submit_message(core_->shared, *a, data.block(), data.data(), data.size(), done,
+  return agent::submit_message(core_->context, *a, data.block(), data.data(), data.size(), done,
                                deferred(*core_, post));
 }
 
@@ -60,7 +60,7 @@ Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediat
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
   return agent::submit_any<OperationKind::send_imm>(
-      core_->shared, *a,
+      core_->context, *a,
       {data.block(), data.data(), data.size(), nullptr, immediate, done, deferred(*core_, post)});
 }
 
@@ -72,11 +72,11 @@ Status Connection::send_copy(std::span<const std::byte> bytes, const CompletionC
   if (a->state != ConnectionState::ready) return Status::not_connected;
   if (bytes.size() > a->longest_message) return Status::message_too_long;
   detail::Block* block =
-      core_->shared.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
+      core_->context.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
   if (block == nullptr) return Status::no_buffer;
   const Buffer copy(block, bytes.size());
   std::copy(bytes.begin(), bytes.end(), copy.data());
-  return agent::submit_message(core_->shared, *a, block, copy.data(), bytes.size(), done,
+  return agent::submit_message(core_->context, *a, block, copy.data(), bytes.size(), done,
                                deferred(*core_, post));
 }
 
@@ -86,7 +86,7 @@ Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
   return agent::submit_any<OperationKind::write>(
-      core_->shared, *a,
+      core_->context, *a,
       {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
@@ -97,7 +97,7 @@ Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& 
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
   return agent::submit_any<OperationKind::write_imm>(
-      core_->shared, *a,
+      core_->context, *a,
       {local.block(), local.data(), local.size(), &remote, immediate, done,
        deferred(*core_, post)});
 }
@@ -108,7 +108,7 @@ Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
   return agent::submit_any<OperationKind::read>(
-      core_->shared, *a,
+      core_->context, *a,
       {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
 }
 
@@ -118,7 +118,7 @@ Status Connection::compare_swap(const RemoteRegion& remote, std::uint64_t expect
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
   return agent::submit_atomic<OperationKind::compare_swap>(
-      core_->shared, *a, {remote, expected, desired, done, deferred(*core_, post)});
+      core_->context, *a, {remote, expected, desired, done, deferred(*core_, post)});
 }
 
 Status Connection::fetch_add(const RemoteRegion& remote, std::uint64_t add,
@@ -127,28 +127,28 @@ Status Connection::fetch_add(const RemoteRegion& remote, std::uint64_t add,
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
   return agent::submit_atomic<OperationKind::fetch_add>(
-      core_->shared, *a, {remote, 0, add, done, deferred(*core_, post)});
+      core_->context, *a, {remote, 0, add, done, deferred(*core_, post)});
 }
 
 Status Connection::flush() {
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
-  if (core_->shared.lined_up != 0 && a->raw != nullptr) [[unlikely]]
-    agent::flush_raw(core_->shared, *a);
-  return agent::flush(core_->shared, *a);
+  if (core_->context.lined_up != 0 && a->raw != nullptr) [[unlikely]]
+    agent::flush_raw(core_->context, *a);
+  return agent::flush(core_->context, *a);
 }
 
 OperationId Connection::last_operation() const noexcept {
   const Agent* const a = locate(core_, index_, generation_);
-  return a != nullptr ? agent::last_operation(core_->shared, *a) : OperationId{};
+  return a != nullptr ? agent::last_operation(core_->context, *a) : OperationId{};
 }
 
 Status Connection::cancel(OperationId operation) {
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
-  return agent::cancel(core_->shared, *a, operation.value) ? Status::ok : Status::invalid_argument;
+  return agent::cancel(core_->context, *a, operation.value) ? Status::ok : Status::invalid_argument;
 }
 
 Status Connection::close() {
@@ -156,7 +156,7 @@ Status Connection::close() {
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
   if (a->state == ConnectionState::draining) return Status::not_connected;
-  agent::close(core_->shared, *a);
+  agent::close(core_->context, *a);
   return Status::ok;
 }
 
@@ -190,7 +190,7 @@ Result<QueuePairState> Connection::query_state() const {
                       "ask between the connection's beginning and its end, in the engine's thread");
   }
   return base::no_throw(kAsked, [&] {
-    return core_->shared.device->query_state(a->qp).map([](ibv_qp_state state) {
+    return core_->context.device->query_state(a->qp).map([](ibv_qp_state state) {
       const auto number = static_cast<unsigned>(state);
       const bool known = number <= static_cast<unsigned>(QueuePairState::err);
       return known ? static_cast<QueuePairState>(number) : QueuePairState::unknown;
@@ -238,14 +238,14 @@ ConnectionStats stats_of(const Agent* a) noexcept {
 }
 
 /// Whether a long message would be refused that shorter ones are not.
-bool lacks_window(const agent::Shared& s, const Agent& a) noexcept {
+bool lacks_window(const agent::EngineContext& s, const Agent& a) noexcept {
   if (a.raw != nullptr || a.longest_message <= a.max_message) return false;
   const agent::Transfers& all = *s.transfers;
   const bool by_window = a.domain == nullptr && all.windows.size() != 0;
   return all.offered.size() == all.offered.capacity() || (by_window && all.windows.free() == 0);
 }
 
-Blocker blocker_of(const agent::Shared& s, const Agent& a) noexcept {
+Blocker blocker_of(const agent::EngineContext& s, const Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return Blocker::not_ready;
   const std::uint32_t room = agent::room_in_force(a);
   if (room == 0) return Blocker::credit;  // which notes lack
@@ -266,7 +266,7 @@ ConnectionStats Connection::stats() const noexcept {
 ConnectionSnapshot Connection::snapshot() const noexcept {
   const Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) return {};
-  const agent::Shared& s = core_->shared;
+  const agent::EngineContext& s = core_->context;
   const auto count = [a](std::initializer_list<OperationKind> kinds) {
     std::uint32_t sum = 0;
     for (const OperationKind kind : kinds) sum += outstanding(*a, kind, kind);

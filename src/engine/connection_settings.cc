@@ -225,11 +225,11 @@ Result<agent::Attributes> resolve(const Config& config, verbs::Device& device,
 namespace spinwire::detail {
 
 Result<agent::Attributes> EngineCore::resolve(const ConnectionSettings& settings, Via via) {
-  return engine::resolve(shared.config, *shared.device, settings, via == Via::rdma_cm);
+  return engine::resolve(context.config, *context.device, settings, via == Via::rdma_cm);
 }
 
 Result<void> EngineCore::check_access(Access asked) const {
-  return engine::check_access(shared.config.queue_pair.access, asked, shared.device->info(),
+  return engine::check_access(context.config.queue_pair.access, asked, context.device->info(),
                               "the engine");
 }
 
@@ -257,10 +257,10 @@ Result<void> EngineCore::configure(agent::Agent& a, const ConnectionSettings& se
     return base::fail(Status::invalid_argument, kAsked, "it has receives already",
                       "configure it before post_receive()");
   }
-  auto raw = agent::make_raw(shared, *attributes, a.raw.get());
+  auto raw = agent::make_raw(context, *attributes, a.raw.get());
   if (!raw) return tl::unexpected(raw.error());
-  if (!agent::use_raw(shared, a, std::move(*raw)))
-    return tl::unexpected(engine::no_more_connections(shared, kAsked));
+  if (!agent::use_raw(context, a, std::move(*raw)))
+    return tl::unexpected(engine::no_more_connections(context, kAsked));
   agent::set_attributes(a, *attributes);
   return {};
 }
@@ -284,7 +284,7 @@ Result<agent::Agent*> locate_for(detail::EngineCore* core, std::uint32_t index,
   auto a = detail::locate(core, index, generation, asked);
   if (!a) return a;
   const agent::Attributes& attributes = (*a)->attributes;
-  if (auto good = engine::check_access(attributes.access, access, core->shared.device->info(),
+  if (auto good = engine::check_access(attributes.access, access, core->context.device->info(),
                                        "the connection");
       !good)
     return tl::unexpected(good.error());
@@ -302,7 +302,7 @@ Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access)
   return base::no_throw(kAsked, [&]() -> Result<RemoteRegion> {
     const auto a = locate_for(core_, index_, generation_, access, kAsked);
     if (!a) return tl::unexpected(a.error());
-    return core_->shared.registrations->expose(slice, access, agent::registrations_of(**a));
+    return core_->context.registrations->expose(slice, access, agent::registrations_of(**a));
   });
 }
 
@@ -320,7 +320,7 @@ Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access,
           "give bytes, rights and a connection that is ready");
     }
     RemoteRegion region;
-    const Status opened = agent::open_by_hand(core_->shared, **a, slice, access, region);
+    const Status opened = agent::open_by_hand(core_->context, **a, slice, access, region);
     if (opened == Status::ok) return region;
     return base::fail(opened, kAsked, "keys, records or work requests are used up",
                       "try again after poll(), or raise leases.maximum or memory.windows");
@@ -333,7 +333,7 @@ Result<MemoryRegion> Connection::register_memory(std::span<std::byte> bytes, Acc
     const auto a = locate_for(core_, index_, generation_, access, kAsked);
     if (!a) return tl::unexpected(a.error());
     auto registered =
-        core_->shared.registrations->register_memory(bytes, access, agent::registrations_of(**a));
+        core_->context.registrations->register_memory(bytes, access, agent::registrations_of(**a));
     if (!registered) return tl::unexpected(registered.error());
     return MemoryRegion(std::move(registered->whole), registered->remote);
   });

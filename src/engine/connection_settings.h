@@ -1,7 +1,7 @@
 // From settings, the engine's and a connection's, to the attributes of a queue pair.
 #pragma once
 
-#include "agent/shared.h"
+#include "agent/engine_context.h"
 #include "spinwire/config.h"
 #include "spinwire/connection_settings.h"
 #include "verbs/device.h"

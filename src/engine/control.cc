@@ -12,8 +12,8 @@ using agent::kNone;
 int EngineCore::poll_control() noexcept {
   if (!guard.enter()) [[unlikely]]
     return -static_cast<int>(guard.diagnose());
-  shared.now = shared.clock.now();
-  const std::uint32_t events = control_step(shared.now);
+  context.now = context.clock.now();
+  const std::uint32_t events = control_step(context.now);
   if (calls != nullptr) {
     rpc::finish_poll(*calls);
     if (calls->due_first != nullptr) wake_soon();
@@ -33,14 +33,14 @@ void EngineCore::drain() noexcept {
 /// Lets the first agents in line take their next step, until one of them has used a control verb.
 bool EngineCore::take_setup_step() noexcept {
   constexpr int kTriesPerStep = 16;
-  for (int i = 0; i < kTriesPerStep && shared.setup_first != kNone; ++i) {
-    Agent& a = shared.agents.at(shared.setup_first);
-    shared.setup_first = a.next_setup;
-    if (shared.setup_first == kNone) shared.setup_last = kNone;
+  for (int i = 0; i < kTriesPerStep && context.setup_first != kNone; ++i) {
+    Agent& a = context.agents.at(context.setup_first);
+    context.setup_first = a.next_setup;
+    if (context.setup_first == kNone) context.setup_last = kNone;
     a.setup_listed = false;
     if (a.stage == agent::Stage::destroy) drain();
     const agent::Stage before = a.stage;
-    const bool verb = agent::advance(shared, a);
+    const bool verb = agent::advance(context, a);
     if (a.handshake != kNone) {
       progress(handshakes.at(a.handshake));
     } else if (a.by_hand) {
@@ -50,10 +50,10 @@ bool EngineCore::take_setup_step() noexcept {
     }
     if (a.stage == agent::Stage::over && a.state == ConnectionState::draining) {
       // If it has got into the line again meanwhile, at its next turn.
-      if (!a.setup_listed) agent::finish(shared, a);
+      if (!a.setup_listed) agent::finish(context, a);
     } else if (verb || a.stage != before) {
       // More to come, unless it waits for somebody else: then its next step does nothing.
-      agent::list_setup(shared, a);
+      agent::list_setup(context, a);
     }
     if (verb) return true;
   }
@@ -67,7 +67,7 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
     Agent* a = agent_of(h);
     if (a == nullptr || h.refusing) {
       if (!h.refusing) {
-        ++shared.stats.handshakes_refused;
+        ++context.stats.handshakes_refused;
         base::log(LogLevel::info, "{} said nothing valid within the handshake time-out",
                   h.exchange.peer_address());
       }
@@ -80,42 +80,42 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
   if (timer.kind >= rpc::kClientTimer && timer.kind <= rpc::kWatchTimer)
     return rpc::on_timer(*calls, timer);
   if (timer.kind == agent::kLoanTimer || timer.kind == agent::kHoldingTimer)
-    return agent::on_lease_timer(shared, timer);
-  Agent& a = shared.agents.at(timer.index);
+    return agent::on_lease_timer(context, timer);
+  Agent& a = context.agents.at(timer.index);
   if (a.again != nullptr && a.again->resting && timer.kind == agent::kDeadlineTimer)
     return reconnect(a);
-  agent::on_timer(shared, a, static_cast<agent::TimerKind>(timer.kind));
+  agent::on_timer(context, a, static_cast<agent::TimerKind>(timer.kind));
 }
 
 std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   constexpr std::size_t kTimersPerStep = 64;
-  ++shared.stats.control_steps;
-  if (shared.device->provider().control != nullptr)
-    shared.device->provider().control(shared.device->context());
+  ++context.stats.control_steps;
+  if (context.device->provider().control != nullptr)
+    context.device->provider().control(context.device->context());
   look_at_sockets();
   if (!device_watched) take_async_events();
   if (now >= next_device_look) look_for_device();
-  if (shared.deficit != 0) agent::finish_poll(shared);
+  if (context.deficit != 0) agent::finish_poll(context);
   bool verb = take_setup_step();
-  const agent::LeaseWork leases = agent::work_on_leases(shared, !verb);
+  const agent::LeaseWork leases = agent::work_on_leases(context, !verb);
   verb = verb || leases == agent::LeaseWork::verb;
   // In turn: what cannot go yet, because a peer is in the midst of an access, stops nothing else.
-  memory::WindowPool& windows = shared.transfers->windows;
-  const bool windows_turn = windows.pending() && shared.stats.control_steps % 2 == 0;
+  memory::WindowPool& windows = context.transfers->windows;
+  const bool windows_turn = windows.pending() && context.stats.control_steps % 2 == 0;
   if (!verb && windows_turn) (void)windows.poll();
-  if (!verb && !windows_turn && !shared.registrations->poll_revocations())
-    (void)shared.device->poll_leaving();
-  agent::look_at_dry(shared);
+  if (!verb && !windows_turn && !context.registrations->poll_revocations())
+    (void)context.device->poll_leaving();
+  agent::look_at_dry(context);
   if (calls != nullptr) rpc::upkeep(*calls);
   if (calls != nullptr && calls->wanting != 0) connect_sessions();
   if (calls != nullptr && calls->doubts) ask_silent();
-  const std::size_t fired =
-      shared.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
+  const std::size_t fired = context.timers.advance(
+      now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
   // What callbacks have deferred goes out with this very poll.
-  if (agent::has_work(shared) || shared.lined_up != 0) agent::finish_poll(shared);
+  if (agent::has_work(context) || context.lined_up != 0) agent::finish_poll(context);
   // While such work goes on, every poll takes a step.
-  const bool more = shared.setup_first != kNone ||
-                    (leases != agent::LeaseWork::none && shared.leases->first != nullptr);
+  const bool more = context.setup_first != kNone ||
+                    (leases != agent::LeaseWork::none && context.leases->first != nullptr);
   if (next_control != ~std::uint64_t{0}) next_control = more ? now : now + control_interval;
   return static_cast<std::uint32_t>(fired) + (verb ? 1u : 0u);
 }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "agent/agent.h"
-#include "agent/shared.h"
+#include "agent/engine_context.h"
 #include "base/owner_guard.h"
 #include "control/epoll_set.h"
 #include "control/exchange.h"
@@ -64,7 +64,7 @@ inline constexpr std::uint64_t kDeviceToken = kCmToken | 1;        ///< the devi
 tl::unexpected<Error> misused(Status status, const char* asked);
 tl::unexpected<Error> ending_error(const char* asked);
 /// What the limits say to one more connection.
-Error no_more_connections(const agent::Shared& s, std::string asked);
+Error no_more_connections(const agent::EngineContext& s, std::string asked);
 /// Whether a time-out is none, or one that a connection may have.
 Result<void> check_timeout(const char* asked, Nanoseconds timeout);
 /// The peer as errors and Connection::peer() name it.
@@ -147,11 +147,11 @@ class EngineCore {
   /// Tick since when what this poll finds may have waited, as far as control steps tell.
   [[nodiscard]] std::uint64_t last_here() const noexcept {
     const std::uint64_t due = next_control + control_interval;
-    return shared.now < due || due < control_interval ? shared.now : next_control;
+    return context.now < due || due < control_interval ? context.now : next_control;
   }
 
   [[nodiscard]] agent::Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
-    return shared.find(index, generation);
+    return context.find(index, generation);
   }
 
   // Hot.
@@ -162,7 +162,7 @@ class EngineCore {
   std::uint64_t next_control = 0;   ///< tick; never in manual mode
   std::unique_ptr<rpc::Rpc> calls;  ///< once there is a method or a session
   std::uint32_t rpc_qp_num = 0;
-  agent::Shared shared;
+  agent::EngineContext context;
   std::array<ibv_wc, 64> completions;
   std::uint64_t polls = 0;
   // Cold.

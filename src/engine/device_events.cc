@@ -94,17 +94,17 @@ Result<void> EngineCore::check_device_left(const char* asked) const {
   if (device_lost == nullptr) return {};
   return base::fail(
       Status::no_device, asked,
-      std::string("device ") + shared.device->info().name + " has failed: " + device_lost,
+      std::string("device ") + context.device->info().name + " has failed: " + device_lost,
       "open another engine when the device is back");
 }
 
 void EngineCore::fail_all(const char* what) noexcept {
   device_lost = what;
-  for (std::uint32_t i = 0; i < shared.agents.capacity(); ++i) {
-    if (!shared.agents.in_use(i)) continue;
-    Agent& a = shared.agents.at(i);
+  for (std::uint32_t i = 0; i < context.agents.capacity(); ++i) {
+    if (!context.agents.in_use(i)) continue;
+    Agent& a = context.agents.at(i);
     if (a.again != nullptr) a.again->permanent = true;
-    agent::fail(shared, a,
+    agent::fail(context, a,
                 {Status::local_error, "keep the connection", std::string("device event: ") + what,
                  "see the system's log for the device, then open another engine"});
   }
@@ -116,21 +116,21 @@ void EngineCore::take_event(const ibv_async_event& found) noexcept {
   event.code = static_cast<int>(found.event_type);
   event.text = ibv_event_type_str(found.event_type);
   if (is_ports(event.kind)) event.port = static_cast<std::uint8_t>(found.element.port_num);
-  base::log(level_of(event.kind), "device {}: {}", shared.device->info().name, event.text);
+  base::log(level_of(event.kind), "device {}: {}", context.device->info().name, event.text);
   std::uint32_t qp_num = 0;
   if (is_connections(event.kind)) {
     // A queue pair fails with a completion that tells why, if it had work: that goes first.
     qp_num = found.element.qp->qp_num;
     drain();
-    if (const Agent* a = agent::find_by_qpn(shared, qp_num); a != nullptr)
-      event.connection = agent::handle(shared, *a);
+    if (const Agent* a = agent::find_by_qpn(context, qp_num); a != nullptr)
+      event.connection = agent::handle(context, *a);
   }
   if (const DeviceEventCallback tell = on_device_event; tell) tell(event);
   if (event.kind == Kind::device_failed) next_device_look = ~std::uint64_t{0};  // told
   if (ends_all(event.kind)) return fail_all(event.text.data());
   if (!ends_connection(event.kind)) return;
-  if (Agent* a = agent::find_by_qpn(shared, qp_num); a != nullptr) {
-    agent::fail(shared, *a,
+  if (Agent* a = agent::find_by_qpn(context, qp_num); a != nullptr) {
+    agent::fail(context, *a,
                 {Status::remote_error, "serve the peer's requests",
                  std::string("device event: ") + event.text.data(),
                  "the peer asked for what it may not do, or its end has failed"});
@@ -140,7 +140,7 @@ void EngineCore::take_event(const ibv_async_event& found) noexcept {
 /// A device of the kernel tells through a descriptor that it has events: then the one look at the
 /// sockets is all the system calls that a control step needs. Others are asked each time.
 Result<void> EngineCore::watch_device() {
-  const int fd = shared.device->context()->async_fd;
+  const int fd = context.device->context()->async_fd;
   if (fd < 0) return {};
   if (auto added = epoll.add(fd, engine::kDeviceToken, control::Interest::read); !added)
     return added;
@@ -152,11 +152,11 @@ Result<void> EngineCore::watch_device() {
 /// Soft-RoCE's does when its link is deleted. The connections would not notice.
 void EngineCore::look_for_device() noexcept {
   constexpr Nanoseconds kPause = std::chrono::milliseconds(100);
-  const verbs::Device& device = *shared.device;
+  const verbs::Device& device = *context.device;
   next_device_look = ~std::uint64_t{0};
   if (device.provider().is_gone == nullptr) return;
   if (!device.provider().is_gone(device.context())) {
-    next_device_look = shared.clock.now() + shared.clock.ticks(kPause);
+    next_device_look = context.clock.now() + context.clock.ticks(kPause);
     return;
   }
   ibv_async_event gone{};
@@ -167,7 +167,7 @@ void EngineCore::look_for_device() noexcept {
 void EngineCore::take_async_events() noexcept {
   constexpr std::size_t kEventsPerStep = 16;
   std::array<ibv_async_event, kEventsPerStep> events;
-  const verbs::Device& device = *shared.device;
+  const verbs::Device& device = *context.device;
   std::size_t count = 0;
   while (count < events.size() &&
          device.provider().get_async_event(device.context(), &events[count]) == 0)

@@ -32,29 +32,29 @@ using agent::Agent;
 
 EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuard owner)
     : guard(std::move(owner)),
-      shared(config, clock),
+      context(config, clock),
       handshakes(2 * config.connections.handshakes) {
-  shared.core = this;
+  context.core = this;
   self = std::make_shared<EngineCore*>(this);
-  shared.anchor = &self;
+  context.anchor = &self;
   control_interval = clock.ticks(config.engine.control_interval);
   next_control = config.engine.control == ControlMode::manual ? ~std::uint64_t{0} : 0;
 }
 
 Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
-  const Config& c = shared.config;
-  auto device = verbs::Device::open(engine::device_options(c, shared.clock), from);
+  const Config& c = context.config;
+  auto device = verbs::Device::open(engine::device_options(c, context.clock), from);
   if (!device) return tl::unexpected(device.error());
-  shared.device = std::move(*device);
-  shared.config.queues.inline_bytes = shared.device->info().inline_bytes;
-  shared.attributes = engine::default_attributes(c, *shared.device);
-  cq = shared.device->cq();
+  context.device = std::move(*device);
+  context.config.queues.inline_bytes = context.device->info().inline_bytes;
+  context.attributes = engine::default_attributes(c, *context.device);
+  cq = context.device->cq();
   poll_batch = static_cast<int>(c.queues.poll_batch);
 
   // Control pool: a credit cell per connection, the staging room of each operation, and of each
   // datagram of remote calls; some more for messages about long calls when the send pool is dry.
   constexpr std::uint64_t kCellBlock = 256 + 64;
-  const std::uint64_t staging = std::uint64_t{shared.operations.capacity()} * agent::kStagingBytes;
+  const std::uint64_t staging = std::uint64_t{context.operations.capacity()} * agent::kStagingBytes;
   memory::ArenaOptions arena;
   arena.pool_bytes = {c.memory.send_bytes, c.memory.receive_bytes, c.memory.lease_bytes,
                       c.memory.large_bytes,
@@ -65,77 +65,77 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   arena.populate = !sparse;
   auto slab = memory::Arena::make(arena);
   if (!slab) return tl::unexpected(slab.error());
-  shared.arena = std::move(*slab);
-  const std::span<std::byte> bytes = shared.arena->slab();
+  context.arena = std::move(*slab);
+  const std::span<std::byte> bytes = context.arena->slab();
   errno = 0;
-  const ibv_mr* mr = shared.device->register_slab(bytes);
+  const ibv_mr* mr = context.device->register_slab(bytes);
   if (mr == nullptr) {
     const int error = errno;
     return tl::unexpected(memory::registration_error(
         fmt::format("register the pools, {} in all", base::bytes_text(bytes.size())), bytes.size(),
         error));
   }
-  shared.arena->set_lkey(mr->lkey);
-  shared.staging_block = shared.arena->allocate(memory::PoolId::control, staging);
-  if (shared.staging_block == nullptr) return tl::unexpected(base::out_of_memory());
-  shared.staging = shared.staging_block->payload;
+  context.arena->set_lkey(mr->lkey);
+  context.staging_block = context.arena->allocate(memory::PoolId::control, staging);
+  if (context.staging_block == nullptr) return tl::unexpected(base::out_of_memory());
+  context.staging = context.staging_block->payload;
 
-  if (shared.device->info().memory_windows) {
-    auto windows =
-        memory::WindowPool::make(shared.device->provider(), shared.device->pd(), c.memory.windows);
+  if (context.device->info().memory_windows) {
+    auto windows = memory::WindowPool::make(context.device->provider(), context.device->pd(),
+                                            c.memory.windows);
     if (!windows) return tl::unexpected(windows.error());
-    shared.transfers->windows = std::move(*windows);
+    context.transfers->windows = std::move(*windows);
   }
   // The application's, and a credit cell per connection.
   const std::uint32_t most = (sparse ? 1024 : 65536) + c.connections.maximum;
-  shared.registrations = std::make_unique<memory::RegistrationTable>(shared.device->provider(),
-                                                                     shared.device->pd(), most);
+  context.registrations = std::make_unique<memory::RegistrationTable>(context.device->provider(),
+                                                                      context.device->pd(), most);
   auto set = control::EpollSet::open();
   if (!set) return tl::unexpected(set.error());
   epoll = std::move(*set);
   if (host != nullptr) epoll.follow(host->stirred());
   if (auto watched = watch_device(); !watched) return watched;
-  return agent::post_first_receives(shared);
+  return agent::post_first_receives(context);
 }
 
 void EngineCore::end_connection(Agent& a) noexcept {
   // A peer that was stopped in the midst of an access must not stop us.
   constexpr std::uint32_t kMostSteps = 64;
   a.stage = a.qp != nullptr ? agent::Stage::destroy : agent::Stage::conceal;
-  const std::uint32_t steps = kMostSteps + shared.registrations->size() + a.transfers.offers;
+  const std::uint32_t steps = kMostSteps + context.registrations->size() + a.transfers.offers;
   for (std::uint32_t i = 0; i < steps && a.stage != agent::Stage::over; ++i)
-    (void)agent::advance(shared, a);
-  agent::finish(shared, a);
+    (void)agent::advance(context, a);
+  agent::finish(context, a);
 }
 
 void EngineCore::end_connections() noexcept {
-  for (std::uint32_t i = 0; i < shared.agents.capacity(); ++i) {
-    if (!shared.agents.in_use(i)) continue;
-    Agent& a = shared.agents.at(i);
+  for (std::uint32_t i = 0; i < context.agents.capacity(); ++i) {
+    if (!context.agents.in_use(i)) continue;
+    Agent& a = context.agents.at(i);
     if (a.handshake != agent::kNone) drop(handshakes.at(a.handshake));
     const bool speaks = a.state == ConnectionState::ready || (a.closing && !a.goodbye_sent);
     if (speaks && a.stage == agent::Stage::up && a.raw == nullptr) {
       // The peer shall not have to find out by itself.
-      a.goodbye_sent = agent::submit_control(shared, a, agent::OperationKind::goodbye);
-      agent::flush(shared, a);
+      a.goodbye_sent = agent::submit_control(context, a, agent::OperationKind::goodbye);
+      agent::flush(context, a);
     }
-    agent::close(shared, a);
-    if (a.qp != nullptr) (void)shared.device->to_error(a.qp);
+    agent::close(context, a);
+    if (a.qp != nullptr) (void)context.device->to_error(a.qp);
   }
   constexpr int kMostRounds = 100000;
   for (int i = 0; i < kMostRounds && drain_completions() != 0; ++i) {
   }
-  for (std::uint32_t i = 0; i < shared.agents.capacity(); ++i) {
-    if (shared.agents.in_use(i)) end_connection(shared.agents.at(i));
+  for (std::uint32_t i = 0; i < context.agents.capacity(); ++i) {
+    if (context.agents.in_use(i)) end_connection(context.agents.at(i));
   }
 }
 
 void EngineCore::end() noexcept {
   if (std::exchange(ending, true)) return;
-  if (shared.device == nullptr || shared.arena == nullptr) return;
+  if (context.device == nullptr || context.arena == nullptr) return;
   (void)guard.enter();  // callbacks find the engine polling
   if (calls != nullptr) rpc::end(*calls);
-  if (shared.registrations != nullptr) end_connections();
+  if (context.registrations != nullptr) end_connections();
 }
 
 Result<void> EngineCore::audit() {
@@ -143,12 +143,12 @@ Result<void> EngineCore::audit() {
     return base::fail(Status::reentrant, "audit the engine",
                       "a callback asks, in the midst of a poll", "ask when poll() has returned");
   }
-  if (auto good = agent::audit(shared); !good) return good;
-  if (auto good = shared.registrations->audit(); !good) return good;
+  if (auto good = agent::audit(context); !good) return good;
+  if (auto good = context.registrations->audit(); !good) return good;
   if (calls != nullptr) {
     if (auto good = rpc::audit(*calls); !good) return good;
   }
-  return shared.arena->audit();
+  return context.arena->audit();
 }
 
 void EngineCore::fall_silent() noexcept {
@@ -158,30 +158,30 @@ void EngineCore::fall_silent() noexcept {
     listening->options.on_accept = nullptr;
     listening->options.handlers = {};
   }
-  agent::fall_silent(shared);
+  agent::fall_silent(context);
   if (calls != nullptr) rpc::fall_silent(*calls);
 }
 
 EngineCore::~EngineCore() {
   end();
   *self = nullptr;
-  if (shared.device == nullptr || shared.arena == nullptr) return;
+  if (context.device == nullptr || context.arena == nullptr) return;
   for (std::uint32_t i = 0; i < handshakes.capacity(); ++i) {
     if (handshakes.in_use(i)) drop(handshakes.at(i));
   }
   for (auto& listening : listeners) {
     if (listening != nullptr && !listening->cm) epoll.remove(listening->socket.fd());
   }
-  if (shared.registrations != nullptr) shared.registrations->close();
-  shared.transfers->windows.close();
-  for (std::uint32_t i = 0; i < shared.receives.size(); ++i) {
-    if (detail::Block* block = shared.receives.memory(i); block != nullptr) detail::release(block);
+  if (context.registrations != nullptr) context.registrations->close();
+  context.transfers->windows.close();
+  for (std::uint32_t i = 0; i < context.receives.size(); ++i) {
+    if (detail::Block* block = context.receives.memory(i); block != nullptr) detail::release(block);
   }
-  if (shared.staging_block != nullptr) detail::release(shared.staging_block);
-  if (device_watched) epoll.remove(shared.device->context()->async_fd);
+  if (context.staging_block != nullptr) detail::release(context.staging_block);
+  if (device_watched) epoll.remove(context.device->context()->async_fd);
   calls.reset();
-  shared.device.reset();
-  shared.arena.reset();  // lives on while the application holds buffers
+  context.device.reset();
+  context.arena.reset();  // lives on while the application holds buffers
 }
 
 }  // namespace detail
@@ -260,10 +260,10 @@ Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
     return {};
   }
   const memory::PoolId id = pool_id(pool);
-  detail::Block* block = core_->shared.arena->allocate(id, size);
+  detail::Block* block = core_->context.arena->allocate(id, size);
   if (block == nullptr) [[unlikely]] {
     core_->allocate_status =
-        core_->shared.arena->fits(id, size) ? Status::no_buffer : Status::invalid_argument;
+        core_->context.arena->fits(id, size) ? Status::no_buffer : Status::invalid_argument;
     return {};
   }
   return {block, size};
@@ -275,7 +275,7 @@ Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access 
   if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "register memory");
   return base::no_throw("register memory", [&]() -> Result<MemoryRegion> {
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
-    auto registered = core_->shared.registrations->register_memory(bytes, access);
+    auto registered = core_->context.registrations->register_memory(bytes, access);
     if (!registered) return tl::unexpected(registered.error());
     return MemoryRegion(std::move(registered->whole), registered->remote);
   });
@@ -285,13 +285,13 @@ Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
   if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "expose memory");
   return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
-    return core_->shared.registrations->expose(slice, access);
+    return core_->context.registrations->expose(slice, access);
   });
 }
 
 Status Engine::revoke(const RemoteRegion& region) {
   if (!core_->guard.owned()) return core_->guard.diagnose();
-  return core_->shared.registrations->revoke(region.rkey);
+  return core_->context.registrations->revoke(region.rkey);
 }
 
 Status Engine::set_device_event_handler(const DeviceEventCallback& handler) noexcept {
@@ -306,13 +306,13 @@ Result<void> Engine::audit() const {
   return base::no_throw(kAsked, [&] { return core_->audit(); });
 }
 
-const Config& Engine::config() const noexcept { return core_->shared.config; }
-const Clock& Engine::clock() const noexcept { return core_->shared.clock; }
+const Config& Engine::config() const noexcept { return core_->context.config; }
+const Clock& Engine::clock() const noexcept { return core_->context.clock; }
 std::string_view Engine::device_name() const noexcept { return device().name; }
-const DeviceInfo& Engine::device() const noexcept { return core_->shared.device->info(); }
+const DeviceInfo& Engine::device() const noexcept { return core_->context.device->info(); }
 
 EngineStats Engine::stats() const noexcept {
-  const agent::Shared& s = core_->shared;
+  const agent::EngineContext& s = core_->context;
   EngineStats stats = s.stats;
   stats.polls = core_->polls;
   for (std::uint32_t i = 0; i < s.agents.capacity(); ++i) {
@@ -331,7 +331,7 @@ EngineStats Engine::stats() const noexcept {
 }
 
 MemoryStats Engine::memory_stats(Pool pool) const noexcept {
-  const memory::PoolStats p = core_->shared.arena->stats(pool_id(pool));
+  const memory::PoolStats p = core_->context.arena->stats(pool_id(pool));
   return {p.chunks * memory::kChunkBytes, p.free_chunks * memory::kChunkBytes, p.blocks_used,
           p.allocations, p.refusals};
 }

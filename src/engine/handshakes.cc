@@ -14,7 +14,7 @@ tl::unexpected<Error> ending_error(const char* asked) {
                     "open another engine");
 }
 
-Error no_more_connections(const agent::Shared& s, std::string asked) {
+Error no_more_connections(const agent::EngineContext& s, std::string asked) {
   if (s.device->srq() == nullptr && !s.agents.full()) {
     const std::uint32_t count = s.agents.size() + 1;
     return {Status::limit, std::move(asked),
@@ -121,7 +121,7 @@ void EngineCore::stop_listening(std::uint32_t index, std::uint32_t generation) n
 Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
   // As many of either direction: a crowd at the door keeps nobody from going out.
   std::uint32_t& count = inbound ? inbound_handshakes : outbound_handshakes;
-  if (count >= shared.config.connections.handshakes) return nullptr;
+  if (count >= context.config.connections.handshakes) return nullptr;
   const std::uint32_t index = handshakes.acquire();
   if (index == kNone) return nullptr;
   ++count;
@@ -134,7 +134,7 @@ Handshake* EngineCore::begin_handshake(bool inbound) noexcept {
   h.serves = h.session = h.joins = 0;
   h.asks = 0;
   h.interest = control::Interest::none;
-  h.begun = shared.clock.now();
+  h.begun = context.clock.now();
   h.timer.index = index;
   h.timer.kind = engine::kHandshakeTimer;
   return &h;
@@ -181,43 +181,43 @@ Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptio
     return tl::unexpected(valid.error());
   const auto attributes = resolve(options.settings, options.via);
   if (!attributes) return tl::unexpected(attributes.error());
-  auto raw = agent::make_raw(shared, *attributes);
+  auto raw = agent::make_raw(context, *attributes);
   if (!raw) return tl::unexpected(raw.error());
   std::unique_ptr<agent::Again> again;
   if (options.reconnect.attempts != 0)
     again = std::make_unique<agent::Again>(options.reconnect, *address, options.via);
   const Nanoseconds patience =
-      options.timeout.count() != 0 ? options.timeout : shared.config.connections.connect_timeout;
+      options.timeout.count() != 0 ? options.timeout : context.config.connections.connect_timeout;
   auto attempt = begin(*address, options.via, patience);
   if (!attempt) return tl::unexpected(attempt.error());
-  Agent* a = agent::acquire(shared, ConnectionState::resolving, true, patience);
+  Agent* a = agent::acquire(context, ConnectionState::resolving, true, patience);
   if (a == nullptr) {
     if (attempt->exchange != nullptr) drop(*attempt->exchange);
-    return tl::unexpected(engine::no_more_connections(shared, fmt::format("connect to {}", text)));
+    return tl::unexpected(engine::no_more_connections(context, fmt::format("connect to {}", text)));
   }
   engine::name_peer(*a, address->text().view());
   agent::set_attributes(*a, *attributes);
-  (void)agent::use_raw(shared, *a, std::move(*raw));
+  (void)agent::use_raw(context, *a, std::move(*raw));
   a->handlers = options.handlers;
   a->again = std::move(again);
   attach(std::move(*attempt), *a);
   step_soon();
-  return agent::handle(shared, *a);
+  return agent::handle(context, *a);
 }
 
 /// The next attempt of a connection that rests. What fails here counts as one.
 void EngineCore::reconnect(Agent& a) noexcept {
   const auto begun = base::no_throw("connect again", [&]() -> Result<void> {
-    if (!agent::revive(shared, a)) {
+    if (!agent::revive(context, a)) {
       return tl::unexpected(
-          engine::no_more_connections(shared, fmt::format("connect to {} again", a.peer.data())));
+          engine::no_more_connections(context, fmt::format("connect to {} again", a.peer.data())));
     }
     auto attempt = begin(a.again->address, a.again->via, a.patience);
     if (!attempt) return tl::unexpected(attempt.error());
     attach(std::move(*attempt), a);
     return {};
   });
-  if (!begun) agent::fail(shared, a, begun.error());
+  if (!begun) agent::fail(context, a, begun.error());
 }
 
 void EngineCore::watch(Handshake& h) noexcept {
@@ -236,7 +236,7 @@ void EngineCore::drop(Handshake& h) noexcept {
   if (h.session != 0) forget_opening(h);
   if (h.watched) epoll.remove(h.exchange.fd());
   h.exchange.reset();
-  shared.timers.cancel(h.timer);
+  context.timers.cancel(h.timer);
   --(h.inbound ? inbound_handshakes : outbound_handshakes);
   handshakes.release(h.index);
 }
@@ -250,7 +250,7 @@ void EngineCore::refuse(Handshake& h, const Error& why) noexcept {
   if (h.refusing) return;
   h.refusing = true;
   if (h.inbound) {
-    ++shared.stats.handshakes_refused;
+    ++context.stats.handshakes_refused;
     base::log(LogLevel::info, "{} is refused: {}", h.exchange.peer_address(), why.message());
   }
   if (Agent* a = agent_of(h); a != nullptr) {
@@ -263,17 +263,17 @@ void EngineCore::refuse(Handshake& h, const Error& why) noexcept {
     return;
   }
   // Lingers until the peer has read it, but not for ever.
-  shared.timers.reschedule(
+  context.timers.reschedule(
       h.timer,
-      shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
+      context.clock.now() + context.clock.ticks(context.config.connections.handshake_timeout));
   watch(h);
 }
 
 /// Room for one more inbound handshake: one that has been silent while others wait gives way.
 bool EngineCore::make_room() noexcept {
-  if (inbound_handshakes < shared.config.connections.handshakes) return true;
-  const std::uint64_t patience = shared.clock.ticks(std::min<Nanoseconds>(
-      shared.config.connections.handshake_timeout / 8, std::chrono::milliseconds(100)));
+  if (inbound_handshakes < context.config.connections.handshakes) return true;
+  const std::uint64_t patience = context.clock.ticks(std::min<Nanoseconds>(
+      context.config.connections.handshake_timeout / 8, std::chrono::milliseconds(100)));
   Handshake* oldest = nullptr;
   for (std::uint32_t i = 0; i < handshakes.capacity(); ++i) {
     if (!handshakes.in_use(i)) continue;
@@ -281,8 +281,8 @@ bool EngineCore::make_room() noexcept {
     if (h.inbound && h.agent == kNone && (oldest == nullptr || h.begun < oldest->begun))
       oldest = &h;
   }
-  if (oldest == nullptr || shared.clock.now() - oldest->begun < patience) return false;
-  if (!oldest->refusing) ++shared.stats.handshakes_refused;
+  if (oldest == nullptr || context.clock.now() - oldest->begun < patience) return false;
+  if (!oldest->refusing) ++context.stats.handshakes_refused;
   drop(*oldest);
   return true;
 }
@@ -304,9 +304,9 @@ void EngineCore::accept_from(std::uint32_t index, std::uint32_t generation) noex
     h->exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer,
                       wire::kinds(FrameKind::hello, FrameKind::open_session,
                                   FrameKind::join_session, FrameKind::ready));
-    shared.timers.schedule(
+    context.timers.schedule(
         h->timer,
-        shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
+        context.clock.now() + context.clock.ticks(context.config.connections.handshake_timeout));
     watch(*h);
     progress(*h);
   }
@@ -366,7 +366,7 @@ void EngineCore::take_answer(Handshake& h, Agent& a) noexcept {
   if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
     // A full peer may have room later; any other answer stays what it is.
     if (a.again != nullptr) a.again->permanent = no->status != Status::limit;
-    agent::fail(shared, a,
+    agent::fail(context, a,
                 {no->status, fmt::format("connect to {}", a.peer.data()),
                  fmt::format("the peer refused: {}", no->message()), "see the peer's reason"});
     drop(h);
@@ -374,15 +374,15 @@ void EngineCore::take_answer(Handshake& h, Agent& a) noexcept {
   }
   const auto* yes = std::get_if<wire::Accept>(&got.body);
   if (yes == nullptr) return;  // the exchange takes only what was expected
-  const auto taken = agent::take_endpoint(shared, a, yes->endpoint);
+  const auto taken = agent::take_endpoint(context, a, yes->endpoint);
   if (!taken) {
-    agent::fail(shared, a, taken.error());
+    agent::fail(context, a, taken.error());
     refuse(h, taken.error());
     return;
   }
   h.exchange.expect({});
   a.stage = agent::Stage::rtr;
-  agent::list_setup(shared, a);
+  agent::list_setup(context, a);
 }
 
 void EngineCore::progress_outbound(Handshake& h) noexcept {
@@ -392,9 +392,9 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
     if (h.joins != 0) {
       say_join(h, a);
     } else {
-      say(h, wire::encode(wire::Hello{agent::endpoint(shared, a)}));
+      say(h, wire::encode(wire::Hello{agent::endpoint(context, a)}));
     }
-    agent::enter(shared, a, ConnectionState::exchanging);
+    agent::enter(context, a, ConnectionState::exchanging);
   }
   if (!h.confirmed && a.stage == agent::Stage::up) {
     h.confirmed = true;
@@ -407,7 +407,7 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
       return take_answer(h, a);
     case Progress::closed:
       if (h.confirmed && h.exchange.all_sent()) break;  // it has read that already
-      agent::fail(shared, a,
+      agent::fail(context, a,
                   {Status::peer_lost, fmt::format("connect to {}", a.peer.data()),
                    "the peer closed the TCP connection in the handshake",
                    "see the peer's log; it may have reached a limit or have been stopped"});
@@ -415,14 +415,14 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
       return;
     case Progress::failed: {
       const Error why = h.exchange.error();
-      agent::fail(shared, a, why);
+      agent::fail(context, a, why);
       refuse(h, why);
       return;
     }
   }
   if (h.confirmed && h.exchange.all_sent()) {
     drop(h);
-    agent::become_ready(shared, a);
+    agent::become_ready(context, a);
     return;
   }
   watch(h);
@@ -442,32 +442,32 @@ void EngineCore::take_hello(Handshake& h) noexcept {
     return refuse(h, {Status::refused, "connect", "nobody listens here any more", "try again"});
   }
   if (auto left = check_device_left("accept a connection"); !left) return refuse(h, left.error());
-  auto raw = agent::make_raw(shared, listening->attributes);
+  auto raw = agent::make_raw(context, listening->attributes);
   if (!raw) return refuse(h, raw.error());
-  Agent* a = agent::acquire(shared, ConnectionState::exchanging, false);
+  Agent* a = agent::acquire(context, ConnectionState::exchanging, false);
   if (a == nullptr) {
-    return refuse(h, engine::no_more_connections(shared, "accept one more connection"));
+    return refuse(h, engine::no_more_connections(context, "accept one more connection"));
   }
   h.agent = a->index;
   h.agent_generation = a->generation;
   a->handshake = h.index;
   engine::name_peer(*a, h.exchange.peer_address());
   agent::set_attributes(*a, listening->attributes);
-  (void)agent::use_raw(shared, *a, std::move(*raw));
+  (void)agent::use_raw(context, *a, std::move(*raw));
   a->handlers = listening->options.handlers;
-  const auto taken = agent::take_endpoint(shared, *a, hello->endpoint);
+  const auto taken = agent::take_endpoint(context, *a, hello->endpoint);
   if (!taken) {
     a->handlers = {};  // the application never heard of it
-    agent::fail(shared, *a, taken.error());
+    agent::fail(context, *a, taken.error());
     return refuse(h, taken.error());
   }
   h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
   const Callback<void(Connection)> on_accept = listening->options.on_accept;
-  if (on_accept) on_accept(agent::handle(shared, *a));
+  if (on_accept) on_accept(agent::handle(context, *a));
   if (a->state == ConnectionState::draining) {
     refuse(h, {Status::refused, "connect", "the application refused", "ask its operator"});
   } else if (const auto agreed = agent::agree_on_raw(*a, a->peer_raw); !agreed) {
-    agent::fail(shared, *a, agreed.error());
+    agent::fail(context, *a, agreed.error());
     refuse(h, agreed.error());
   }
 }
@@ -475,28 +475,28 @@ void EngineCore::take_hello(Handshake& h) noexcept {
 void EngineCore::take_confirmation(Handshake& h, Agent& a) noexcept {
   const wire::Received& got = h.exchange.received();
   if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
-    ++shared.stats.handshakes_refused;
-    agent::fail(shared, a,
+    ++context.stats.handshakes_refused;
+    agent::fail(context, a,
                 {no->status, fmt::format("accept a connection from {}", a.peer.data()),
                  fmt::format("the peer gave up: {}", no->message()), "see the peer's reason"});
     return drop(h);
   }
   const auto* ready = std::get_if<wire::Ready>(&got.body);
-  if (ready == nullptr || ready->incarnation != shared.incarnation) {
+  if (ready == nullptr || ready->incarnation != context.incarnation) {
     const Error why{Status::protocol, "finish a handshake",
                     "the peer's confirmation names another life of this engine", "reconnect"};
-    agent::fail(shared, a, why);
+    agent::fail(context, a, why);
     return refuse(h, why);
   }
   drop(h);
-  agent::become_ready(shared, a);
+  agent::become_ready(context, a);
 }
 
 void EngineCore::progress_inbound(Handshake& h) noexcept {
   Agent* a = agent_of(h);
   if (a != nullptr && !h.spoken && a->stage == agent::Stage::up) {
     h.spoken = true;
-    say(h, wire::encode(wire::Accept{agent::endpoint(shared, *a)}));
+    say(h, wire::encode(wire::Accept{agent::endpoint(context, *a)}));
   }
   switch (h.exchange.advance()) {
     case Progress::waiting:
@@ -512,7 +512,7 @@ void EngineCore::progress_inbound(Handshake& h) noexcept {
                   ? h.exchange.error()
                   : Error{Status::peer_lost, "shake hands with a peer",
                           "it closed the TCP connection half-way", "see the peer's log"};
-  if (a != nullptr) agent::fail(shared, *a, why);
+  if (a != nullptr) agent::fail(context, *a, why);
   refuse(h, why);
 }
 

@@ -24,7 +24,7 @@ detail::EngineCore* core_of(const std::shared_ptr<detail::EngineCore*>& anchor) 
 
 Holding* find(const std::shared_ptr<detail::EngineCore*>& anchor, std::uint32_t lease) noexcept {
   detail::EngineCore* const core = core_of(anchor);
-  return core != nullptr ? agent::find_holding(core->shared, lease) : nullptr;
+  return core != nullptr ? agent::find_holding(core->context, lease) : nullptr;
 }
 
 /// Why there is none.
@@ -35,7 +35,7 @@ Status diagnose(const std::shared_ptr<detail::EngineCore*>& anchor) noexcept {
 /// What calls outside of poll() have said goes out at once, as operations do.
 void send_notes(detail::EngineCore& core, Agent& a) noexcept {
   if (core.guard.polling()) return;
-  agent::flush_notes(core.shared, a);
+  agent::flush_notes(core.context, a);
 }
 
 }  // namespace
@@ -64,21 +64,21 @@ RemoteRegion RemoteMemory::region() const noexcept {
 Nanoseconds RemoteMemory::time_left() const noexcept {
   const Holding* const h = find(core_, lease_);
   if (h == nullptr || h->state != Holding::State::held) return Nanoseconds(0);
-  const Clock& clock = (*core_)->shared.clock;
+  const Clock& clock = (*core_)->context.clock;
   const std::uint64_t now = clock.now();
   return clock.duration(h->until - std::min(now, h->until));
 }
 
 Connection RemoteMemory::connection() const noexcept {
   const Holding* const h = find(core_, lease_);
-  return h != nullptr ? agent::handle((*core_)->shared, *h->agent) : Connection();
+  return h != nullptr ? agent::handle((*core_)->context, *h->agent) : Connection();
 }
 
 Status RemoteMemory::renew(Nanoseconds time, const LeaseCallback& done) {
   Holding* const h = find(core_, lease_);
   if (h == nullptr) return diagnose(core_);
   detail::EngineCore& core = **core_;
-  const Status status = agent::renew(core.shared, *h, time, done);
+  const Status status = agent::renew(core.context, *h, time, done);
   if (status == Status::ok) send_notes(core, *h->agent);
   return status;
 }
@@ -87,7 +87,7 @@ Status RemoteMemory::give_back(const LeaseCallback& done) {
   Holding* const h = find(core_, lease_);
   if (h == nullptr) return diagnose(core_);
   detail::EngineCore& core = **core_;
-  const Status status = agent::give_back(core.shared, *h, done);
+  const Status status = agent::give_back(core.context, *h, done);
   if (status != Status::ok) return status;
   send_notes(core, *h->agent);
   core_.reset();
@@ -100,7 +100,7 @@ void RemoteMemory::release() noexcept {
   if (Holding* const h = find(core_, lease_); h != nullptr) {
     detail::EngineCore& core = **core_;
     Agent& a = *h->agent;
-    agent::release_holding(core.shared, *h);
+    agent::release_holding(core.context, *h);
     send_notes(core, a);
   }
   core_.reset();
@@ -111,7 +111,7 @@ RemoteRegion RemoteMemory::detach() noexcept {
   Holding* const h = find(core_, lease_);
   if (h == nullptr || h->state != Holding::State::held || h->calling) return {};
   const RemoteRegion region = h->region;
-  agent::forget_holding((*core_)->shared, *h);
+  agent::forget_holding((*core_)->context, *h);
   core_.reset();
   lease_ = 0;
   return region;
@@ -121,7 +121,7 @@ Status Connection::request_memory(std::size_t bytes, const LeaseOptions& options
                                   const LeaseCallback& done) {
   Agent* const a = engine::locate(core_, index_, generation_);
   if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::request(core_->shared, *a, bytes, options, done);
+  const Status status = agent::request(core_->context, *a, bytes, options, done);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
 }
@@ -130,7 +130,7 @@ Status Connection::lease(const BufferSlice& memory, const LeaseOptions& options,
                          const LeaseCallback& done) {
   Agent* const a = engine::locate(core_, index_, generation_);
   if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::lend(core_->shared, *a, memory, options, done);
+  const Status status = agent::lend(core_->context, *a, memory, options, done);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
 }
@@ -138,7 +138,7 @@ Status Connection::lease(const BufferSlice& memory, const LeaseOptions& options,
 Status Connection::recall(LeaseId lease) {
   Agent* const a = engine::locate(core_, index_, generation_);
   if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::recall(core_->shared, *a, lease);
+  const Status status = agent::recall(core_->context, *a, lease);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
 }
@@ -146,7 +146,7 @@ Status Connection::recall(LeaseId lease) {
 Status Connection::revoke(const RemoteRegion& region) {
   Agent* const a = engine::locate(core_, index_, generation_);
   if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::close_by_hand(core_->shared, *a, region.rkey);
+  const Status status = agent::close_by_hand(core_->context, *a, region.rkey);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
 }
@@ -163,7 +163,7 @@ Result<RegionToken> Connection::token(const RemoteRegion& region) const {
   token.length = region.length;
   token.rkey = region.rkey;
   token.access = static_cast<std::uint8_t>(region.access);
-  token.incarnation = core_->shared.incarnation;
+  token.incarnation = core_->context.incarnation;
   const bool bound = a->domain != nullptr || agent::is_bound_here(*a, region.rkey);
   token.qp_num = bound ? a->qp->qp_num : 0;
   const RegionToken bytes = wire::encode(token);

@@ -5,9 +5,9 @@
 namespace spinwire::detail {
 
 std::uint32_t EngineCore::take_batch(int count) noexcept {
-  shared.stats.completions += static_cast<std::uint64_t>(count);
+  context.stats.completions += static_cast<std::uint64_t>(count);
   if (calls != nullptr) return take_mixed_batch(count);
-  return agent::take_completions(shared, completions.data(), count);
+  return agent::take_completions(context, completions.data(), count);
 }
 
 /// Completions of remote calls among those of connections, run by run.
@@ -22,7 +22,7 @@ std::uint32_t EngineCore::take_mixed_batch(int count) noexcept {
     const ibv_wc* const first = wc;
     while (++wc != end && wc->qp_num != rpc_qp_num) {
     }
-    events += agent::take_completions(shared, first, static_cast<int>(wc - first));
+    events += agent::take_completions(context, first, static_cast<int>(wc - first));
   }
   return events;
 }
@@ -45,9 +45,9 @@ int EngineCore::poll_busy(int count) noexcept {
   std::uint32_t events = count > 0 ? take_batch(count) : 0;
   if (count == poll_batch) [[unlikely]]
     events += take_further_batches();
-  agent::finish_poll(shared);
-  if (shared.now >= next_control) [[unlikely]]
-    events += control_step(shared.now);
+  agent::finish_poll(context);
+  if (context.now >= next_control) [[unlikely]]
+    events += control_step(context.now);
   wake_at = next_control;
   if (calls != nullptr) {
     rpc::finish_poll(*calls);
@@ -62,18 +62,18 @@ int EngineCore::poll() noexcept {
   if (!guard.may_enter()) [[unlikely]]
     return -static_cast<int>(guard.diagnose());
   ++polls;
-  shared.now = shared.clock.now();
+  context.now = context.clock.now();
   const int n = ibv_poll_cq(cq, poll_batch, completions.data());
-  if (n > 0 || agent::has_work(shared) || shared.now >= wake_at) return poll_busy(n);
+  if (n > 0 || agent::has_work(context) || context.now >= wake_at) return poll_busy(n);
   return 0;
 }
 
 Status EngineCore::flush() noexcept {
   if (!guard.owned()) [[unlikely]]
     return guard.diagnose();
-  if (shared.lined_up != 0 && shared.raw != nullptr) [[unlikely]]
-    agent::post_raw_listed(shared);
-  agent::flush_all(shared);
+  if (context.lined_up != 0 && context.raw != nullptr) [[unlikely]]
+    agent::post_raw_listed(context);
+  agent::flush_all(context);
   if (calls != nullptr) {
     if (calls->due_first != nullptr) [[unlikely]]
       rpc::post_due(*calls);

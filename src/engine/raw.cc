@@ -18,7 +18,7 @@ Status Connection::post_receive(std::span<const BufferSlice> into,
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
-  return agent::post_receive(core_->shared, *a,
+  return agent::post_receive(core_->context, *a,
                              {into, on_received, on_posted, deferred(*core_, post)});
 }
 
@@ -27,7 +27,7 @@ Status Connection::send_raw(std::span<const BufferSlice> data, const CompletionC
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
-  return agent::send_raw(core_->shared, *a, {data, {}, done, deferred(*core_, post)});
+  return agent::send_raw(core_->context, *a, {data, {}, done, deferred(*core_, post)});
 }
 
 Status Connection::send_raw_with_imm(std::span<const BufferSlice> data, std::uint32_t immediate,
@@ -35,7 +35,7 @@ Status Connection::send_raw_with_imm(std::span<const BufferSlice> data, std::uin
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
-  return agent::send_raw(core_->shared, *a, {data, immediate, done, deferred(*core_, post)});
+  return agent::send_raw(core_->context, *a, {data, immediate, done, deferred(*core_, post)});
 }
 
 }  // namespace spinwire

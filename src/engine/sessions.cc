@@ -20,7 +20,7 @@ using wire::FrameKind;
 
 namespace {
 
-Result<void> check_carrier(const agent::Shared& s) {
+Result<void> check_carrier(const agent::EngineContext& s) {
   const DeviceInfo& device = s.device->info();
   if (s.config.rpc.carrier != RpcCarrier::datagrams || device.datagrams) return {};
   return base::fail(Status::unsupported,
@@ -29,7 +29,7 @@ Result<void> check_carrier(const agent::Shared& s) {
                     "set rpc.carrier to \"automatic\" or \"connections\", or open another device");
 }
 
-Result<void> check_room(const agent::Shared& s) {
+Result<void> check_room(const agent::EngineContext& s) {
   if (!rpc::uses_datagrams(s)) return {};
   const Config& c = s.config;
   const std::uint64_t needed = engine::most_completions(c) + c.rpc.send_depth + c.rpc.receive_depth;
@@ -48,12 +48,12 @@ Result<void> EngineCore::start_rpc() {
   if (ending) return engine::ending_error("make remote calls possible");
   if (calls != nullptr) return {};
   if (auto left = check_device_left("make remote calls possible"); !left) return left;
-  if (auto carrier = check_carrier(shared); !carrier) return carrier;
-  if (auto room = check_room(shared); !room) return room;
-  auto made = rpc::open(shared);
+  if (auto carrier = check_carrier(context); !carrier) return carrier;
+  if (auto room = check_room(context); !room) return room;
+  auto made = rpc::open(context);
   if (!made) return tl::unexpected(made.error());
   calls = std::move(*made);
-  rpc_qp_num = rpc::uses_datagrams(shared) ? calls->port->qp_num() : rpc::kNoQueuePair;
+  rpc_qp_num = rpc::uses_datagrams(context) ? calls->port->qp_num() : rpc::kNoQueuePair;
   return {};
 }
 
@@ -73,7 +73,7 @@ Result<void> EngineCore::serve(Method method, const MethodHandler& handler) {
 Result<Session> EngineCore::open_session(std::string_view text, const SessionOptions& options) {
   auto address = control::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
-  const std::uint32_t window = options.window != 0 ? options.window : shared.config.rpc.window;
+  const std::uint32_t window = options.window != 0 ? options.window : context.config.rpc.window;
   if (!std::has_single_bit(window) || window > rpc::kWindowMax) {
     return base::fail(Status::invalid_argument, "open a session",
                       fmt::format("a window of {} calls", window), "give a power of two up to 64");
@@ -85,7 +85,7 @@ Result<Session> EngineCore::open_session(std::string_view text, const SessionOpt
   ClientSession* const c = rpc::make_session(*calls, window);
   if (c == nullptr) {
     return base::fail(Status::limit, fmt::format("open a session with {}", name),
-                      fmt::format("rpc.sessions = {} are open", shared.config.rpc.sessions),
+                      fmt::format("rpc.sessions = {} are open", context.config.rpc.sessions),
                       "close some, or raise it");
   }
   if (auto begun = begin_session(*c, *address); !begun) {
@@ -96,8 +96,8 @@ Result<Session> EngineCore::open_session(std::string_view text, const SessionOpt
   c->on_ready = options.on_ready;
   c->on_closed = options.on_closed;
   const Nanoseconds patience =
-      options.timeout.count() != 0 ? options.timeout : shared.config.connections.connect_timeout;
-  shared.timers.schedule(c->timer, shared.clock.now() + shared.clock.ticks(patience));
+      options.timeout.count() != 0 ? options.timeout : context.config.connections.connect_timeout;
+  context.timers.schedule(c->timer, context.clock.now() + context.clock.ticks(patience));
   step_soon();
   return Session(this, rpc::id_of(*c));
 }
@@ -193,7 +193,7 @@ void EngineCore::take_open_session(Handshake& h, const wire::SessionEnd& asked) 
     if (s != nullptr) return s;
     rpc::drop_route(*calls, *route);
     return base::fail(Status::limit, "open a session",
-                      fmt::format("rpc.sessions = {} are served", shared.config.rpc.sessions),
+                      fmt::format("rpc.sessions = {} are served", context.config.rpc.sessions),
                       "raise it there");
   });
   if (!opened) return refuse(h, opened.error());
@@ -222,9 +222,9 @@ Result<void> EngineCore::ask(const ClientSession& c) {
   h.asks = c.route->incarnation;
   h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
   say(h, wire::encode(wire::Ready{h.asks}));
-  shared.timers.reschedule(
+  context.timers.reschedule(
       h.timer,
-      shared.clock.now() + shared.clock.ticks(shared.config.connections.handshake_timeout));
+      context.clock.now() + context.clock.ticks(context.config.connections.handshake_timeout));
   watch(h);
   return {};
 }
@@ -243,7 +243,7 @@ void EngineCore::progress_asking(Handshake& h) noexcept {
 
 /// A client asks whether this is still the engine that it has sessions with.
 void EngineCore::take_asking(Handshake& h, std::uint64_t incarnation) noexcept {
-  if (incarnation != shared.incarnation)
+  if (incarnation != context.incarnation)
     return refuse(h, {Status::peer_lost, "ask for an engine",
                       "this is another one, or its next life", "open other sessions"});
   say(h, wire::encode(wire::Ready{incarnation}));
@@ -255,7 +255,7 @@ void EngineCore::take_asking(Handshake& h, std::uint64_t incarnation) noexcept {
 void EngineCore::connect_sessions() noexcept {
   // Those that fail may be wanted again by the callbacks of their calls.
   for (std::uint32_t most = calls->wanting; most != 0; --most) {
-    if (outbound_handshakes >= shared.config.connections.handshakes) return;
+    if (outbound_handshakes >= context.config.connections.handshakes) return;
     ClientSession* const c = rpc::next_wanting(*calls);
     if (c == nullptr) return;
     const auto begun = base::no_throw("connect a session", [&] { return connect_session(*c); });
@@ -270,15 +270,15 @@ Result<void> EngineCore::connect_session(ClientSession& c) {
   auto begun = begin_exchange(*to);
   if (!begun) return tl::unexpected(begun.error());
   Handshake& h = **begun;
-  agent::Agent* const a = agent::acquire(shared, ConnectionState::resolving, true);
+  agent::Agent* const a = agent::acquire(context, ConnectionState::resolving, true);
   if (a == nullptr) {
     drop(h);
     return tl::unexpected(engine::no_more_connections(
-        shared, fmt::format("connect a session with {} for its calls", c.address)));
+        context, fmt::format("connect a session with {} for its calls", c.address)));
   }
   h.joins = c.name;
   engine::name_peer(*a, c.address);
-  agent::set_attributes(*a, rpc::bulk_attributes(shared));
+  agent::set_attributes(*a, rpc::bulk_attributes(context));
   rpc::use_connection(*calls, c, *a);
   attach({&h, nullptr}, *a);
   return {};
@@ -289,7 +289,7 @@ void EngineCore::say_join(Handshake& h, agent::Agent& a) noexcept {
   // The session goes after its connection.
   const ClientSession& c = *rpc::find_client(*calls, h.joins);
   wire::JoinSession join;
-  join.endpoint = agent::endpoint(shared, a);
+  join.endpoint = agent::endpoint(context, a);
   join.session = c.peer;
   join.name = c.name;
   join.qp_num = calls->port->qp_num();
@@ -311,20 +311,20 @@ void EngineCore::take_join(Handshake& h, const wire::JoinSession& join) noexcept
     refuse(h, why);
   };
   if (auto left = check_device_left("join a session"); !left) return keep_out(left.error());
-  agent::Agent* const a = agent::acquire(shared, ConnectionState::exchanging, false);
-  if (a == nullptr) return keep_out(engine::no_more_connections(shared, "join a session"));
+  agent::Agent* const a = agent::acquire(context, ConnectionState::exchanging, false);
+  if (a == nullptr) return keep_out(engine::no_more_connections(context, "join a session"));
   h.agent = a->index;
   h.agent_generation = a->generation;
   a->handshake = h.index;
   engine::name_peer(*a, h.exchange.peer_address());
-  agent::set_attributes(*a, rpc::bulk_attributes(shared));
+  agent::set_attributes(*a, rpc::bulk_attributes(context));
   const auto joined = base::no_throw("join a session", [&]() -> Result<void> {
-    if (auto taken = agent::take_endpoint(shared, *a, join.endpoint); !taken) return taken;
+    if (auto taken = agent::take_endpoint(context, *a, join.endpoint); !taken) return taken;
     rpc::join_session(*calls, *s, *a);
     return {};
   });
   if (!joined) {
-    agent::fail(shared, *a, joined.error());
+    agent::fail(context, *a, joined.error());
     return keep_out(joined.error());
   }
   h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
@@ -337,7 +337,7 @@ void EngineCore::progress_serving(Handshake& h) noexcept {
   if (now == Progress::waiting) return watch(h);
   const auto* ready =
       now == Progress::frame ? std::get_if<wire::Ready>(&h.exchange.received().body) : nullptr;
-  const bool confirmed = ready != nullptr && ready->incarnation == shared.incarnation;
+  const bool confirmed = ready != nullptr && ready->incarnation == context.incarnation;
   rpc::ServerSession* const s = rpc::find_server(*calls, h.serves);
   if (!confirmed && s != nullptr && rpc::last_sign(*s) == h.begun && s->bulk == nullptr)
     rpc::forget(*calls, *s);
@@ -424,7 +424,7 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
     return Status::not_connected;
   if (!done || (options != nullptr && options->deadline.count() < 0)) [[unlikely]]
     return Status::invalid_argument;
-  agent::Shared& s = core->shared;
+  agent::EngineContext& s = core->context;
   rpc::Rpc& r = *core->calls;
   const std::uint64_t now = polling ? s.now : s.clock.now();
   const std::uint64_t patience = options == nullptr || options->deadline.count() == 0
@@ -519,7 +519,7 @@ namespace {
                                             detail::Block* block) noexcept {
   if (r == nullptr) [[unlikely]]
     return Status::not_connected;
-  EngineCore& core = *r->shared.core;
+  EngineCore& core = *r->context.core;
   const std::uintptr_t standing = core.guard.standing();
   if (standing > base::OwnerGuard::kPolling) [[unlikely]]
     return core.guard.diagnose();
@@ -528,7 +528,7 @@ namespace {
   if (done == Status::ok) [[likely]]
     post(core, Post::automatic, polling);
   if (!polling && (session & rpc::kBulkName) != 0) [[unlikely]]
-    agent::flush_all(core.shared);
+    agent::flush_all(core.context);
   return done;
 }
 
@@ -543,13 +543,13 @@ Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
 }
 
 std::span<std::byte> PendingCall::reply_space(std::size_t size) const noexcept {
-  if (rpc_ == nullptr || !rpc_->shared.core->guard.owned()) return {};
+  if (rpc_ == nullptr || !rpc_->context.core->guard.owned()) return {};
   return rpc::reply_space(*rpc_, session_, number_, size);
 }
 
 Status PendingCall::reply_written(std::size_t size) const noexcept {
   rpc::Written written;
-  if (rpc_ != nullptr && rpc_->shared.core->guard.owned()) {
+  if (rpc_ != nullptr && rpc_->context.core->guard.owned()) {
     written = rpc::space_of(*rpc_, session_, number_, size);
     if (written.block == nullptr)
       return room() == 0 ? Status::not_connected : Status::invalid_argument;
@@ -558,7 +558,7 @@ Status PendingCall::reply_written(std::size_t size) const noexcept {
 }
 
 std::size_t PendingCall::room() const noexcept {
-  const bool owned = rpc_ != nullptr && rpc_->shared.core->guard.owned();
+  const bool owned = rpc_ != nullptr && rpc_->context.core->guard.owned();
   return owned ? rpc::room_of(*rpc_, session_, number_) : 0;
 }
 

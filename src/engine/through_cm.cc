@@ -73,10 +73,10 @@ Result<Endpoint> read_endpoint(const CmId& id, const DeviceInfo& device, const C
 
 Result<void> EngineCore::open_cm() {
   if (cm) return {};
-  if (!shared.device->provider().reaches_other_hosts) {
+  if (!context.device->provider().reaches_other_hosts) {
     return base::fail(
         Status::unsupported, "connect through rdma_cm",
-        fmt::format("device {} is embedded: rdma_cm does not know it", shared.device->info().name),
+        fmt::format("device {} is embedded: rdma_cm does not know it", context.device->info().name),
         "use Via::tcp, or prepare() and join()");
   }
   auto channel = control::CmChannel::open();
@@ -134,8 +134,8 @@ Agent* EngineCore::agent_of(const CmNews& news) noexcept {
   const auto name = reinterpret_cast<std::uint64_t>(news.id->context);
   if ((name & kListenerBit) != 0) return nullptr;
   const auto index = static_cast<std::uint32_t>(name);
-  if (index >= shared.agents.capacity() || !shared.agents.in_use(index)) return nullptr;
-  Agent& a = shared.agents.at(index);
+  if (index >= context.agents.capacity() || !context.agents.in_use(index)) return nullptr;
+  Agent& a = context.agents.at(index);
   const bool same =
       (a.generation & engine::kTokenGenerations) == static_cast<std::uint32_t>(name >> 32);
   return same && a.cm != nullptr && a.cm->id.get() == news.id ? &a : nullptr;
@@ -146,20 +146,20 @@ void EngineCore::take_cm_news(const CmNews& news) {
   if (a == nullptr || a->state == ConnectionState::draining) return;
   switch (news.kind) {
     case RDMA_CM_EVENT_ADDR_RESOLVED: {
-      auto good = check_device(shared.device->info(), a->cm->id);
+      auto good = check_device(context.device->info(), a->cm->id);
       if (good) good = a->cm->id.resolve_route(a->patience);
-      if (!good) agent::fail(shared, *a, good.error());
+      if (!good) agent::fail(context, *a, good.error());
       return;
     }
     case RDMA_CM_EVENT_ROUTE_RESOLVED:
       a->cm->resolved = true;
       if (a->stage != Stage::resolve) return;
       a->stage = Stage::init;
-      return agent::list_setup(shared, *a);
+      return agent::list_setup(context, *a);
     case RDMA_CM_EVENT_CONNECT_RESPONSE:
       return take_cm_answer(*a, news);
     case RDMA_CM_EVENT_ESTABLISHED:
-      if (a->stage == Stage::up) agent::become_ready(shared, *a);
+      if (a->stage == Stage::up) agent::become_ready(context, *a);
       return;
     case RDMA_CM_EVENT_REJECTED:
       // A peer whose first message overtook its last word may be gone before that: rdma_cm rejects
@@ -169,16 +169,16 @@ void EngineCore::take_cm_news(const CmNews& news) {
       return take_cm_end(*a);
     case RDMA_CM_EVENT_ADDR_ERROR:
     case RDMA_CM_EVENT_ROUTE_ERROR:
-      return agent::fail(shared, *a,
+      return agent::fail(context, *a,
                          cm_failed(*a, Status::peer_lost, news.found(),
                                    "give an address that an RDMA network leads to"));
     case RDMA_CM_EVENT_UNREACHABLE:
     case RDMA_CM_EVENT_CONNECT_ERROR:
-      return agent::fail(shared, *a,
+      return agent::fail(context, *a,
                          cm_failed(*a, Status::peer_lost, news.found(),
                                    "see whether the peer listens there and polls its engine"));
     case RDMA_CM_EVENT_DEVICE_REMOVAL:
-      return agent::fail(shared, *a,
+      return agent::fail(context, *a,
                          cm_failed(*a, Status::local_error, news.found(),
                                    "open another engine when the device is back"));
     default:
@@ -187,27 +187,27 @@ void EngineCore::take_cm_news(const CmNews& news) {
 }
 
 void EngineCore::take_cm_answer(Agent& a, const CmNews& news) {
-  auto peer = read_endpoint(a.cm->id, shared.device->info(), news);
+  auto peer = read_endpoint(a.cm->id, context.device->info(), news);
   Result<void> taken;
   if (peer) {
-    taken = agent::take_endpoint(shared, a, *peer);
+    taken = agent::take_endpoint(context, a, *peer);
   } else {
     taken = tl::unexpected(peer.error());
   }
-  if (!taken) return agent::fail(shared, a, taken.error());
+  if (!taken) return agent::fail(context, a, taken.error());
   a.stage = Stage::rtr;
-  agent::list_setup(shared, a);
+  agent::list_setup(context, a);
 }
 
 void EngineCore::take_cm_refusal(Agent& a, const CmNews& news) {
   if (news.status != kByApplication) {
-    return agent::fail(shared, a,
+    return agent::fail(context, a,
                        cm_failed(a, Status::refused, news.found(),
                                  "see whether the peer listens there through rdma_cm"));
   }
   const wire::Refuse no = wire::decode_cm_refusal(news.data());
   if (a.again != nullptr) a.again->permanent = no.status != Status::limit;
-  agent::fail(shared, a,
+  agent::fail(context, a,
               cm_failed(a, no.status, fmt::format("the peer refused: {}", no.message()),
                         "see the peer's reason"));
 }
@@ -218,7 +218,7 @@ void EngineCore::take_cm_end(Agent& a) {
   for (int round = 0; round < kDrainRounds && drain_completions() != 0; ++round) {
   }
   if (a.state == ConnectionState::draining || a.closing) return;
-  agent::fail(shared, a,
+  agent::fail(context, a,
               {Status::peer_lost, fmt::format("the connection to {}", a.peer.data()),
                "rdma_cm tells that the peer disconnected", "the peer has ended"});
 }
@@ -227,7 +227,7 @@ void EngineCore::take_cm_request(const CmNews& news) {
   const auto name = reinterpret_cast<std::uint64_t>(news.listener->context);
   CmId id = CmId::adopt(news.id, nullptr);
   const auto refuse = [&](const Error& why) {
-    ++shared.stats.handshakes_refused;
+    ++context.stats.handshakes_refused;
     base::log(LogLevel::info, "a request through rdma_cm is refused: {}", why.message());
     id.reject(wire::encode_cm_refusal(wire::make_refuse(why.status, why.message())).bytes());
   };
@@ -236,14 +236,14 @@ void EngineCore::take_cm_request(const CmNews& news) {
   if (listening == nullptr)
     return refuse({Status::refused, "connect", "nobody listens here any more", "try again"});
   if (auto left = check_device_left("accept a connection"); !left) return refuse(left.error());
-  if (auto good = check_device(shared.device->info(), id); !good) return refuse(good.error());
-  auto peer = read_endpoint(id, shared.device->info(), news);
+  if (auto good = check_device(context.device->info(), id); !good) return refuse(good.error());
+  auto peer = read_endpoint(id, context.device->info(), news);
   if (!peer) return refuse(peer.error());
-  auto raw = agent::make_raw(shared, listening->attributes);
+  auto raw = agent::make_raw(context, listening->attributes);
   if (!raw) return refuse(raw.error());
-  Agent* const a = agent::acquire(shared, ConnectionState::exchanging, false);
+  Agent* const a = agent::acquire(context, ConnectionState::exchanging, false);
   if (a == nullptr)
-    return refuse(engine::no_more_connections(shared, "accept one more connection"));
+    return refuse(engine::no_more_connections(context, "accept one more connection"));
   const auto from = id.peer_address();
   engine::name_peer(*a, from ? from->text().view() : "a peer through rdma_cm");
   auto link = std::make_unique<CmLink>();
@@ -251,15 +251,15 @@ void EngineCore::take_cm_request(const CmNews& news) {
   link->resolved = true;
   attach_link(std::move(link), *a);
   agent::set_attributes(*a, listening->attributes);
-  (void)agent::use_raw(shared, *a, std::move(*raw));
+  (void)agent::use_raw(context, *a, std::move(*raw));
   const ListenOptions options = listening->options;
-  if (auto taken = agent::take_endpoint(shared, *a, *peer); !taken)
-    return agent::fail(shared, *a, taken.error());  // which rejects it; nobody has heard of it
+  if (auto taken = agent::take_endpoint(context, *a, *peer); !taken)
+    return agent::fail(context, *a, taken.error());  // which rejects it; nobody has heard of it
   a->handlers = options.handlers;
-  if (options.on_accept) options.on_accept(agent::handle(shared, *a));
+  if (options.on_accept) options.on_accept(agent::handle(context, *a));
   if (a->state == ConnectionState::draining) return;
   if (auto agreed = agent::agree_on_raw(*a, a->peer_raw); !agreed)
-    agent::fail(shared, *a, agreed.error());
+    agent::fail(context, *a, agreed.error());
 }
 
 void EngineCore::progress_through_cm(Agent& a) noexcept {
@@ -270,7 +270,7 @@ void EngineCore::progress_through_cm(Agent& a) noexcept {
   Result<void> done;
   if ((ask || answer) && !link.spoken) {
     link.spoken = true;
-    const auto data = wire::encode_cm(agent::endpoint(shared, a));
+    const auto data = wire::encode_cm(agent::endpoint(context, a));
     const verbs::QueuePairOptions& ours = a.attributes.queue_pair;
     const std::uint8_t reads = ours.rd_atomic;
     control::CmOffer offer;
@@ -279,15 +279,15 @@ void EngineCore::progress_through_cm(Agent& a) noexcept {
     offer.initiator_depth = std::min(reads, answer ? a.remote.rd_atomic : reads);
     offer.retry_count = ours.retry.retry_count;
     offer.rnr_retry = ours.retry.rnr_retry;
-    offer.shared_receives = shared.device->info().shared_receives && a.raw == nullptr;
+    offer.shared_receives = context.device->info().shared_receives && a.raw == nullptr;
     offer.data = data;
     done = ask ? link.id.connect(offer) : link.id.accept(offer);
-    if (ask && done) agent::enter(shared, a, ConnectionState::exchanging);
+    if (ask && done) agent::enter(context, a, ConnectionState::exchanging);
   } else if (a.outbound && a.stage == Stage::up) {
     done = link.id.establish();
-    if (done) agent::become_ready(shared, a);
+    if (done) agent::become_ready(context, a);
   }
-  if (!done) agent::fail(shared, a, done.error());
+  if (!done) agent::fail(context, a, done.error());
 }
 
 }  // namespace spinwire::detail

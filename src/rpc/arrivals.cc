@@ -46,7 +46,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
 /// tells of a round trip.
 [[gnu::cold, gnu::noinline]] void learn_from_repeated(Rpc& r, ClientSession& c, const Call& k,
                                                       std::uint16_t held) noexcept {
-  const std::uint64_t since = r.shared.now - std::min(k.sent_at, r.shared.now);
+  const std::uint64_t since = r.context.now - std::min(k.sent_at, r.context.now);
   const std::uint64_t there = ticks_held(r, held);
   if (held != kHeldUnknown && (held == kHeldMost || there >= since)) return;
   const std::uint64_t patience = std::max(c.smooth + 4 * c.variance, r.least_patience);
@@ -105,7 +105,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   ClientSession* const c = find_client(r, static_cast<std::uint32_t>(words.low));
   if (c == nullptr || !c->route->from.is_of(wc, at.route)) [[unlikely]]
     return ++r.stats.bad_datagrams, false;
-  return end_by_reply(r, *c, words, at.block, at.payload(), r.shared.now);
+  return end_by_reply(r, *c, words, at.block, at.payload(), r.context.now);
 }
 
 /// A request that was here before: the answer went astray, or the handler is still at it.
@@ -171,7 +171,7 @@ inline void measure(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept
   ServerSession* const s = find_server(r, static_cast<std::uint32_t>(words.low));
   if (s == nullptr || !s->route->from.is_of(wc, at.route)) [[unlikely]]
     return take_unknown(r, wire::unpack(words), wc, at.route), false;
-  return serve(r, *s, words, at.block, at.payload(), r.shared.now);
+  return serve(r, *s, words, at.block, at.payload(), r.context.now);
 }
 
 /// Any other, and replies that tell of something.
@@ -292,7 +292,7 @@ bool many_sessions(const Rpc& r) noexcept {
   if (many_sessions(r)) [[unlikely]]
     fetch_ahead(r, run);
   const base::Line* const end = run.end();
-  const std::uint64_t now = r.shared.now;
+  const std::uint64_t now = r.context.now;
   base::Line* line = run.first;
   Block* spare = r.port->spare();
   for (std::uint64_t length = 0; spare != nullptr && line != end && run.has(*line, length);

@@ -11,7 +11,7 @@
 
 namespace spinwire::rpc {
 
-agent::Attributes bulk_attributes(const agent::Shared& s) noexcept {
+agent::Attributes bulk_attributes(const agent::EngineContext& s) noexcept {
   agent::Attributes attributes = s.attributes;
   attributes.leases.count = 0;
   return attributes;
@@ -44,7 +44,7 @@ void pump_due(Rpc& r) noexcept {
     e.serves ? (void)pump_bulk(r, static_cast<BulkServer&>(e))
              : (void)pump_bulk(r, static_cast<BulkClient&>(e));
   }
-  agent::flush_all(r.shared);
+  agent::flush_all(r.context);
 }
 
 void post_due(Rpc& r) noexcept {
@@ -54,7 +54,7 @@ void post_due(Rpc& r) noexcept {
 }
 
 Block* block_to_send(Rpc& r, std::size_t size) noexcept {
-  memory::Arena& arena = *r.shared.arena;
+  memory::Arena& arena = *r.context.arena;
   Block* const block = arena.allocate(memory::PoolId::send, size);
   if (block != nullptr || size > kLeastMessage) return block;
   return arena.allocate(memory::PoolId::control, size);
@@ -69,12 +69,12 @@ Status send_bulk(Rpc& r, agent::Agent& a, const wire::BulkHeader& header,
   const auto bytes = wire::encode(header);
   std::memcpy(message.data(), bytes.data(), bytes.size());
   if (!payload.empty()) std::memcpy(message.data() + bytes.size(), payload.data(), payload.size());
-  return agent::submit_message(r.shared, a, block, message.data(), size, {}, true);
+  return agent::submit_message(r.context, a, block, message.data(), size, {}, true);
 }
 
 void bulk_protocol_error(Rpc& r, agent::Agent& a, const char* found) noexcept {
   ++r.stats.bad_bulk;
-  agent::fail_bad(r.shared, a,
+  agent::fail_bad(r.context, a,
                   {Status::protocol, "take a message about a long call", found,
                    "the peer is broken or hostile"});
 }
@@ -103,7 +103,7 @@ std::string fault_of(const Rpc& r, const BulkClient& b) {
   }
   if (a != nullptr && a->leases.lent != exposed)
     return fmt::format("{} replies have keys, the connection has {}", exposed, a->leases.lent);
-  if (b.waiting_count > r.shared.config.rpc.backlog)
+  if (b.waiting_count > r.context.config.rpc.backlog)
     return fmt::format("{} calls wait", b.waiting_count);
   return {};
 }

@@ -98,10 +98,10 @@ struct BulkServer : BulkEnd {
 // In bulk.cc.
 /// The end's agent; null if there is none.
 inline agent::Agent* agent_of(const Rpc& r, const BulkEnd& e) noexcept {
-  return e.agent == kNone ? nullptr : r.shared.find(e.agent, e.agent_generation);
+  return e.agent == kNone ? nullptr : r.context.find(e.agent, e.agent_generation);
 }
 /// A connection for long calls is of the engine's settings, but lends nothing to the peer.
-agent::Attributes bulk_attributes(const agent::Shared& s) noexcept;
+agent::Attributes bulk_attributes(const agent::EngineContext& s) noexcept;
 /// To be pumped again at the end of the poll.
 void make_due(Rpc& r, BulkEnd& e) noexcept;
 void forget_due(Rpc& r, BulkEnd& e) noexcept;

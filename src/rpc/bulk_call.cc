@@ -47,7 +47,7 @@ void finish_call(Rpc& r, BulkClient& b, BulkCall& k) noexcept {
 Status expose_reply(Rpc& r, agent::Agent& a, BulkCall& k) noexcept {
   RemoteRegion region;
   const Status status =
-      agent::open_by_hand(r.shared, a, k.asked.reply, Access::remote_write, region);
+      agent::open_by_hand(r.context, a, k.asked.reply, Access::remote_write, region);
   if (status != Status::ok) return status;
   k.exposed = true;
   k.rkey = region.rkey;
@@ -109,7 +109,7 @@ Status send_body(Rpc& r, const BulkClient& b, agent::Agent& a, BulkCall& k) noex
     on_request_sent(*self, session, number, c.status);
   };
   const Status status = agent::submit_any<agent::OperationKind::send_imm>(
-      r.shared, a,
+      r.context, a,
       {payload.block, const_cast<std::byte*>(payload.data), k.asked.size, nullptr, number, done,
        true});
   if (status == Status::ok) {
@@ -159,7 +159,7 @@ void try_end(Rpc& r, BulkClient& b, BulkCall& k) noexcept {
   if (k.exposed) {
     if (std::exchange(k.closing, true)) return;
     // on_returned() follows, maybe at once; if the connection goes first, then by that.
-    if (a != nullptr) (void)agent::close_by_hand(r.shared, *a, k.rkey);
+    if (a != nullptr) (void)agent::close_by_hand(r.context, *a, k.rkey);
     return;
   }
   if (!k.pulled_from) finish_call(r, b, k);
@@ -175,7 +175,7 @@ void give_up_call(Rpc& r, ClientSession& c, BulkCall& k, Status status) noexcept
     k.cancel = Cancel::due;
     make_due(r, b);
   }
-  k.asked.deadline = r.shared.clock.now() + r.close_timeout;
+  k.asked.deadline = r.context.clock.now() + r.close_timeout;
   look_by(r, c, k.asked.deadline);
   try_end(r, b, k);
 }
@@ -211,7 +211,7 @@ bool pump_bulk(Rpc& r, BulkClient& b) noexcept {
 
 void post_call(Rpc& r, BulkClient& b, agent::Agent& a, BulkCall& k) noexcept {
   if (push_call(r, b, a, k) != Status::ok) make_due(r, b);
-  (void)agent::flush(r.shared, a);
+  (void)agent::flush(r.context, a);
 }
 
 void post_bulk(Rpc& r, BulkClient& b) noexcept {
@@ -227,7 +227,7 @@ void post_bulk(Rpc& r, BulkClient& b) noexcept {
     status = push_call(r, b, *a, *k);
   }
   if (status != Status::ok) make_due(r, b);
-  (void)agent::flush(r.shared, *a);
+  (void)agent::flush(r.context, *a);
 }
 
 }  // namespace spinwire::rpc

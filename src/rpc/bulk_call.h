@@ -30,11 +30,11 @@ inline BulkClient* bulk_of(Rpc& r, std::uint32_t session) noexcept {
 }
 
 inline BulkAsked& waiting_at(const Rpc& r, BulkClient& b, std::uint32_t i) noexcept {
-  return b.waiting[(b.waiting_first + i) % r.shared.config.rpc.backlog];
+  return b.waiting[(b.waiting_first + i) % r.context.config.rpc.backlog];
 }
 /// Number `i` of those that wait does not any more.
 inline BulkAsked take_waiting(const Rpc& r, BulkClient& b, std::uint32_t i) noexcept {
-  return take_out(b.waiting.get(), r.shared.config.rpc.backlog, b.waiting_first, b.waiting_count,
+  return take_out(b.waiting.get(), r.context.config.rpc.backlog, b.waiting_first, b.waiting_count,
                   i);
 }
 

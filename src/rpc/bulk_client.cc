@@ -23,7 +23,7 @@ void end_bulk_call(BulkAsked& asked, Status status) noexcept {
 void make_bulk(Rpc& r, ClientSession& c) {
   std::unique_ptr<BulkClient, BulkDeleter> b(new BulkClient);
   b->calls = std::make_unique<BulkCall[]>(c.window);
-  b->waiting = std::make_unique<BulkAsked[]>(r.shared.config.rpc.backlog);
+  b->waiting = std::make_unique<BulkAsked[]>(r.context.config.rpc.backlog);
   b->session = c.name;
   b->window = c.window;
   b->active = c.window == kWindowMax ? 0 : ~std::uint64_t{0} << c.window;
@@ -34,7 +34,7 @@ void make_bulk(Rpc& r, ClientSession& c) {
 
 /// Whether the engine may let a peer write to it.
 Status check_reply(const Rpc& r, const BufferSlice& reply) noexcept {
-  const agent::Shared& s = r.shared;
+  const agent::EngineContext& s = r.context;
   if (!reply || reply.size() == 0 || reply.size() > ~std::uint32_t{0})
     return Status::invalid_argument;
   const std::span<std::byte> slab = s.arena->slab();
@@ -49,7 +49,7 @@ Status check_reply(const Rpc& r, const BufferSlice& reply) noexcept {
 void BulkDeleter::operator()(BulkClient* bulk) const noexcept { delete bulk; }
 
 std::size_t longest_bulk(const Rpc& r, const ClientSession& c) noexcept {
-  const agent::Shared& s = r.shared;
+  const agent::EngineContext& s = r.context;
   const agent::Agent* const a = c.bulk != nullptr ? agent_of(r, *c.bulk) : nullptr;
   std::uint32_t bulk = s.config.connections.message_bytes;
   if (!allows(s.attributes.access, Access::remote_read)) bulk = s.config.connections.eager_bytes;
@@ -87,7 +87,7 @@ Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice
   const bool connected = a != nullptr && a->state == ConnectionState::ready;
   const std::uint32_t slot = free_slot(b);
   const bool waits = !connected || b.waiting_count != 0 || slot >= b.window;
-  if (waits && b.waiting_count == r.shared.config.rpc.backlog) return Status::would_block;
+  if (waits && b.waiting_count == r.context.config.rpc.backlog) return Status::would_block;
   BulkAsked w;
   if (!note_long(r, c, asked, done, w)) return Status::no_buffer;
   if (reply_into != nullptr) w.reply = *reply_into;
@@ -168,7 +168,7 @@ bool close_bulk(Rpc& r, ClientSession& c) noexcept {
   end_waiting(r, b, Status::flushed);
   end_unused(r, b, Status::flushed);
   agent::Agent* const a = agent_of(r, b);
-  if (a != nullptr && a->state != ConnectionState::draining) agent::close(r.shared, *a);
+  if (a != nullptr && a->state != ConnectionState::draining) agent::close(r.context, *a);
   return a != nullptr;
 }
 
@@ -179,16 +179,16 @@ bool leave_bulk(Rpc& r, ClientSession& c, const Error& why) noexcept {
   } else {
     b.leaving = true;
     c.state = SessionState::closing;
-    r.shared.timers.cancel(c.timer);
+    r.context.timers.cancel(c.timer);
     drop_want(r, b);
     end_waiting(r, b, why.status == Status::ok ? Status::flushed : why.status);
   }
   if (agent::Agent* const a = agent_of(r, b); a != nullptr) {
     b.why = why;
     if (why.status != Status::ok) {
-      agent::fail(r.shared, *a, why);
+      agent::fail(r.context, *a, why);
     } else if (a->state != ConnectionState::draining) {
-      agent::close(r.shared, *a);
+      agent::close(r.context, *a);
     }
     return false;
   }
@@ -208,7 +208,7 @@ std::uint64_t look_at_bulk(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
       if (k.over) {  // its memory does not come back
         if (agent::Agent* const a = agent_of(r, *b); a != nullptr)
           agent::fail(
-              r.shared, *a,
+              r.context, *a,
               {Status::peer_lost, "end a long call", "the server does not let go of its memory",
                "the peer's process hangs, or is hostile"});
         return next;

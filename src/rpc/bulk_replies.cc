@@ -16,12 +16,12 @@ using Told = BulkCall::Told;
 using Cancel = BulkCall::Cancel;
 
 bool is_connection_of(const Rpc& r, const BulkClient& b, const Connection& named) noexcept {
-  return b.agent != kNone && Connection(r.shared.core, b.agent, b.agent_generation) == named;
+  return b.agent != kNone && Connection(r.context.core, b.agent, b.agent_generation) == named;
 }
 
 /// What is left to be waited for has time of its own.
 void extend_deadline(const Rpc& r, BulkCall& k) noexcept {
-  k.asked.deadline = std::max(k.asked.deadline, r.shared.clock.now() + r.close_timeout);
+  k.asked.deadline = std::max(k.asked.deadline, r.context.clock.now() + r.close_timeout);
 }
 
 /// The server has said how it ended, as a message.
@@ -122,7 +122,7 @@ void on_client_ready(Rpc& r, std::uint32_t session, const Connection& which) noe
   BulkClient* const b = bulk_of(r, session);
   if (b == nullptr || !is_connection_of(r, *b, which)) return;
   b->was_ready = true;
-  b->ready_at = r.shared.clock.now();
+  b->ready_at = r.context.clock.now();
   ClientSession& c = *find_client(r, session);
   if (c.state == SessionState::opening) become_ready(r, c);
   pump_again(r, b, session);
@@ -161,7 +161,7 @@ void lose_only_way(Rpc& r, ClientSession& c, bool was_ready, const Error& why) n
   if (c.state == SessionState::opening || why.status == Status::ok) return lose(r, c, why);
   BulkClient& b = *c.bulk;
   if (!was_ready) return lose(r, c, not_again(c, why));
-  const bool brief = r.shared.clock.now() - b.ready_at < r.close_timeout;
+  const bool brief = r.context.clock.now() - b.ready_at < r.close_timeout;
   if (std::exchange(b.lost_one, true) && brief) return lose(r, c, why);
   want_connection(r, b);
 }

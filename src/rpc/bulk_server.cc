@@ -27,16 +27,16 @@ ServerSession* session_of(Rpc& r, std::uint32_t name, const Connection& of) noex
   ServerSession* const s = find_server(r, name);
   if (s == nullptr || s->bulk == nullptr) return nullptr;
   const agent::Agent* const a = agent_of(r, *s->bulk);
-  return a != nullptr && agent::handle(r.shared, *a) == of ? s : nullptr;
+  return a != nullptr && agent::handle(r.context, *a) == of ? s : nullptr;
 }
 
 /// Into the client's memory, or as a message.
 Status send_answer(Rpc& r, agent::Agent& a, const BulkService& v) noexcept {
   if (!v.write) {
-    return agent::submit_message(r.shared, a, v.block, v.data, v.size, {}, true);
+    return agent::submit_message(r.context, a, v.block, v.data, v.size, {}, true);
   }
   return agent::submit_any<agent::OperationKind::write_imm>(
-      r.shared, a, {v.block, v.data, v.size, &v.reply, v.number, {}, true});
+      r.context, a, {v.block, v.data, v.size, &v.reply, v.number, {}, true});
 }
 
 /// The answer as a message: header and payload in one block, which may be the call's `space`, where
@@ -45,7 +45,7 @@ Status lay_out(Rpc& r, BulkService& v, Status status, const std::byte* data, std
                Block* space) noexcept {
   const std::size_t bytes = wire::kBulkHeaderBytes + size;
   Block* const block =
-      space != nullptr ? space : r.shared.arena->allocate(memory::PoolId::send, bytes);
+      space != nullptr ? space : r.context.arena->allocate(memory::PoolId::send, bytes);
   if (block == nullptr) return Status::no_buffer;
   BulkHeader header;
   header.number = v.number;
@@ -101,7 +101,7 @@ Status refer(Rpc& r, BulkService& v, const std::byte* data, std::size_t size,
   if (block != nullptr) {
     detail::retain(block);
   } else {
-    block = r.shared.arena->allocate(memory::PoolId::send, std::max<std::size_t>(size, 1));
+    block = r.context.arena->allocate(memory::PoolId::send, std::max<std::size_t>(size, 1));
     if (block == nullptr) return Status::no_buffer;
     if (size != 0) std::memcpy(block->payload, data, size);
     data = block->payload;
@@ -153,7 +153,7 @@ void take_call(Rpc& r, ServerSession& s, agent::Agent& a, const BulkHeader& head
   const bool ahead = static_cast<std::int32_t>(header.number - v.number) > 0;
   if (v.state != State::none && !ahead)
     return bulk_protocol_error(r, a, "a call that was there before");
-  if (header.size > r.shared.config.connections.message_bytes)
+  if (header.size > r.context.config.connections.message_bytes)
     return bulk_protocol_error(r, a, "a request longer than connections.message_bytes");
   drop_answer(v);
   v.number = header.number;
@@ -195,7 +195,7 @@ void on_server_message(Rpc& r, std::uint32_t name, const Connection& from, Messa
   ServerSession* const s = session_of(r, name, from);
   if (s == nullptr) return;
   agent::Agent& a = *agent_of(r, *s->bulk);
-  s->last_heard = r.shared.now;
+  s->last_heard = r.context.now;
   if (m.is_write()) return bulk_protocol_error(r, a, "a write to memory that it was not given");
   if (m.immediate()) return take_body(r, *s, a, m);
   BulkHeader header;
@@ -226,7 +226,7 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
   ServerSession* const s = find_server(r, name);
   if (s == nullptr || s->bulk == nullptr) return;
   BulkServer& b = *s->bulk;
-  if (!(Connection(r.shared.core, b.agent, b.agent_generation) == gone)) return;
+  if (!(Connection(r.context.core, b.agent, b.agent_generation) == gone)) return;
   b.agent = kNone;
   // Without datagrams a client ends its session with its connection. One that has lost it comes
   // again, or is forgotten after a while.
@@ -283,7 +283,7 @@ void dismiss_bulk(Rpc& r, ServerSession& s) noexcept {
   forget_due(r, *s.bulk);
   agent::Agent* const a = agent_of(r, *s.bulk);
   s.bulk.reset();
-  if (a != nullptr && a->state != ConnectionState::draining) agent::close(r.shared, *a);
+  if (a != nullptr && a->state != ConnectionState::draining) agent::close(r.context, *a);
 }
 
 std::size_t room_of(Rpc& r, std::uint32_t session, std::uint32_t number) noexcept {

@@ -142,9 +142,9 @@ inline void end_call(const ReplyCallback& done, Status status) noexcept {
 
 /// For how long a request that is not answered yet has been here.
 [[gnu::always_inline]] inline std::uint16_t held(const Rpc& r, const Service& v) noexcept {
-  if (v.payload.since == r.shared.now) [[likely]]
+  if (v.payload.since == r.context.now) [[likely]]
     return 0;
-  const agent::Shared& s = r.shared;
+  const agent::EngineContext& s = r.context;
   const std::uint64_t now = s.clock.now();
   const auto time = s.clock.duration(now - std::min(now, v.payload.since));
   return static_cast<std::uint16_t>(std::min<std::int64_t>(time.count() >> kHeldShift, kHeldMost));

@@ -62,8 +62,8 @@ void stall(Rpc& r, ClientSession& c) noexcept {
 /// hold that of each.
 [[gnu::cold, gnu::noinline]] bool make_waiting(Rpc& r, ClientSession& c) noexcept {
   static_assert(std::is_trivially_destructible_v<Waiting>);
-  const std::size_t room = r.shared.config.rpc.backlog;
-  c.waiting_block = r.shared.arena->allocate(memory::PoolId::send, room * sizeof(Waiting));
+  const std::size_t room = r.context.config.rpc.backlog;
+  c.waiting_block = r.context.arena->allocate(memory::PoolId::send, room * sizeof(Waiting));
   if (c.waiting_block == nullptr) return false;
   c.waiting = reinterpret_cast<Waiting*>(c.waiting_block->payload);
   return true;
@@ -121,15 +121,15 @@ void take_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer, Route* ro
 void become_ready(Rpc& r, ClientSession& c) noexcept {
   c.state = SessionState::ready;
   allow(c);
-  c.last_heard = c.last_other = c.looked_at = r.shared.clock.now();
-  r.shared.timers.reschedule(c.timer, c.last_heard + r.keepalive);
-  if (c.on_ready) c.on_ready(Session(r.shared.core, id_of(c)));
+  c.last_heard = c.last_other = c.looked_at = r.context.clock.now();
+  r.context.timers.reschedule(c.timer, c.last_heard + r.keepalive);
+  if (c.on_ready) c.on_ready(Session(r.context.core, id_of(c)));
 }
 
 /// Number `i` of those that wait does not any more.
 static Waiting take_waiting(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
   const Waiting w =
-      take_out(c.waiting, r.shared.config.rpc.backlog, c.waiting_first, c.waiting_count, i);
+      take_out(c.waiting, r.context.config.rpc.backlog, c.waiting_first, c.waiting_count, i);
   drop_waiting(c);
   return w;
 }
@@ -144,7 +144,7 @@ static void end_waiting(Rpc& r, ClientSession& c, std::uint32_t i, Status status
 Status put_off(Rpc& r, ClientSession& c, Asked asked, const ReplyCallback& done) noexcept {
   if (c.state != SessionState::ready) return Status::not_connected;
   if (!takes_datagrams(*c.route)) return Status::message_too_long;  // for that way
-  const std::uint32_t room = r.shared.config.rpc.backlog;
+  const std::uint32_t room = r.context.config.rpc.backlog;
   if (c.waiting_count == room) return Status::would_block;
   if (c.waiting == nullptr && !make_waiting(r, c)) return Status::no_buffer;
   Waiting& w = *new (&c.waiting[(c.waiting_first + c.waiting_count) % room]) Waiting;
@@ -171,7 +171,7 @@ void pump(Rpc& r, ClientSession& c) noexcept {
     k.deadline = w.deadline;
     k.done = w.done;
     k.payload = w.payload;
-    start(r, c, k, slot, header_of(c, k), r.shared.now);
+    start(r, c, k, slot, header_of(c, k), r.context.now);
   }
   if (c.waiting_count != 0 && c.under_way < c.allowed) stall(r, c);
 }
@@ -183,7 +183,7 @@ void take_answer(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
     ++r.stats.bad_datagrams;
     return;
   }
-  c->last_other = r.shared.now;
+  c->last_other = r.context.now;
   if (header.kind == RpcKind::closed) return lose(r, *c, Status::ok, nullptr);
   if (header.kind != RpcKind::unknown || header.number != c->peer) return;
   if (c->state == SessionState::closing) return lose(r, *c, Status::ok, nullptr);
@@ -201,7 +201,7 @@ Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
     return Status::ok;
   }
   for (std::uint32_t i = 0; i < c.waiting_count; ++i) {
-    if (c.waiting[(c.waiting_first + i) % r.shared.config.rpc.backlog].id != id) continue;
+    if (c.waiting[(c.waiting_first + i) % r.context.config.rpc.backlog].id != id) continue;
     end_waiting(r, c, i, Status::cancelled);
     return Status::ok;
   }
@@ -228,14 +228,14 @@ Status close(Rpc& r, ClientSession& c) noexcept {
   if (c.state != SessionState::ready) return Status::not_connected;
   c.state = SessionState::closing;
   allow(c);
-  c.deadline = r.shared.clock.now() + r.close_timeout;
+  c.deadline = r.context.clock.now() + r.close_timeout;
   end_calls(r, c, Status::flushed);
   const bool connected = close_bulk(r, c);
   tell(r, c, RpcKind::close);
   std::uint64_t next = c.deadline;  // the connection's end comes first
-  if (takes_datagrams(*c.route) || !connected) next = r.shared.clock.now() + r.least_patience;
+  if (takes_datagrams(*c.route) || !connected) next = r.context.clock.now() + r.least_patience;
   if (!takes_datagrams(*c.route) && !connected) c.deadline = next;  // nobody could be told
-  r.shared.timers.reschedule(c.timer, next);
+  r.context.timers.reschedule(c.timer, next);
   return Status::ok;
 }
 
@@ -265,8 +265,8 @@ void lose(Rpc& r, ClientSession& c, const Error& why) noexcept {
   c.state = SessionState::closed;
   allow(c);
   end_calls(r, c, why.status == Status::ok ? Status::flushed : why.status);
-  if (c.on_closed) c.on_closed(Session(r.shared.core, id_of(c)), why);
-  r.shared.timers.cancel(c.timer);
+  if (c.on_closed) c.on_closed(Session(r.context.core, id_of(c)), why);
+  r.context.timers.cancel(c.timer);
   if (c.route != &r.nowhere) drop_route(r, std::exchange(c.route, &r.nowhere));
   if (c.listed) {  // in a line that is short, if there is one
     std::uint32_t* at = &r.stalled_first;
@@ -304,7 +304,7 @@ std::uint64_t look_at_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcep
   }
   for (std::uint32_t i = 0; i < c.waiting_count;) {
     const std::uint64_t due =
-        c.waiting[(c.waiting_first + i) % r.shared.config.rpc.backlog].deadline;
+        c.waiting[(c.waiting_first + i) % r.context.config.rpc.backlog].deadline;
     if (now < due) {
       next = std::min(next, due);
       ++i;
@@ -363,14 +363,14 @@ void lose_silent(Rpc& r, std::uint64_t incarnation) noexcept {
 }
 
 void on_client_timer(Rpc& r, ClientSession& c) noexcept {
-  const std::uint64_t now = r.shared.clock.now();
+  const std::uint64_t now = r.context.clock.now();
   if (c.state == SessionState::opening) {
     return lose(r, c, Status::timed_out, "no answer came in time");
   }
   if (c.state == SessionState::closing) {
     if (now >= c.deadline) return lose(r, c, Status::ok, nullptr);
     tell(r, c, RpcKind::close);
-    return r.shared.timers.schedule(c.timer, std::min(now + 2 * c.patience, c.deadline));
+    return r.context.timers.schedule(c.timer, std::min(now + 2 * c.patience, c.deadline));
   }
   if (takes_datagrams(*c.route)) {  // a connection finds out by itself
     if (silent_too_long(r, c, now))

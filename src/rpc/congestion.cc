@@ -32,7 +32,7 @@ bool may_shrink(const Flow& flow, std::uint64_t now, std::uint64_t trip) noexcep
 void shrink(Rpc& r, Flow& flow, std::uint32_t window) noexcept {
   if (window >= flow.window) return;
   flow.window = window;
-  flow.shrunk_at = r.shared.now;
+  flow.shrunk_at = r.context.now;
   ++r.stats.slowed;
 }
 
@@ -52,10 +52,10 @@ std::uint64_t target_of(const Rpc& r, const ClientSession& c) noexcept {
 
 /// Whether the way has become longer, as the last reply has it, too.
 bool is_longer(const Rpc& r, ClientSession& c, std::uint64_t delay) noexcept {
-  const std::uint64_t now = r.shared.now;
+  const std::uint64_t now = r.context.now;
   if (c.lately == ~std::uint64_t{0}) c.low_since = now;
   c.lately = std::min(c.lately, delay);
-  if (now - std::min(c.low_since, now) < r.shared.clock.ticks(kForgetting)) return false;
+  if (now - std::min(c.low_since, now) < r.context.clock.ticks(kForgetting)) return false;
   c.shortest = std::exchange(c.lately, ~std::uint64_t{0});
   return true;
 }
@@ -64,7 +64,7 @@ bool is_longer(const Rpc& r, ClientSession& c, std::uint64_t delay) noexcept {
 void space(Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
   c.flow.next = 0;
   if (c.flow.window < kOneCall) {
-    c.flow.next = r.shared.now + trip * kOneCall / c.flow.window;
+    c.flow.next = r.context.now + trip * kOneCall / c.flow.window;
     look_by(r, c, c.flow.next);
   }
   allow(c);
@@ -74,7 +74,7 @@ void space(Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
 
 void adjust(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t held) noexcept {
   // The answer may be an older one, or we were away ourselves: this says nothing.
-  if (held == kHeldUnknown || r.since != r.shared.now) return;
+  if (held == kHeldUnknown || r.since != r.context.now) return;
   Flow& flow = c.flow;
   // Where the server's clock has run out, all that is known is that nothing was lost.
   const std::uint64_t delay = held == kHeldMost ? 0 : trip - std::min(trip, ticks_held(r, held));
@@ -84,7 +84,7 @@ void adjust(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t held) no
   if (!slow) c.lately = ~std::uint64_t{0};
   if (!slow || flow.window < kOneCall) {
     grow(flow);
-  } else if (flow.window > kOneCall && may_shrink(flow, r.shared.now, trip)) {
+  } else if (flow.window > kOneCall && may_shrink(flow, r.context.now, trip)) {
     const std::uint64_t beyond = (delay - target) * kBetaParts / kBetaOf;
     const std::uint64_t cut =
         std::min<std::uint64_t>(flow.window * beyond / delay, flow.window / 2);
@@ -96,7 +96,7 @@ void adjust(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t held) no
 void on_loss(Rpc& r, ClientSession& c) noexcept {
   const std::uint64_t target = target_of(r, c);
   const std::uint64_t trip = std::max(c.smooth, target);
-  if (c.flow.whole == 0 || !may_shrink(c.flow, r.shared.now, trip)) return;
+  if (c.flow.whole == 0 || !may_shrink(c.flow, r.context.now, trip)) return;
   shrink(r, c.flow, std::max(kLeast, c.flow.window / 2));
   space(r, c, target);
 }

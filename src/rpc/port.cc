@@ -35,7 +35,7 @@ Origin origin_of(const wire::SessionEnd& peer) noexcept {
 
 namespace {
 
-base::Random random_of(const agent::Shared& s) noexcept {
+base::Random random_of(const agent::EngineContext& s) noexcept {
   return base::Random(s.incarnation ^ s.clock.now());
 }
 std::uint32_t random_bits(base::Random& random, unsigned bits) noexcept {
@@ -47,7 +47,7 @@ constexpr std::uint32_t kQueuePairMax = (1u << 24) - 1;
 
 }  // namespace
 
-Port::Port(agent::Shared& s, const PortOptions& options) noexcept
+Port::Port(agent::EngineContext& s, const PortOptions& options) noexcept
     : limit_(options.send_depth),
       depth_(options.send_depth),
       mask_(options.send_depth - 1),
@@ -57,14 +57,14 @@ Port::Port(agent::Shared& s, const PortOptions& options) noexcept
       shared_(s),
       mtu_(std::min(s.device->place().mtu, kLongestDatagram)) {}
 
-std::unique_ptr<Port> Port::none(agent::Shared& s) {
+std::unique_ptr<Port> Port::none(agent::EngineContext& s) {
   std::unique_ptr<Port> port(new Port(s, {}));
   base::Random random = random_of(s);
   port->qkey_ = random_bits(random, kQkeyBits);
   return port;
 }
 
-Result<std::unique_ptr<Port>> Port::open(agent::Shared& s, const PortOptions& options) {
+Result<std::unique_ptr<Port>> Port::open(agent::EngineContext& s, const PortOptions& options) {
   std::unique_ptr<Port> port(new Port(s, options));
   verbs::Device& device = *s.device;
   base::Random random = random_of(s);

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "agent/shared.h"
+#include "agent/engine_context.h"
 #include "base/direct_datagrams.h"
 #include "spinwire/rpc.h"
 #include "verbs/work_requests.h"
@@ -67,10 +67,10 @@ struct PortOptions {
 class Port {
  public:
   /// Errors: no_memory, system, limit (the receive pool has not enough blocks).
-  static Result<std::unique_ptr<Port>> open(agent::Shared& s, const PortOptions& options);
+  static Result<std::unique_ptr<Port>> open(agent::EngineContext& s, const PortOptions& options);
   /// Of an engine whose calls go over connections alone: it has no queue pair and is full for ever,
   /// so that paths of datagrams need not know. May throw.
-  static std::unique_ptr<Port> none(agent::Shared& s);
+  static std::unique_ptr<Port> none(agent::EngineContext& s);
   Port(const Port&) = delete;
   Port& operator=(const Port&) = delete;
   ~Port();
@@ -223,7 +223,7 @@ class Port {
     Block* block = nullptr;
     bool beside = false;  ///< the header is in the block
   };
-  Port(agent::Shared& s, const PortOptions& options) noexcept;
+  Port(agent::EngineContext& s, const PortOptions& options) noexcept;
   Result<void> make_sends();
   Result<void> make_receives();
   void post() noexcept;
@@ -277,7 +277,7 @@ class Port {
   // Cold.
   std::uint32_t receive_depth_;
   std::uint32_t open_ = 0;  ///< slots in use: the first so many
-  agent::Shared& shared_;
+  agent::EngineContext& shared_;
   Block* lines_block_ = nullptr;
   std::vector<std::uint32_t> missing_;  ///< slots without a block; has room for all
   std::uint32_t qkey_ = 0;

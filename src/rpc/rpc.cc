@@ -15,8 +15,8 @@ using wire::RpcKind;
 /// Receives for questions, and for what comes late or twice.
 static constexpr std::uint32_t kUninvited = 24;
 
-Rpc::Rpc(agent::Shared& s)
-    : shared(s),
+Rpc::Rpc(agent::EngineContext& s)
+    : context(s),
       clients(s.config.rpc.sessions),
       servers(s.config.rpc.sessions),
       // The rest is for sessions that no receives are kept for, one call of each at a time.
@@ -36,14 +36,14 @@ Rpc::Rpc(agent::Shared& s)
 }
 
 Rpc::~Rpc() {
-  shared.timers.cancel(watch_timer);
+  context.timers.cancel(watch_timer);
   port.reset();
   for (const auto& route : routes) {
-    if (takes_datagrams(*route)) shared.device->destroy_ah(route->to.ah);
+    if (takes_datagrams(*route)) context.device->destroy_ah(route->to.ah);
   }
 }
 
-Result<std::unique_ptr<Rpc>> open(agent::Shared& s) {
+Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s) {
   auto r = std::make_unique<Rpc>(s);
   if (!uses_datagrams(s)) {
     r->port = Port::none(s);
@@ -129,7 +129,7 @@ void on_timer(Rpc& r, base::Timer& timer) noexcept {
 }
 
 Block* copy_to_block(Rpc& r, const std::byte* data, std::size_t size) noexcept {
-  Block* const block = r.shared.arena->allocate(memory::PoolId::send, size);
+  Block* const block = r.context.arena->allocate(memory::PoolId::send, size);
   if (block != nullptr) std::memcpy(block->payload, data, size);
   return block;
 }
@@ -151,11 +151,11 @@ Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
   route->incarnation = peer.incarnation;
   route->to = {nullptr, peer.qp_num, peer.qkey, nullptr};
   route->from.qp_num = kNoQueuePair;
-  if (peer.qp_num != 0 && uses_datagrams(r.shared)) {
+  if (peer.qp_num != 0 && uses_datagrams(r.context)) {
     verbs::RemoteQueuePair remote;
     remote.gid = route->gid;
     remote.lid = peer.lid;
-    auto ah = r.shared.device->create_ah(r.shared.attributes.queue_pair, remote);
+    auto ah = r.context.device->create_ah(r.context.attributes.queue_pair, remote);
     if (!ah) return tl::unexpected(ah.error());
     route->to.ah = *ah;
     r.port->find_lane(route->to);
@@ -168,13 +168,13 @@ Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
 void drop_route(Rpc& r, Route* route) noexcept {
   if (--route->users != 0) return;
   r.port->flush();  // nothing refers to it any more
-  if (takes_datagrams(*route)) r.shared.device->destroy_ah(route->to.ah);
+  if (takes_datagrams(*route)) r.context.device->destroy_ah(route->to.ah);
   std::erase_if(r.routes, [route](const auto& each) { return each.get() == route; });
 }
 
 wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window,
                         std::uint32_t first) noexcept {
-  const verbs::Place& place = r.shared.device->place();
+  const verbs::Place& place = r.context.device->place();
   wire::SessionEnd end;
   std::memcpy(end.gid.data(), &place.gid, sizeof place.gid);
   end.gid_type = place.gid_type;
@@ -184,7 +184,7 @@ wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window,
   end.name = name;
   end.window = static_cast<std::uint16_t>(window);
   end.mtu = static_cast<std::uint16_t>(r.port->mtu());
-  end.incarnation = r.shared.incarnation;
+  end.incarnation = r.context.incarnation;
   end.first = first;
   return end;
 }
@@ -226,7 +226,7 @@ Result<void> audit(Rpc& r) {
           fmt::format("session {}: {} calls under way, {} counted", i, active, c.under_way));
     if (active != 0 && r.watch.at(c.watched).session != c.name)
       return wrong(fmt::format("session {}: nobody watches its {} calls", i, active));
-    if (c.waiting_count > r.shared.config.rpc.backlog)
+    if (c.waiting_count > r.context.config.rpc.backlog)
       return wrong(fmt::format("session {}: {} calls wait", i, c.waiting_count));
     promised += active;
   }

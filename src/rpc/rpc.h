@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "agent/shared.h"
+#include "agent/engine_context.h"
 #include "base/copy.h"
 #include "base/random.h"
 #include "base/timer_wheel.h"
@@ -246,12 +246,12 @@ struct Forgotten {
 using ForgottenOnes = std::array<Forgotten, 4096>;
 
 struct Rpc {
-  explicit Rpc(agent::Shared& s);
+  explicit Rpc(agent::EngineContext& s);
   Rpc(const Rpc&) = delete;
   Rpc& operator=(const Rpc&) = delete;
   ~Rpc();
 
-  agent::Shared& shared;
+  agent::EngineContext& context;
   std::unique_ptr<Port> port;
   std::vector<MethodHandler> handlers;
   std::uint32_t methods = 0;  ///< their number, which takes a multiplication to tell
@@ -296,11 +296,11 @@ inline std::uint32_t first_number(Rpc& r) noexcept {
 
 // In rpc.cc.
 /// Whether calls may go over datagrams here.
-inline bool uses_datagrams(const agent::Shared& s) noexcept {
+inline bool uses_datagrams(const agent::EngineContext& s) noexcept {
   return s.config.rpc.carrier != RpcCarrier::connections && s.device->info().datagrams;
 }
 /// Makes the port. Errors: as Port::open().
-Result<std::unique_ptr<Rpc>> open(agent::Shared& s);
+Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s);
 /// The engine ends: all calls end with `flushed`, each on_closed runs, servers' peers are told.
 void end(Rpc& r) noexcept;
 /// No callback of the application's runs any more. Cold.
@@ -357,7 +357,7 @@ inline std::uint64_t id_of(const ClientSession& c) noexcept {
 /// By when the session has to be looked at again, if not earlier.
 inline void look_by(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
   if (!c.timer.scheduled() || c.timer.deadline > tick) [[unlikely]]
-    r.shared.timers.reschedule(c.timer, tick);
+    r.context.timers.reschedule(c.timer, tick);
 }
 /// Brings `allowed` in line with what server and network grant.
 inline void allow(ClientSession& c) noexcept {
@@ -377,7 +377,7 @@ inline void allow(ClientSession& c) noexcept {
 [[gnu::cold]] void on_loss(Rpc& r, ClientSession& c) noexcept;
 /// How long the server had the request, ticks; at least, if that is kHeldMost.
 [[nodiscard]] inline std::uint64_t ticks_held(const Rpc& r, std::uint16_t held) noexcept {
-  return r.shared.clock.ticks(Nanoseconds(std::int64_t{held} << kHeldShift));
+  return r.context.clock.ticks(Nanoseconds(std::int64_t{held} << kHeldShift));
 }
 
 // In watch.cc.
@@ -390,7 +390,7 @@ inline void allow(ClientSession& c) noexcept {
     make_room_to_watch(r);
   c.watched = r.watch.add(now, c.name);
   if (!r.watch_timer.scheduled()) [[unlikely]]
-    r.shared.timers.schedule(r.watch_timer, now + r.least_patience);
+    r.context.timers.schedule(r.watch_timer, now + r.least_patience);
 }
 /// A call has to end, or to be sent again, before the watch looks at it.
 [[gnu::cold, gnu::noinline]] void look_early(Rpc& r, ClientSession& c, Call& call) noexcept;

@@ -51,12 +51,12 @@ ServerSession* admit(Rpc& r, const wire::SessionEnd& peer, Route* route) {
   s.granted = 1;
   s.mtu = std::min<std::uint32_t>(peer.mtu, r.port->mtu());
   s.route = route;
-  s.last_heard = s.last_other = s.looked_at = r.shared.clock.now();
+  s.last_heard = s.last_other = s.looked_at = r.context.clock.now();
   s.waited = 0;
   s.forgotten = 0;
   s.timer.index = index;
   s.timer.kind = kServerTimer;
-  r.shared.timers.schedule(s.timer, s.last_heard + r.keepalive);
+  r.context.timers.schedule(s.timer, s.last_heard + r.keepalive);
   cover(r);
   return &s;
 }
@@ -65,7 +65,7 @@ void dismiss(Rpc& r, ServerSession& s) noexcept {
   if (r.serving.session == &s) r.serving = {};
   dismiss_bulk(r, s);
   take_back(r, s);
-  r.shared.timers.cancel(s.timer);
+  r.context.timers.cancel(s.timer);
   for (std::uint32_t i = 0; i < s.window; ++i) {
     clear(s.services[i].payload);
     if (s.spaces != nullptr) drop_space(s.spaces[i]);
@@ -102,8 +102,8 @@ void take_unknown(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   if (r.forgotten == nullptr || header.session == 0) return;
   Forgotten& f = place_of(*r.forgotten, header.session);
   if (f.name != header.session || !f.route->from.is_of(wc, route)) return;
-  if (f.told_at != 0 && r.shared.now - f.told_at < r.least_patience) return;
-  f.told_at = r.shared.now;
+  if (f.told_at != 0 && r.context.now - f.told_at < r.least_patience) return;
+  f.told_at = r.context.now;
   (void)send(r, f.route->to, {f.peer, f.name, 0, RpcKind::unknown, 0, 0, 0}, {});
 }
 
@@ -125,7 +125,7 @@ std::span<std::byte> take_space(Rpc& r, Space& space, std::uint32_t number, std:
                                 std::size_t most, std::size_t offset) noexcept {
   // The last reply may be in the send queue still.
   if (space.block != nullptr && space.block->refs != 1) drop_space(space);
-  if (space.block == nullptr) space.block = r.shared.arena->allocate(memory::PoolId::send, most);
+  if (space.block == nullptr) space.block = r.context.arena->allocate(memory::PoolId::send, most);
   if (space.block == nullptr) return {};
   space.number = number;
   space.size = static_cast<std::uint32_t>(size);
@@ -145,7 +145,7 @@ void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                    const std::byte* route) noexcept {
   ServerSession* const s = find_server(r, header.session);
   if (s == nullptr || !s->route->from.is_of(wc, route)) return take_unknown(r, header, wc, route);
-  s->last_other = r.shared.now;
+  s->last_other = r.context.now;
   const bool over = header.kind == RpcKind::close;
   const RpcHeader reply{s->peer, 0, 0, over ? RpcKind::closed : RpcKind::pong, 0, 0, 0};
   (void)send(r, s->route->to, reply, {});
@@ -155,7 +155,7 @@ void take_question(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
 }
 
 void on_server_timer(Rpc& r, ServerSession& s) noexcept {
-  const std::uint64_t now = r.shared.clock.now();
+  const std::uint64_t now = r.context.clock.now();
   if (!takes_datagrams(*s.route) && is_connected(r, s)) s.last_other = now;  // or it would not be
   // Time in which we did not look ourselves says nothing about the client.
   s.waited =
@@ -166,7 +166,7 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept {
     take_back(r, s);
     if (s.bulk != nullptr) drop_spaces(*s.bulk);
   }
-  r.shared.timers.schedule(s.timer, now + r.keepalive);
+  r.context.timers.schedule(s.timer, now + r.keepalive);
 }
 
 }  // namespace spinwire::rpc

@@ -8,7 +8,7 @@ namespace {
 void fall_silent(Rpc& r, BulkClient& b) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) b.calls[slot].asked.done = [](Reply&) {};
   for (std::uint32_t w = 0; w < b.waiting_count; ++w)
-    b.waiting[(b.waiting_first + w) % r.shared.config.rpc.backlog].done = [](Reply&) {};
+    b.waiting[(b.waiting_first + w) % r.context.config.rpc.backlog].done = [](Reply&) {};
   // Its own handlers are gone with the application's.
   if (agent::Agent* const a = agent_of(r, b); a != nullptr) hear_end(r, b.session, *a);
 }
@@ -25,7 +25,7 @@ void fall_silent(Rpc& r) noexcept {
     c.on_closed = nullptr;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) c.calls[slot].done = [](Reply&) {};
     for (std::uint32_t w = 0; w < c.waiting_count; ++w) {
-      c.waiting[(c.waiting_first + w) % r.shared.config.rpc.backlog].done = [](Reply&) {};
+      c.waiting[(c.waiting_first + w) % r.context.config.rpc.backlog].done = [](Reply&) {};
     }
     if (c.bulk != nullptr) fall_silent(r, *c.bulk);
   }

@@ -62,11 +62,11 @@ std::uint64_t look_at_call(Rpc& r, ClientSession& c, std::uint32_t slot,
 }
 
 void on_watch_timer(Rpc& r) noexcept {
-  const std::uint64_t now = r.shared.clock.now();
+  const std::uint64_t now = r.context.clock.now();
   while (const Watch::Entry* const first = r.watch.first()) {
     const Watch::Entry entry = *first;
     if (now < entry.since + r.least_patience)
-      return r.shared.timers.reschedule(r.watch_timer, entry.since + r.least_patience);
+      return r.context.timers.reschedule(r.watch_timer, entry.since + r.least_patience);
     r.watch.pop();
     ClientSession& c = r.clients.at(wire::RpcName::index(entry.session));
     c.watched = r.watch.add(now, entry.session);

@@ -117,7 +117,7 @@ Result<void> Simulation::State::begin_life(Node& node) {
   core->sparse = true;
   const base::MemoryStore::Scope scope(old_memory());
   if (auto opened = core->open(); !opened) return opened;
-  softverbs::keep_to_thread(core->shared.device->context());
+  softverbs::keep_to_thread(core->context.device->context());
   stir();
   node.engine = Engine(std::move(core));
   ++node.life;
@@ -132,7 +132,7 @@ Result<void> Simulation::State::begin_life(Node& node) {
 void Simulation::State::end_life(Node& node) noexcept {
   detail::EngineCore& core = *node.engine.core();
   stir();
-  note(core.polls ^ base::Random::mix(core.shared.stats.completions));
+  note(core.polls ^ base::Random::mix(core.context.stats.completions));
   core.fall_silent();
   // What it has held back, or would say in its destruction, goes nowhere.
   (void)softverbs::set_links(node.device(), softverbs::LinkState::down);

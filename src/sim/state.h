@@ -37,7 +37,7 @@ struct Node {
 
   [[nodiscard]] bool alive() const noexcept { return static_cast<bool>(engine) && !doomed; }
   [[nodiscard]] ibv_context* device() const noexcept {
-    return engine.core()->shared.device->context();
+    return engine.core()->context.device->context();
   }
 };
 

@@ -99,7 +99,7 @@ std::uint64_t Simulation::State::next_due() const {
 std::uint64_t Simulation::State::next_timer(const Node& node) const {
   if (!node.engine) return sim::kNever;
   const detail::EngineCore& core = *node.engine.core();
-  const std::uint64_t due = core.shared.timers.next_deadline();
+  const std::uint64_t due = core.context.timers.next_deadline();
   if (due == sim::kNever) return due;
   const bool manual = core.next_control == sim::kNever;
   return std::max({due, node.paused_until, manual ? 0 : core.next_control});
@@ -109,7 +109,7 @@ std::uint64_t Simulation::State::next_timer(const Node& node) const {
 bool Simulation::State::has_errands(const Node& node) noexcept {
   if (!node.engine) return false;
   const detail::EngineCore& core = *node.engine.core();
-  return core.shared.setup_first != agent::kNone ||
+  return core.context.setup_first != agent::kNone ||
          (core.calls != nullptr && core.calls->wanting != 0);
 }
 

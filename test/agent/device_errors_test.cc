@@ -23,7 +23,7 @@ struct Faulty {
     const auto opened = core.open();
     EXPECT_TRUE(opened) << opened.error().message();
     self = this;
-    ibv_context_ops& ops = core.shared.device->context()->ops;
+    ibv_context_ops& ops = core.context.device->context()->ops;
     plain = std::exchange(ops.poll_cq, [](ibv_cq* cq, int entries, ibv_wc* wcs) {
       const int count = self->plain(cq, entries, wcs);
       if (count > 0) self->spoil(wcs, wcs + count);
@@ -33,7 +33,7 @@ struct Faulty {
   Faulty(const Faulty&) = delete;
   Faulty& operator=(const Faulty&) = delete;
   ~Faulty() {
-    core.shared.device->context()->ops.poll_cq = plain;
+    core.context.device->context()->ops.poll_cq = plain;
     core.end();
   }
   void spoil(ibv_wc* begin, const ibv_wc* end) {

@@ -78,7 +78,7 @@ struct Inside {
   void tell(const Note& note) {
     Agent* const a = core.find(hostile.index(), hostile.generation());
     ASSERT_NE(a, nullptr);
-    spinwire::agent::tell(core.shared, *a, note);
+    spinwire::agent::tell(core.context, *a, note);
   }
   void expect_refused(const char* words, std::uint64_t counted) {
     ASSERT_TRUE(until([&] { return !server.closed.empty(); }));
@@ -138,7 +138,7 @@ TEST(HostileEngine, OffersThatNobodyCouldHaveSentEndItsConnection) {
   t.begin();
   // Memory that the engine has, under a key that opens other memory of it: the credit cell's.
   const Agent& a = *t.core.find(t.hostile.index(), t.hostile.generation());
-  wire::Offer offer{reinterpret_cast<std::uint64_t>(t.core.shared.staging), 5000,
+  wire::Offer offer{reinterpret_cast<std::uint64_t>(t.core.context.staging), 5000,
                     a.cell_region.rkey, 1, false};
   t.tell(make_note(MessageKind::offer, wire::encode(offer)));
   ASSERT_TRUE(t.until([&] { return !t.server.closed.empty() && t.ended; }));

@@ -328,7 +328,7 @@ TEST(EngineAtomics, ADeviceWithoutThemIsUsedWithout) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
   Without without;
   EngineCore& core = *without.core;
-  EXPECT_FALSE(core.shared.device->info().atomics);
+  EXPECT_FALSE(core.context.device->info().atomics);
   Node server;
   server.listen();
   Buffer memory = server.filled(64, 1);
@@ -345,7 +345,7 @@ TEST(EngineAtomics, ADeviceWithoutThemIsUsedWithout) {
   EXPECT_EQ(c.compare_swap(region.slice(0, 8), 0, 1), Status::unsupported);
   EXPECT_EQ(c.fetch_add(region.slice(0, 8), 1), Status::unsupported);
   EXPECT_EQ(c.stats().outstanding, 0u);
-  const Buffer own(core.shared.arena->allocate(spinwire::memory::PoolId::send, 64), 64);
+  const Buffer own(core.context.arena->allocate(spinwire::memory::PoolId::send, 64), 64);
   const auto refused = c.expose(own.slice(), Access::remote_all);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().status, Status::unsupported);

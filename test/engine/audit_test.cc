@@ -13,8 +13,8 @@ namespace {
 
 using namespace engine_test;  // names of a test namespace of its own
 using spinwire::agent::Agent;
+using spinwire::agent::EngineContext;
 using spinwire::agent::OperationKind;
-using spinwire::agent::Shared;
 using spinwire::detail::Block;
 using spinwire::detail::EngineCore;
 
@@ -30,8 +30,8 @@ struct Open {
     memory = server.buffer(4096, Pool::lease);
     region = server.engine.expose(memory.slice(), Access::remote_read_write).value();
     own.resize(4096);
-    registered = core.shared.registrations->register_memory(own, Access::remote_read).value();
-    message = Buffer(core.shared.arena->allocate(spinwire::memory::PoolId::send, 100), 100);
+    registered = core.context.registrations->register_memory(own, Access::remote_read).value();
+    message = Buffer(core.context.arena->allocate(spinwire::memory::PoolId::send, 100), 100);
     exposed = c.expose(message.slice(), Access::remote_read).value();
     // A message and a write are deferred, so that nothing ends by itself.
     EXPECT_EQ(c.send(message, {}, Post::defer), Status::ok);
@@ -45,7 +45,7 @@ struct Open {
     });
   }
   [[nodiscard]] Agent& agent() { return *core.find(c.index(), c.generation()); }
-  [[nodiscard]] Shared& shared() { return core.shared; }
+  [[nodiscard]] EngineContext& context() { return core.context; }
 
   Node server;
   EngineCore core;
@@ -78,10 +78,10 @@ TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
   config.connections.message_bytes = 1u << 20;
   Open o(config);
   ASSERT_TRUE(o.until([&] { return o.c.stats().send_credits != 0; }));
-  const Buffer data(o.shared().arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
+  const Buffer data(o.context().arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
   ASSERT_EQ(o.c.send(data, {}, Post::defer), Status::ok);
   Agent& a = o.agent();
-  auto& all = *o.shared().transfers;
+  auto& all = *o.context().transfers;
   auto& offered = *a.transfers.offered;
   const auto none = spinwire::memory::WindowPool::kNone;
   expect_found(o, a.transfers.offers, 2, "1 long messages are outstanding, 2 counted");
@@ -122,28 +122,28 @@ TEST(EngineAudit, FindsBrokenListsOfOperations) {
   expect_found(o, a.deferred->kind, OperationKind::read, "operations were accepted");
   expect_found(o, a.deferred->wr.wr_id, a.deferred->wr.wr_id + 2, "has lost its name");
   expect_found(o, a.dirty, false, "nobody will post them");
-  spinwire::agent::Operation* const beyond = a.deferred + o.shared().operations.capacity();
+  spinwire::agent::Operation* const beyond = a.deferred + o.context().operations.capacity();
   expect_found(o, a.deferred, beyond, "leads out of the records");
 }
 
 TEST(EngineAudit, FindsRecordsThatAreLost) {
   Open o;
-  spinwire::agent::Operation* const lost = o.shared().operations.acquire();
+  spinwire::agent::Operation* const lost = o.context().operations.acquire();
   auto found = o.core.audit();
   ASSERT_FALSE(found);
   EXPECT_EQ(found.error().found,
-            "record " + std::to_string(o.shared().operations.index_of(*lost)) + " is lost");
+            "record " + std::to_string(o.context().operations.index_of(*lost)) + " is lost");
   lost->kind = OperationKind::send;
-  o.shared().operations.release(*lost);
+  o.context().operations.release(*lost);
   // Freed while it is in use.
   Agent& a = o.agent();
   const std::uint64_t name = a.deferred->wr.wr_id;
   auto* const first = a.deferred;
   auto* const next = first->wr.next;
-  o.shared().operations.release(*first);
+  o.context().operations.release(*first);
   found = o.core.audit();
   ASSERT_FALSE(found);
-  EXPECT_EQ(o.shared().operations.acquire(), first);
+  EXPECT_EQ(o.context().operations.acquire(), first);
   first->wr.next = next;
   first->wr.wr_id = name;
   ASSERT_TRUE(o.core.audit());
@@ -156,13 +156,13 @@ TEST(EngineAudit, FindsCreditThatIsNotThere) {
   expect_found(o, a.granted, a.granted + 1, "receives are kept for it");
   expect_found(o, a.published, a.granted + 1, "the peer was told of");
   expect_found(o, a.received, a.received + 2, "receives are kept for it");
-  expect_found(o, o.shared().allotted, o.shared().allotted + 1, "receives are kept for peers");
-  expect_found(o, o.shared().receive_capacity, 0, "receives are kept for peers, of 0");
+  expect_found(o, o.context().allotted, o.context().allotted + 1, "receives are kept for peers");
+  expect_found(o, o.context().receive_capacity, 0, "receives are kept for peers, of 0");
 }
 
 TEST(EngineAudit, FindsReceivesThatAreNotThere) {
   Open o;
-  Shared& s = o.shared();
+  EngineContext& s = o.context();
   expect_found(o, s.posted_receives, s.posted_receives - 1, "are posted");
   expect_found(o, s.posted_receives, s.posted_receives + 1, "are posted");
   expect_found(o, s.deficit, 1, "counts as missing");
@@ -180,9 +180,9 @@ TEST(EngineAudit, FindsConnectionsInWrongLists) {
   expect_found(o, a.grant_listed, true, "1 connections have credit to be told, 0 are listed");
   expect_found(o, a.starved, true, "credit that waits for receives");
   expect_found(o, a.generation, a.generation + 1, "names another");
-  o.shared().by_qpn.clear(a.qp->qp_num);
+  o.context().by_qpn.clear(a.qp->qp_num);
   EXPECT_NE(o.core.audit().error().found.find("its queue pair is not its own"), std::string::npos);
-  o.shared().by_qpn.set(a.qp->qp_num, &a);
+  o.context().by_qpn.set(a.qp->qp_num, &a);
   ASSERT_TRUE(o.core.audit());
 }
 
@@ -196,7 +196,7 @@ TEST(EngineAudit, FindsDamagedMemory) {
   void* const nobody = nullptr;
   expect_found(o, block.owner, nobody, "were overwritten");
   expect_found(o, o.registered.whole.block()->owner, nobody, "registered memory");
-  const Buffer idle(o.shared().arena->allocate(spinwire::memory::PoolId::send, 100), 100);
+  const Buffer idle(o.context().arena->allocate(spinwire::memory::PoolId::send, 100), 100);
   expect_found(o, idle.block()->refs, 0, "has 0 references");
   expect_found(o, o.agent().cell_block->refs, 0, "credit cell");
 }

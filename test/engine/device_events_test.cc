@@ -142,7 +142,7 @@ TEST(EngineDeviceEvents, AFailedDeviceEndsAllAndMakesNoConnection) {
   // Not made again, however often it was to be tried.
   ASSERT_TRUE(both([&] { return cause.status != Status::ok && peer.closed.size() == 1; }));
   EXPECT_EQ(cause.status, Status::local_error) << cause.message();
-  EXPECT_EQ(core.shared.agents.size(), 0u);
+  EXPECT_EQ(core.context.agents.size(), 0u);
   const auto connected = core.connect(peer.listener.address(), {});
   const auto listened = core.listen("127.0.0.1:0", {});
   const auto prepared = core.prepare({});

@@ -209,7 +209,7 @@ TEST(EngineLeasesCalls, GivingUpIsFencedBehindReads) {
       ASSERT_EQ(c.request_memory(64, {}, [&](LeaseReply& r) { memory = std::move(r.memory); }),
                 Status::ok);
       ASSERT_TRUE(until([&] { return static_cast<bool>(memory); }));
-      const Buffer b(holder.shared.arena->allocate(spinwire::memory::PoolId::send, 64), 64);
+      const Buffer b(holder.context.arena->allocate(spinwire::memory::PoolId::send, 64), 64);
       ASSERT_TRUE(b);
       bool read = false;
       const Posted posted(holder.find(c.index(), c.generation())->qp);

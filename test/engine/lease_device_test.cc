@@ -48,7 +48,7 @@ struct Lender {
     };
     return engine->connect(to.listener.address(), options).value();
   }
-  [[nodiscard]] std::uint64_t steps() const { return engine->shared.stats.control_steps; }
+  [[nodiscard]] std::uint64_t steps() const { return engine->context.stats.control_steps; }
   template <typename Done>
   bool until(Node& peer, Done&& done) {
     return engine_test::until({&peer}, [&] {

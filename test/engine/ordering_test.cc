@@ -155,7 +155,7 @@ class Side {
     ring_region = connection.expose(ring_.slice(), Access::remote_write).value();
   }
   void drop_memory() {
-    EXPECT_TRUE(core->shared.registrations->revoke(ring_region.rkey) == Status::ok);
+    EXPECT_TRUE(core->context.registrations->revoke(ring_region.rkey) == Status::ok);
     ring_.reset();
     kept_.clear();
     for (Buffer& place : places_) place.reset();
@@ -196,7 +196,7 @@ class Side {
     fault("operation " + std::to_string(number) + ": " + what);
   }
   [[nodiscard]] Buffer take(std::size_t size, PoolId pool) {
-    spinwire::detail::Block* block = core->shared.arena->allocate(pool, size);
+    spinwire::detail::Block* block = core->context.arena->allocate(pool, size);
     return block != nullptr ? Buffer(block, size) : Buffer();
   }
   [[nodiscard]] Step peers_step(std::uint64_t number) const {
@@ -344,7 +344,7 @@ class Run {
   }
   void set_faults(const FaultPlan& plan) {
     for (const Side* each : {&a, &b}) {
-      ASSERT_TRUE(spinwire::softverbs::set_faults(each->core->shared.device->context(), plan));
+      ASSERT_TRUE(spinwire::softverbs::set_faults(each->core->context.device->context(), plan));
     }
   }
   /// True when all is done.
@@ -508,7 +508,7 @@ void mix_with_faults(std::uint64_t seed, std::uint64_t operations) {
   run.set_faults(faults(seed));
   run.expect_all_came(seed);
   for (const Side* each : {&run.a, &run.b}) {
-    const auto told = spinwire::softverbs::fault_statistics(each->core->shared.device->context());
+    const auto told = spinwire::softverbs::fault_statistics(each->core->context.device->context());
     EXPECT_GT(told.rnr, operations / 200);
     EXPECT_GT(told.delayed, operations / 4);
   }

@@ -163,11 +163,11 @@ TEST(EngineOwnDomainDevice, OneThatIsBusyIsEndedLater) {
   EXPECT_EQ(made.close(), Status::ok);
   ASSERT_TRUE(c.until(peer, [&] { return c.closed.size() == 1; }));
   EXPECT_EQ(c.domains, domains + 1);
-  EXPECT_EQ(c.engine->shared.device->domains(), 1u);
+  EXPECT_EQ(c.engine->context.device->domains(), 1u);
   c.provider.dereg_mr = dereg_mr;
   ASSERT_TRUE(c.until(peer, [&] { return c.domains == domains; }));
   EXPECT_EQ(c.regions, regions);
-  EXPECT_EQ(c.engine->shared.device->domains(), 0u);
+  EXPECT_EQ(c.engine->context.device->domains(), 0u);
 }
 
 TEST(EngineOwnDomainDevice, ReceivesAndCompletionsAreCountedInTheSettings) {

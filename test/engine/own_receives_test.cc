@@ -267,7 +267,9 @@ struct Lacking {
     const Provider* const all[] = {&provider};
     return engine->open(all);
   }
-  [[nodiscard]] const spinwire::DeviceInfo& device() const { return engine->shared.device->info(); }
+  [[nodiscard]] const spinwire::DeviceInfo& device() const {
+    return engine->context.device->info();
+  }
 
   /// Messages come and go on a connection from elsewhere.
   void expect_echoes(Node& client) {
@@ -338,7 +340,7 @@ TEST(EngineOwnReceives, AreAllBackBeforeTheirQueuePairGoes) {
   config.connections.close_timeout = 100ms;
   ASSERT_TRUE(lacking.open(config));
   EngineCore& core = *lacking.engine;
-  LateFlushes late(core.shared.device->context());
+  LateFlushes late(core.context.device->context());
   const Listener listener = core.listen("127.0.0.1:0", {}).value();
   const auto both = [&](auto&& done) {
     return until({&client}, [&] {
@@ -352,25 +354,25 @@ TEST(EngineOwnReceives, AreAllBackBeforeTheirQueuePairGoes) {
   ASSERT_TRUE(both([&] { return client.engine.stats().operations == 0; }));
   EXPECT_EQ(c.close(), Status::ok);
   ASSERT_TRUE(both([&] {
-    return !client.closed.empty() && core.shared.agents.size() == 1 &&
-           late.kept.size() == core.shared.posted_receives && !late.kept.empty();
+    return !client.closed.empty() && core.context.agents.size() == 1 &&
+           late.kept.size() == core.context.posted_receives && !late.kept.empty();
   }));
   for (int i = 0; i < 100; ++i) (void)core.poll();
-  EXPECT_EQ(core.shared.stats.stale_completions, 0u);
-  EXPECT_EQ(core.shared.agents.size(), 1u);
+  EXPECT_EQ(core.context.stats.stale_completions, 0u);
+  EXPECT_EQ(core.context.agents.size(), 1u);
   // The last of them ends it.
   late.withheld = false;
-  ASSERT_TRUE(both([&] { return core.shared.agents.size() == 0; }));
-  EXPECT_EQ(core.shared.stats.stale_completions, 0u);
-  EXPECT_EQ(core.shared.posted_receives, 0u);
+  ASSERT_TRUE(both([&] { return core.context.agents.size() == 0; }));
+  EXPECT_EQ(core.context.stats.stale_completions, 0u);
+  EXPECT_EQ(core.context.posted_receives, 0u);
   EXPECT_TRUE(late.kept.empty());
   // Those of a device that loses them are waited for until the close time-out, and no longer.
   late.withheld = true;
   c = client.begin(listener.address());
   ASSERT_TRUE(both([&] { return c.ready(); }));
   EXPECT_EQ(c.close(), Status::ok);
-  ASSERT_TRUE(both([&] { return core.shared.agents.size() == 0; }));
-  EXPECT_EQ(core.shared.posted_receives, 0u);
+  ASSERT_TRUE(both([&] { return core.context.agents.size() == 0; }));
+  EXPECT_EQ(core.context.posted_receives, 0u);
 }
 
 int query_without_srq(ibv_context* context, ibv_device_attr* attr) {
@@ -454,7 +456,7 @@ TEST(EngineExposure, NeedsNoMemoryWindows) {
   EXPECT_FALSE(lacking.device().memory_windows);
   EngineCore& core = *lacking.engine;
   std::vector<std::byte> memory(4096);
-  auto region = core.shared.registrations->register_memory(memory, Access::remote_write);
+  auto region = core.context.registrations->register_memory(memory, Access::remote_write);
   ASSERT_TRUE(region) << region.error().message();
   const Listener listener = core.listen("127.0.0.1:0", {}).value();
   Connection c = client.begin(listener.address());

@@ -25,7 +25,7 @@ struct Bare {
     EXPECT_TRUE(opened) << opened.error().message();
   }
   void set(const spinwire::softverbs::FaultPlan& plan) const {
-    const auto set = spinwire::softverbs::set_faults(core->shared.device->context(), plan);
+    const auto set = spinwire::softverbs::set_faults(core->context.device->context(), plan);
     EXPECT_TRUE(set) << set.error().message();
   }
   void expect_clean() const {

@@ -89,7 +89,7 @@ class RpcBulkHostile : public testing::Test {
     peer_.join(*victim_.endpoint());
     EXPECT_TRUE(victim_.join(mine));
     EXPECT_TRUE(run([&] { return victim_.ready(); }));
-    auto& s = node.core->shared;
+    auto& s = node.core->context;
     for (std::uint32_t i = 0; i < s.agents.capacity(); ++i) {
       Agent& a = s.agents.at(i);
       if (s.agents.in_use(i) && spinwire::agent::handle(s, a) == victim_) return &a;
@@ -116,7 +116,7 @@ class RpcBulkHostile : public testing::Test {
     auto& r = *client_->core->calls;
     if (opened().bulk != nullptr) {  // the last test's
       if (Agent* const a = agent_of(r, *opened().bulk); a != nullptr)
-        spinwire::agent::close(client_->core->shared, *a);
+        spinwire::agent::close(client_->core->context, *a);
       ASSERT_TRUE(run([&] { return opened().bulk->agent == spinwire::rpc::kNone; }));
     }
     Agent* const a = attack(*client_);
@@ -138,7 +138,8 @@ class RpcBulkHostile : public testing::Test {
     ASSERT_TRUE(decode(std::span(peer_.heard[0].body), heard_, payload));
   }
   [[nodiscard]] Buffer buffer(std::size_t size) const {
-    auto* const block = client_->core->shared.arena->allocate(spinwire::memory::PoolId::send, size);
+    auto* const block =
+        client_->core->context.arena->allocate(spinwire::memory::PoolId::send, size);
     EXPECT_NE(block, nullptr);
     return {block, size};
   }

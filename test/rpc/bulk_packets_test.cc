@@ -58,7 +58,7 @@ struct LossyCalls : BulkCalls {
     }
   }
   static ibv_context* device(const Node& node) {
-    return node.engine.core()->shared.device->context();
+    return node.engine.core()->context.device->context();
   }
   void take(std::uint64_t number) {
     stamp(from_.bytes(), number);

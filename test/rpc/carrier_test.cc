@@ -70,7 +70,7 @@ struct Peer {
   [[nodiscard]] RpcStats stats() const { return spinwire::rpc::stats(*core.calls); }
   /// Sessions and connections, of either side.
   [[nodiscard]] std::uint32_t held() const {
-    return stats().sessions + stats().served_sessions + core.shared.agents.size();
+    return stats().sessions + stats().served_sessions + core.context.agents.size();
   }
   EngineCore& core;
   Listener listener;
@@ -99,8 +99,8 @@ TEST(RpcCarrier, EnginesWithAndWithoutDatagramsCallEachOther) {
   const bool ours = device_name() == "softverbs";
   Peer without(all.add(with(ours ? RpcCarrier::automatic : RpcCarrier::connections),
                        ours ? &without_datagrams() : nullptr));
-  EXPECT_TRUE(with_them.core.shared.device->info().datagrams);
-  EXPECT_EQ(without.core.shared.device->info().datagrams, !ours);
+  EXPECT_TRUE(with_them.core.context.device->info().datagrams);
+  EXPECT_EQ(without.core.context.device->info().datagrams, !ours);
   // Both sorts of sessions in one engine, at the same time.
   Session datagrams = with_them.open(as_well);
   Session there = with_them.open(without);
@@ -138,7 +138,7 @@ TEST(RpcCarrier, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
     return spinwire::rpc::find_server(*server.core.calls, ours.peer)->granted;
   };
   EXPECT_EQ(granted(), c.rpc.window);
-  Buffer b(client.core.shared.arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
+  Buffer b(client.core.context.arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
   bool done = false;
   ASSERT_TRUE(server.core.serve(kFold, [](Request& r) { (void)r.reply(fold_of(r.bytes())); }));
   ASSERT_EQ(session.call(kFold, b.slice(), [&done](Reply&) { done = true; }), Status::ok);
@@ -270,7 +270,7 @@ struct Losing {
   void lose() const {
     spinwire::agent::Agent* const a = spinwire::rpc::agent_of(*client.core.calls, *record().bulk);
     ASSERT_NE(a, nullptr);
-    spinwire::agent::fail(client.core.shared, *a, {Status::peer_lost, "test", "cut", "none"});
+    spinwire::agent::fail(client.core.context, *a, {Status::peer_lost, "test", "cut", "none"});
   }
   void begin(spinwire::Method method) {
     const auto done = [this](Reply& r) { ended.push_back(r.status()); };
@@ -302,7 +302,7 @@ TEST(RpcCarrier, AConnectionThatIsLostIsMadeAgain) {
   ASSERT_TRUE(t.all.until([&] { return t.ended.size() == 2; }));
   EXPECT_EQ(t.ended[1], Status::ok);
   EXPECT_EQ(t.later[0].reply(Bytes()), Status::not_connected);
-  EXPECT_EQ(t.client.core.shared.stats.connected, 2u);
+  EXPECT_EQ(t.client.core.context.stats.connected, 2u);
   EXPECT_EQ(t.server.stats().served_sessions, 1u);
   EXPECT_EQ(t.session.close(), Status::ok);
   t.expect_closed(Status::ok);

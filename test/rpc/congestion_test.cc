@@ -49,7 +49,7 @@ class Incast {
     for (Client& c : clients_) {
       c.engine->set({.drop = drop, .link = *link});
       auto* const block =
-          c.engine->core->shared.arena->allocate(spinwire::memory::PoolId::send, kRequest);
+          c.engine->core->context.arena->allocate(spinwire::memory::PoolId::send, kRequest);
       c.request = Buffer(block, kRequest);
     }
   }

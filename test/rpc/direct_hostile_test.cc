@@ -37,7 +37,7 @@ class RpcDirectHostile : public RpcDirect {
     t_->finish();
   }
   [[nodiscard]] spinwire::verbs::Device& device() const {
-    return *t_->client.engine.core()->shared.device;
+    return *t_->client.engine.core()->context.device;
   }
   [[nodiscard]] ibv_qp* known() const {
     return const_cast<ibv_qp*>(port_of(t_->client).queue_pair());
@@ -138,7 +138,7 @@ TEST_F(RpcDirectHostile, AReplyOfAStrangerEndsNoCall) {
   options.send_depth = options.receive_depth = 8;
   options.inline_bytes = 64;
   options.qkey = 5;
-  spinwire::verbs::Device& device = *t_->server.engine.core()->shared.device;
+  spinwire::verbs::Device& device = *t_->server.engine.core()->context.device;
   ibv_qp* const other = device.create_datagram_qp(options).value();
   const auto& s = *spinwire::rpc::find_server(*t_->server.engine.core()->calls, session().peer);
   const auto words =

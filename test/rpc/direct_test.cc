@@ -30,7 +30,7 @@ Bytes numbered(std::size_t size, std::uint32_t number) {
 class Posted {
  public:
   void watch(const Node& node) {
-    ibv_context& device = *node.engine.core()->shared.device->context();
+    ibv_context& device = *node.engine.core()->context.device->context();
     real = device.ops.post_send;
     device.ops.post_send = [](ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) {
       for (const ibv_send_wr* each = wr; each != nullptr; each = each->next)
@@ -397,7 +397,7 @@ TEST_F(RpcDirect, ARunIsLeftWhereTheLastBlockIsKept) {
   Keeper keeper(t);
   const spinwire::rpc::Port& port = port_of(t.server);
   std::vector<BufferSlice> taken;
-  auto& arena = *t.server.engine.core()->shared.arena;
+  auto& arena = *t.server.engine.core()->context.arena;
   for (;;) {
     spinwire::detail::Block* const block = arena.allocate(spinwire::memory::PoolId::receive, 4096);
     if (block == nullptr) break;
@@ -432,13 +432,13 @@ TEST_F(RpcDirect, ARunIsLeftWhereTheLastBlockIsKept) {
 
 TEST_F(RpcDirect, APortThatEndsGivesItsBlocksBack) {
   const Bare bare(rpc_config());
-  auto& shared = bare.core->shared;
-  const auto used = [&shared] {
-    return shared.arena->stats(spinwire::memory::PoolId::receive).blocks_used;
+  auto& context = bare.core->context;
+  const auto used = [&context] {
+    return context.arena->stats(spinwire::memory::PoolId::receive).blocks_used;
   };
   const std::uint64_t before = used();
   {
-    const auto port = spinwire::rpc::Port::open(shared, {16, 8}).value();
+    const auto port = spinwire::rpc::Port::open(context, {16, 8}).value();
     ASSERT_NE(port->spare(), nullptr);
     EXPECT_GT(used(), before);
     ASSERT_TRUE(port->renew_spare());
@@ -508,7 +508,7 @@ TEST_F(RpcDirect, ThereIsNoLaneToWhatIsNoNumberOfAQueuePair) {
   ASSERT_EQ(t.call(kEcho, filled(4, 1)).status, Status::ok);
   auto& calls = *t.client.engine.core()->calls;
   spinwire::rpc::Destination to = calls.clients.find(0)->route->to;
-  const auto& direct = *t.client.engine.core()->shared.device->provider().direct;
+  const auto& direct = *t.client.engine.core()->context.device->provider().direct;
   EXPECT_EQ(to.lane, direct.lane(to.ah));
   to.qp_num |= 1u << 24;  // would be a part of the datagram's source
   calls.port->find_lane(to);

@@ -286,12 +286,12 @@ TEST(RpcEndures, ARequestThatIsSentAgainBeforeItHasLeft) {
   std::vector<Status> ended;
   const auto done = [&ended](Reply& r) { ended.push_back(r.status()); };
   const Bytes bytes = filled(300, 1);
-  auto* const block = client.core->shared.arena->allocate(spinwire::memory::PoolId::send, 300);
+  auto* const block = client.core->context.arena->allocate(spinwire::memory::PoolId::send, 300);
   ASSERT_NE(block, nullptr);
   Buffer b(block, bytes.size());
   std::copy(bytes.begin(), bytes.end(), b.data());
   {
-    const HeldBack held(client.core->shared.device->context());
+    const HeldBack held(client.core->context.device->context());
     ASSERT_EQ(session.call(1, b.slice(), done), Status::ok);
     ASSERT_TRUE(run(100'000, [&] { return stats(client).retransmits == 1; }));
     // And another call, with the same bytes.

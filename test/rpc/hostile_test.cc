@@ -170,7 +170,7 @@ TEST_F(RpcHostile, NoReplyAllowsMoreCallsThanThereArePlaces) {
   const auto done = [](Reply&) {};
   while (session_.call(kLater, Bytes(), done) == Status::ok) ++more;
   EXPECT_EQ(ours.under_way, ours.window);
-  EXPECT_EQ(more, ours.window + client_.core->shared.config.rpc.backlog);
+  EXPECT_EQ(more, ours.window + client_.core->context.config.rpc.backlog);
   for (const Bare* each : {&server_, &client_, &other_}) each->expect_clean();
 }
 

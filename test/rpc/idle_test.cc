@@ -75,7 +75,7 @@ struct Idle {
     for (int i = 0; i < 200; ++i) poll();
   }
   [[nodiscard]] std::uint64_t used() const {
-    return server.core->shared.arena->stats(PoolId::send).blocks_used;
+    return server.core->context.arena->stats(PoolId::send).blocks_used;
   }
   [[nodiscard]] ClientSession& ours() const {
     return *spinwire::rpc::find_client(*client.core->calls, session.name());

@@ -75,7 +75,7 @@ class Storm {
     };
     if (bytes.size() <= kShortCall) return s.call(kEcho, bytes, done) == Status::ok;
     auto* const block =
-        client_.core->shared.arena->allocate(spinwire::memory::PoolId::send, bytes.size());
+        client_.core->context.arena->allocate(spinwire::memory::PoolId::send, bytes.size());
     if (block == nullptr) return false;
     const Buffer b(block, bytes.size());
     std::copy(bytes.begin(), bytes.end(), b.data());

@@ -46,12 +46,12 @@ struct Open {
   ibv_qp_attr attributes(Connection c) {
     ibv_qp_attr attr{};
     ibv_qp_init_attr init{};
-    EXPECT_EQ(core.shared.device->provider().query_qp(agent(c)->qp, &attr, IBV_QP_PATH_MTU, &init),
+    EXPECT_EQ(core.context.device->provider().query_qp(agent(c)->qp, &attr, IBV_QP_PATH_MTU, &init),
               0);
     return attr;
   }
   Buffer buffer(std::size_t size, std::uint32_t seed) {
-    Buffer b(core.shared.arena->allocate(spinwire::memory::PoolId::send, size), size);
+    Buffer b(core.context.arena->allocate(spinwire::memory::PoolId::send, size), size);
     for (std::size_t i = 0; i < size; ++i) b.data()[i] = Node::pattern(seed, i);
     return b;
   }
@@ -241,7 +241,7 @@ TEST(PainPoint10, OneConnectionTooManyLeavesTheOthers) {
 
 TEST(PainPoint11, LateCompletionsAreCounted) {
   Open engine(small_config());
-  auto& shared = engine.core.shared;
+  auto& context = engine.core.context;
   ibv_wc late[3]{};
   // A receive of a queue pair that is no more, in two states; and a send of one.
   late[0].wr_id = spinwire::agent::receive_id(0);
@@ -254,13 +254,13 @@ TEST(PainPoint11, LateCompletionsAreCounted) {
   late[2].wr_id = std::uint64_t{77} << 32 | 6;
   late[2].status = IBV_WC_WR_FLUSH_ERR;
   late[2].qp_num = 0x123456;
-  const std::uint32_t posted = shared.posted_receives;
-  const std::uint32_t chained = shared.receives.count();
-  (void)spinwire::agent::take_completions(shared, late, 3);
-  EXPECT_EQ(shared.stats.stale_completions, 3u);
+  const std::uint32_t posted = context.posted_receives;
+  const std::uint32_t chained = context.receives.count();
+  (void)spinwire::agent::take_completions(context, late, 3);
+  EXPECT_EQ(context.stats.stale_completions, 3u);
   // Their receives are not lost.
-  EXPECT_EQ(shared.posted_receives + shared.receives.count(), posted + chained);
-  EXPECT_EQ(shared.receives.count(), chained + 2);
+  EXPECT_EQ(context.posted_receives + context.receives.count(), posted + chained);
+  EXPECT_EQ(context.receives.count(), chained + 2);
 }
 
 TEST(PainPoint13, BothEndsTakeTheSmallerMtu) {
@@ -283,7 +283,7 @@ TEST(PainPoint13, BothEndsTakeTheSmallerMtu) {
     constexpr std::size_t kBytes = 100'000;
     const Buffer theirs = server.buffer(kBytes, 1);
     const auto region =
-        server.core.shared.registrations->expose(theirs.slice(), Access::remote_read_write);
+        server.core.context.registrations->expose(theirs.slice(), Access::remote_read_write);
     ASSERT_TRUE(region);
     const Buffer ours = client.buffer(kBytes, 2), got = client.buffer(kBytes, 3);
     int ended = 0;

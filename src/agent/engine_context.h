@@ -95,11 +95,11 @@ struct alignas(64) Agent {
   ibv_qp* qp = nullptr;
   ConnectionState state = ConnectionState::closed;
   Stage stage = Stage::idle;
-  bool dirty = false;         ///< in Shared::dirty
-  bool grant_listed = false;  ///< in Shared::grants
+  bool dirty = false;         ///< in EngineContext::dirty
+  bool grant_listed = false;  ///< in EngineContext::grants
   bool grant_urgent = false;  ///< the peer asked for credit
   bool credit_write_pending = false;
-  bool starved = false;  ///< in Shared::starved
+  bool starved = false;  ///< in EngineContext::starved
   bool goodbye_sent = false;
   bool goodbye_received = false;
   bool closing = false;     ///< by either application: errors are no fault any more
@@ -216,8 +216,8 @@ inline constexpr std::uint32_t kSpareReceives = 8;
 /// short payload after it; or for what an atomic finds.
 inline constexpr std::size_t kStagingBytes = 64;
 
-struct Shared {
-  Shared(const Config& settings, const Clock& time);
+struct EngineContext {
+  EngineContext(const Config& settings, const Clock& time);
 
   Config config;
   Clock clock;
