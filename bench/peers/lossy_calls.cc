@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/setup.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "peers/placement.h"
 #include "peers/report.h"
 #include "softverbs/faults.h"

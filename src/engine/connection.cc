@@ -7,7 +7,7 @@
 
 #include "agent/submit.h"
 #include "base/error.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/operate.h"
 
 namespace spinwire {

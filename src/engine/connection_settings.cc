@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "engine/config_keys.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 
 namespace spinwire::engine {
 namespace {

@@ -10,8 +10,8 @@
 #include "base/units.h"
 #include "control/local_network.h"
 #include "engine/connection_settings.h"
-#include "engine/core.h"
 #include "engine/devices.h"
+#include "engine/engine_core.h"
 
 namespace spinwire {
 

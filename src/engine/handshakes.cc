@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 
 namespace spinwire::engine {
 

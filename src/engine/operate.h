@@ -1,7 +1,7 @@
 // How an operation's call finds its agent. Hot.
 #pragma once
 
-#include "engine/core.h"
+#include "engine/engine_core.h"
 
 namespace spinwire::engine {
 

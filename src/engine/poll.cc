@@ -1,5 +1,5 @@
 // The whole hot path of a poll.
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "rpc/bulk.h"
 
 namespace spinwire::detail {

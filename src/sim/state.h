@@ -14,7 +14,7 @@
 
 #include "base/random.h"
 #include "control/local_network.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "softverbs/faults.h"
 #include "spinwire/sim.h"
 

@@ -13,7 +13,7 @@
 #include "agent/agent.h"
 #include "agent/raw_peer.h"
 #include "base/owner_guard.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "wire/lease.h"
 

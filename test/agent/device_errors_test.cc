@@ -8,7 +8,7 @@
 
 #include "agent/agent.h"
 #include "base/owner_guard.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 
 namespace device_errors_test {

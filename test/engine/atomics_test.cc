@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "verbs/providers.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 
 namespace audit_test {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/owner_guard.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "verbs/providers.h"
 

@@ -3,7 +3,7 @@
 
 #include "agent/agent.h"
 #include "base/owner_guard.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/leases.h"
 
 namespace lease_calls_test {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/leases.h"
 #include "verbs/providers.h"
 

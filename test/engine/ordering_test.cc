@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "softverbs/faults.h"
 

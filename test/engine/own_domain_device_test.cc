@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "engine/own_domain.h"
 #include "verbs/providers.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "engine/run_again.h"
 #include "verbs/providers.h"
@@ -481,7 +481,7 @@ TEST(SlowEngineOwnReceives, PassTheEnginesSuites) {
   const std::string text = engine_test::run_again(
       "SPINWIRE_TEST_OWN_RECEIVES", "1",
       "EngineMessages.*:EngineDoorbells.*:EnginePoll.*:EngineHandlers.*:Credits.*:EngineClose.*:"
-      "EngineDestruction.*:EngineHandshakes.*:EngineRefusals.*:EngineReconnect.*:EngineByHand.*:"
+      "EngineDestruction.*:EngineHandshakes.*:EngineRefusals.*:EngineReconnect.*:EngineOutOfBand.*:"
       "EngineExposure.*:EngineZeroCost.*:PeerLoss.*:HandshakeAttack.*:*/EngineCloseInside.*"
       // These are of receives that connections take from each other.
       ":-Credits.ReceivesAreSharedFairlyWhenThereAreTooFew:"

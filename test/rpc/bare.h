@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/owner_guard.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "rpc/ends.h"
 #include "softverbs/faults.h"
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "rpc/bulk_ends.h"
 #include "softverbs/faults.h"
 

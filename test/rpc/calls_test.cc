@@ -1,5 +1,5 @@
 // Small calls: what is asked comes back, once, or tells why not.
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "rpc/ends.h"
 
 namespace rpc_calls_test {

@@ -26,7 +26,7 @@
 #include "agent/agent.h"
 #include "base/owner_guard.h"
 #include "base/random.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 
 namespace pain_points_test {

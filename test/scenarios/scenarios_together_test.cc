@@ -20,7 +20,7 @@
 //   18 operations given up in flight                     scenarios_messages_test.cc, EngineCancel,
 //                                                        scenarios_raw_test.cc
 //   19 the state of a queue pair, cached and queried     async_rdma_test.cc
-//   20 endpoints swapped out of band                     async_rdma_test.cc, EngineByHand
+//   20 endpoints swapped out of band                     async_rdma_test.cc, EngineOutOfBand
 //   21 raw mode                                          scenarios_raw_test.cc, EngineRaw
 //   22 16 bytes echoed through rdma_cm                   async_rdma_test.cc, RdmaCm
 //   23 nothing moves unless polled                       async_rdma_test.cc

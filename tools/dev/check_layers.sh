@@ -101,7 +101,7 @@ self_test() {
   expect ok src/control/tcp.cc '"wire/handshake.h"'
   expect ok src/verbs/provider_table.cc '"softverbs/device.h"'
   expect ok src/sim/node.cc '"softverbs/faults.h"'
-  expect ok src/sim/node.cc '"engine/core.h"'
+  expect ok src/sim/node.cc '"engine/engine_core.h"'
   expect bad src/engine/poll.cc '"sim/state.h"'
   expect bad src/engine/poll.cc '"softverbs/faults.h"'
   expect bad src/verbs/device.cc '"softverbs/device.h"'

@@ -100,7 +100,7 @@ class EngineCore {
   // In engine.cc.
   [[nodiscard]] Result<void> audit();
 
-  // In control.cc.
+  // In control_step.cc.
   int poll_control() noexcept;
   std::uint32_t control_step(std::uint64_t now) noexcept;
 
@@ -111,7 +111,7 @@ class EngineCore {
                                                  std::uint32_t generation) noexcept;
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
 
-  // In by_hand.cc.
+  // In out_of_band.cc.
   Result<Connection> prepare(const PrepareOptions& options);
   Result<void> join(agent::Agent& a, const Endpoint& peer);
 
@@ -123,7 +123,7 @@ class EngineCore {
   [[nodiscard]] Result<void> check_access(Access asked) const;
   Result<void> configure(agent::Agent& a, const ConnectionSettings& settings);
 
-  // In through_cm.cc.
+  // In rdma_cm_connections.cc.
   Result<void> open_cm();
   Result<void> listen_through_cm(engine::Listening& listening, const control::Address& at,
                                  std::uint32_t index);

@@ -11,7 +11,7 @@
 
 #include "base/unique_fd.h"
 #include "control/loopback.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "verbs/providers.h"
 #include "wire/handshake.h"

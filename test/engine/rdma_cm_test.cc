@@ -1,10 +1,11 @@
+#include "engine/rdma_cm.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <string>
 
 #include "engine/harness.h"
-#include "engine/rdma_cm.h"
 
 namespace through_cm_test {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 using namespace engine_test;  // names of a test namespace of its own
 using spinwire::Via;
 
-TEST(EngineThroughCm, AnEmbeddedDeviceIsUnknownToIt) {
+TEST(EngineRdmaCm, AnEmbeddedDeviceIsUnknownToIt) {
   Config config = small_config();
   config.device.name = "softverbs";
   Node node(config);

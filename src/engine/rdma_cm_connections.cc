@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 #include "wire/cm_data.h"
 
 namespace spinwire::detail {

@@ -57,7 +57,7 @@ void expect_message(End& from, End& to, std::uint32_t seed) {
   to.node.on_message = {};
 }
 
-TEST(EngineByHand, EndpointsBroughtAsTextConnect) {
+TEST(EngineOutOfBand, EndpointsBroughtAsTextConnect) {
   End a, b;
   a.prepare();
   b.prepare();
@@ -78,7 +78,7 @@ TEST(EngineByHand, EndpointsBroughtAsTextConnect) {
   EXPECT_EQ(a.told + b.told, 2);
 }
 
-TEST(EngineByHand, JoinedBeforeOurOwnEndIsThere) {
+TEST(EngineOutOfBand, JoinedBeforeOurOwnEndIsThere) {
   End a, b;
   a.prepare();
   ASSERT_TRUE(until({&a.node}, [&] { return a.told == 1; }));
@@ -91,7 +91,7 @@ TEST(EngineByHand, JoinedBeforeOurOwnEndIsThere) {
   finish(a.node, b.node);
 }
 
-TEST(EngineByHand, JoinedFromTheCallback) {
+TEST(EngineOutOfBand, JoinedFromTheCallback) {
   End a, b;
   a.prepare();
   ASSERT_TRUE(until({&a.node}, [&] { return a.told == 1; }));
@@ -105,7 +105,7 @@ TEST(EngineByHand, JoinedFromTheCallback) {
   finish(a.node, b.node);
 }
 
-TEST(EngineByHand, ClosedFromTheCallback) {
+TEST(EngineOutOfBand, ClosedFromTheCallback) {
   End a;
   a.on_endpoint = [](Connection c, const Endpoint&) { EXPECT_EQ(c.close(), Status::ok); };
   a.prepare();
@@ -114,7 +114,7 @@ TEST(EngineByHand, ClosedFromTheCallback) {
   a.node.expect_clean();
 }
 
-TEST(EngineByHand, SentBeforeThePeerJoinedArrivesOnce) {
+TEST(EngineOutOfBand, SentBeforeThePeerJoinedArrivesOnce) {
   End a, b;
   a.prepare();
   b.prepare();
@@ -135,7 +135,7 @@ TEST(EngineByHand, SentBeforeThePeerJoinedArrivesOnce) {
   finish(a.node, b.node);
 }
 
-TEST(EngineByHand, AMessageBeforeOurLastStepMakesItReady) {
+TEST(EngineOutOfBand, AMessageBeforeOurLastStepMakesItReady) {
   Config manual = small_config();
   manual.engine.control = ControlMode::manual;
   End a, b(manual);
@@ -165,7 +165,7 @@ TEST(EngineByHand, AMessageBeforeOurLastStepMakesItReady) {
   finish(a.node, b.node);
 }
 
-TEST(EngineByHand, WithoutAPeerItTimesOut) {
+TEST(EngineOutOfBand, WithoutAPeerItTimesOut) {
   std::uint64_t now = 1'000'000'000;
   End a(small_config(), &now);
   Connection c = a.prepare(std::chrono::milliseconds(300));
@@ -182,7 +182,7 @@ TEST(EngineByHand, WithoutAPeerItTimesOut) {
   a.node.expect_clean();
 }
 
-TEST(EngineByHand, RefusedEndpointsChangeNothing) {
+TEST(EngineOutOfBand, RefusedEndpointsChangeNothing) {
   End a, b;
   a.prepare();
   b.prepare();
@@ -205,7 +205,7 @@ TEST(EngineByHand, RefusedEndpointsChangeNothing) {
   finish(a.node, b.node);
 }
 
-TEST(EngineByHand, OnlyPreparedConnectionsJoin) {
+TEST(EngineOutOfBand, OnlyPreparedConnectionsJoin) {
   Pair pair;
   const auto mine = pair.ends.client.endpoint();
   ASSERT_FALSE(mine);
@@ -218,7 +218,7 @@ TEST(EngineByHand, OnlyPreparedConnectionsJoin) {
   pair.finish();
 }
 
-TEST(EngineByHand, OtherThreadsAndLimitsAreRefused) {
+TEST(EngineOutOfBand, OtherThreadsAndLimitsAreRefused) {
   Config config = small_config();
   config.connections.maximum = 1;
   End a(config);
@@ -238,7 +238,7 @@ TEST(EngineByHand, OtherThreadsAndLimitsAreRefused) {
   a.node.expect_clean();
 }
 
-TEST(EngineByHand, OnTheSameEngineBothEnds) {
+TEST(EngineOutOfBand, OnTheSameEngineBothEnds) {
   Node node;
   Connection ends[2];
   PrepareOptions options;

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "base/log.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 
 namespace spinwire::detail {
 

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "engine/core.h"
+#include "engine/engine_core.h"
 
 namespace spinwire {
 namespace detail {

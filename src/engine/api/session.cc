@@ -1,0 +1,232 @@
+// The public face of remote calls: methods, sessions, and calls that are answered later.
+#include <algorithm>
+
+#include "base/error.h"
+#include "engine/engine_core.h"
+#include "engine/operate.h"
+#include "rpc/bulk.h"
+#include "rpc/calling.h"
+
+namespace spinwire {
+
+using detail::EngineCore;
+
+Result<void> Engine::serve(Method method, const MethodHandler& handler) {
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "serve a method");
+  return base::no_throw("serve a method", [&] { return core_->serve(method, handler); });
+}
+
+Result<Session> Engine::open_session(std::string_view address, const SessionOptions& options) {
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "open a session");
+  return base::no_throw("open a session", [&] { return core_->open_session(address, options); });
+}
+
+RpcStats Engine::rpc_stats() const noexcept {
+  return core_->calls != nullptr ? rpc::stats(*core_->calls) : RpcStats{};
+}
+
+namespace {
+
+[[gnu::always_inline]] inline rpc::ClientSession* locate(EngineCore& core,
+                                                         std::uint64_t id) noexcept {
+  if (core.calls == nullptr) [[unlikely]]
+    return nullptr;
+  const auto name = static_cast<std::uint32_t>(id);
+  rpc::ClientSession* const c = core.calls->clients.find(wire::RpcName::index(name));
+  return c != nullptr && rpc::id_of(*c) == id ? c : nullptr;
+}
+rpc::ClientSession* locate(EngineCore* core, std::uint64_t id) noexcept {
+  return core != nullptr && core->guard.owned() ? locate(*core, id) : nullptr;
+}
+
+Status diagnose(const EngineCore* core, Status missing) noexcept {
+  return core != nullptr && !core->guard.owned() ? core->guard.diagnose() : missing;
+}
+
+/// What was sent outside of a poll goes out at once unless it is to wait.
+[[gnu::always_inline]] inline void post(EngineCore& core, Post when, bool polling) noexcept {
+  if (polling && when != Post::now) [[likely]]
+    return;  // with the poll's end
+  when == Post::defer ? core.wake_soon() : core.calls->port->flush();
+}
+[[gnu::always_inline]] inline void post(EngineCore& core, Post when) noexcept {
+  post(core, when, core.guard.polling());
+}
+
+/// One that goes over the session's connection.
+[[gnu::cold, gnu::noinline]] Status begin_long_call(EngineCore& core, rpc::ClientSession& c,
+                                                    rpc::Asked asked, const CallOptions& options,
+                                                    const ReplyCallback& done) noexcept {
+  const Status status =
+      rpc::call_bulk(*core.calls, c, asked, options.reply_into ? &options.reply_into : nullptr,
+                     done, !engine::deferred(core, options.post));
+  if (status != Status::ok) return status;
+  if (core.calls->wanting != 0) {
+    core.step_soon();
+  } else if (core.calls->due_first != nullptr) {
+    core.wake_soon();
+  }
+  return status;
+}
+
+/// `options` may be null: all as they are by themselves.
+[[gnu::always_inline]] inline Status begin_call(EngineCore* core, std::uint64_t id, Method method,
+                                                const std::byte* data, std::size_t size,
+                                                detail::Block* block, const ReplyCallback& done,
+                                                const CallOptions* options) noexcept {
+  if (core == nullptr) [[unlikely]]
+    return Status::not_connected;
+  const std::uintptr_t standing = core->guard.standing();
+  if (standing > base::OwnerGuard::kPolling) [[unlikely]]
+    return core->guard.diagnose();
+  const bool polling = standing == base::OwnerGuard::kPolling;
+  rpc::ClientSession* const c = locate(*core, id);
+  if (c == nullptr) [[unlikely]]
+    return Status::not_connected;
+  if (!done || (options != nullptr && options->deadline.count() < 0)) [[unlikely]]
+    return Status::invalid_argument;
+  agent::EngineContext& s = core->context;
+  rpc::Rpc& r = *core->calls;
+  const std::uint64_t now = polling ? s.now : s.clock.now();
+  const std::uint64_t patience = options == nullptr || options->deadline.count() == 0
+                                     ? r.call_timeout
+                                     : s.clock.ticks(options->deadline);
+  const rpc::Asked asked{method, data, size, block, now, now + patience};
+  if (options != nullptr && options->reply_into) [[unlikely]]
+    return begin_long_call(*core, *c, asked, *options, done);
+  const Status status = rpc::call(r, *c, asked, done);
+  if (status == Status::ok) [[likely]]
+    post(*core, options != nullptr ? options->post : Post::automatic, polling);
+  else if (status == Status::message_too_long)
+    return begin_long_call(*core, *c, asked, options != nullptr ? *options : CallOptions{}, done);
+  return status;
+}
+
+}  // namespace
+
+SessionState Session::state() const noexcept {
+  const rpc::ClientSession* const c = locate(core_, id_);
+  return c != nullptr ? c->state : SessionState::closed;
+}
+
+std::size_t Session::longest() const noexcept {
+  const rpc::ClientSession* const c = locate(core_, id_);
+  return c != nullptr && c->state == SessionState::ready ? c->longest : 0;
+}
+
+std::size_t Session::longest_bulk() const noexcept {
+  const rpc::ClientSession* const c = locate(core_, id_);
+  return c != nullptr && c->state == SessionState::ready ? rpc::longest_bulk(*core_->calls, *c) : 0;
+}
+
+Status Session::call(Method method, const BufferSlice& request,
+                     const ReplyCallback& done) noexcept {
+  return begin_call(core_, id_, method, request.data(), request.size(), request.block(), done,
+                    nullptr);
+}
+
+Status Session::call(Method method, const BufferSlice& request, const ReplyCallback& done,
+                     const CallOptions& options) noexcept {
+  return begin_call(core_, id_, method, request.data(), request.size(), request.block(), done,
+                    &options);
+}
+
+Status Session::call(Method method, std::span<const std::byte> request,
+                     const ReplyCallback& done) noexcept {
+  if (request.size() > kShortCall) [[unlikely]]
+    return Status::message_too_long;
+  return begin_call(core_, id_, method, request.data(), request.size(), nullptr, done, nullptr);
+}
+
+Status Session::call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
+                     const CallOptions& options) noexcept {
+  if (request.size() > kShortCall) [[unlikely]]
+    return Status::message_too_long;
+  return begin_call(core_, id_, method, request.data(), request.size(), nullptr, done, &options);
+}
+
+CallId Session::last_call() const noexcept {
+  const rpc::ClientSession* const c = locate(core_, id_);
+  return {c != nullptr ? c->last_call : 0};
+}
+
+void Session::prefetch() const noexcept {
+  if (core_ == nullptr || !core_->guard.owned() || core_->calls == nullptr) return;
+  core_->calls->clients.prefetch(wire::RpcName::index(name()), 0);  // most have none under way
+}
+
+Status Session::cancel(CallId id) noexcept {
+  rpc::ClientSession* const c = locate(core_, id_);
+  if (c == nullptr) return diagnose(core_, Status::invalid_argument);
+  const Status status = rpc::cancel(*core_->calls, *c, id.number);
+  post(*core_, Post::automatic);
+  return status;
+}
+
+Status Session::close() noexcept {
+  rpc::ClientSession* const c = locate(core_, id_);
+  if (c == nullptr) return diagnose(core_, Status::not_connected);
+  core_->stop_opening(*c);
+  const Status status = rpc::close(*core_->calls, *c);
+  post(*core_, Post::automatic);
+  return status;
+}
+
+namespace {
+
+[[gnu::always_inline]] inline Status answer(rpc::Rpc* r, std::uint32_t session,
+                                            std::uint32_t number, Status status,
+                                            const std::byte* data, std::size_t size,
+                                            detail::Block* block) noexcept {
+  if (r == nullptr) [[unlikely]]
+    return Status::not_connected;
+  EngineCore& core = *r->context.core;
+  const std::uintptr_t standing = core.guard.standing();
+  if (standing > base::OwnerGuard::kPolling) [[unlikely]]
+    return core.guard.diagnose();
+  const bool polling = standing == base::OwnerGuard::kPolling;
+  const Status done = rpc::answer(*r, session, number, status, data, size, block);
+  if (done == Status::ok) [[likely]]
+    post(core, Post::automatic, polling);
+  if (!polling && (session & rpc::kBulkName) != 0) [[unlikely]]
+    agent::flush_all(core.context);
+  return done;
+}
+
+}  // namespace
+
+Status PendingCall::reply(std::span<const std::byte> bytes) const noexcept {
+  return answer(rpc_, session_, number_, Status::ok, bytes.data(), bytes.size(), nullptr);
+}
+
+Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
+  return answer(rpc_, session_, number_, Status::ok, bytes.data(), bytes.size(), bytes.block());
+}
+
+std::span<std::byte> PendingCall::reply_space(std::size_t size) const noexcept {
+  if (rpc_ == nullptr || !rpc_->context.core->guard.owned()) return {};
+  return rpc::reply_space(*rpc_, session_, number_, size);
+}
+
+Status PendingCall::reply_written(std::size_t size) const noexcept {
+  rpc::Written written;
+  if (rpc_ != nullptr && rpc_->context.core->guard.owned()) {
+    written = rpc::space_of(*rpc_, session_, number_, size);
+    if (written.block == nullptr)
+      return room() == 0 ? Status::not_connected : Status::invalid_argument;
+  }
+  return answer(rpc_, session_, number_, Status::ok, written.data, size, written.block);
+}
+
+std::size_t PendingCall::room() const noexcept {
+  const bool owned = rpc_ != nullptr && rpc_->context.core->guard.owned();
+  return owned ? rpc::room_of(*rpc_, session_, number_) : 0;
+}
+
+Status PendingCall::refuse(std::string_view why) const noexcept {
+  const std::size_t size = std::min(why.size(), kShortCall);
+  return answer(rpc_, session_, number_, Status::refused,
+                reinterpret_cast<const std::byte*>(why.data()), size, nullptr);
+}
+
+}  // namespace spinwire
