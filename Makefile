@@ -169,7 +169,8 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 
 # ---- what can be asked for --------------------------------------------------------------------
 
-.PHONY: all libs tools examples tests everything demo test test-softroce check bench peers count \
+.PHONY: all libs tools examples tests everything demo test test-build verify test-softroce check \
+  check-tests bench peers count \
   compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-defects \
   check-headers check-format lint clang clang-others format asan tsan fuzz fuzz-coverage fuzzers install \
@@ -194,11 +195,18 @@ demo: install-deps
 	+$(Q)$(MAKE) --no-print-directory all
 	@tools/dev/demo.sh
 
-## test: install what is missing, then every check there is; closes with "N passed, N failed"
+## test: install what is missing, build, run the tests; closes with "N passed, N failed"
 test:
 	+@MAKE='$(MAKE)' tools/dev/run_tests.sh
 
-# Suites named Slow... are left to `make test`; suites named Threads... are what tsan is for.
+## verify: every other check: slow tests, sanitizers, fuzzers, Soft-RoCE, counts, planted defects
+verify:
+	+@MAKE='$(MAKE)' tools/dev/run_verify.sh
+
+# What `make test` runs.
+test-build: $(TESTS) $(CONFORMANCE) $(PROBES) tools examples preload
+
+# Suites named Slow... are left to `make verify`; suites named Threads... are what tsan is for.
 QUICK := -Slow*:*/Slow*
 THREADED := Threads*:*/Threads*
 TEST_TIMEOUT ?= 1200
@@ -212,10 +220,11 @@ export UBSAN_OPTIONS ?= print_stacktrace=1
 export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
 ## check: the quick tests (FILTER=Suite* for some of them) and the conformance cases
-check: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES) $(CONFORMANCE))
+check: check-tests
+	$(if $(VARIANT)$(FILTER),,@timeout -k 10 $(TEST_TIMEOUT) $(RUN_CONFORMANCE) $(GTEST_ARGS))
+check-tests: $(TESTS) $(if $(VARIANT),,tools examples preload $(PROBES) $(CONFORMANCE))
 	@$(if $(filter-out 1,$(SHARDS)),tools/dev/run_shards.sh $(SHARDS)) timeout -k 10 \
 	  $(TEST_TIMEOUT) $(TEST_RUN) $< --gtest_filter='$(or $(FILTER),$(QUICK))' $(GTEST_ARGS)
-	$(if $(VARIANT)$(FILTER),,@timeout -k 10 $(TEST_TIMEOUT) $(RUN_CONFORMANCE) $(GTEST_ARGS))
 
 # Knows nothing of Spinwire: any other device is tried by the program alone.
 RUN_CONFORMANCE := $(PRELOAD_RUN) $(CONFORMANCE) --device softverbs
@@ -429,7 +438,7 @@ FUZZ_RUN = $(filter $(or $(FUZZ),%),$(filter agent,$(FUZZ_NAMES)) $(filter-out a
 FUZZ_SECONDS ?= 12
 export FUZZ_SECONDS
 
-## fuzz: fuzzers of all decoders and of the agent (FUZZ_SECONDS= each, FUZZ=pattern, as m%)
+## fuzz: fuzzers of all decoders and of the agent (FUZZ_SECONDS= or FUZZ_RUNS= each, FUZZ=pattern)
 fuzz: $(FUZZERS)
 	@tools/dev/fuzz.sh $(FUZZ_DIR) $(FUZZ_RUN)
 

@@ -18,7 +18,7 @@ void answer_call(Request& request) {
 
 }  // namespace
 
-CallServer::CallServer(const Config& config) : engine_(must(Engine::open(config))) {
+CallServer::CallServer(const Config& config) : engine_(open_engine(config)) {
   if (auto served = engine_.serve(kEcho, answer_call); !served) give_up(served.error().message());
   listener_ = must(engine_.listen("127.0.0.1:0", {}));
 }
@@ -26,7 +26,7 @@ CallServer::CallServer(const Config& config) : engine_(must(Engine::open(config)
 CallClient::CallClient(Config config, std::string_view address) {
   // Until the server has granted the whole window, calls wait here.
   config.rpc.backlog = kMostWindow;
-  engine_ = must(Engine::open(config));
+  engine_ = open_engine(config);
   SessionOptions options;
   options.window = kMostWindow;
   options.on_closed = [](Session, const Error& why) {

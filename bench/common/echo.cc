@@ -12,7 +12,7 @@ void check_sent(Status status) {
 
 }  // namespace
 
-EchoServer::EchoServer(const Config& config) : engine_(must(Engine::open(config))) {
+EchoServer::EchoServer(const Config& config) : engine_(open_engine(config)) {
   for (Buffer& reply : replies_) {
     reply = engine_.allocate(sizeof(EchoBody));
     if (!reply) give_up("the send pool has no room for the replies");
@@ -53,7 +53,7 @@ void EchoServer::send_unsent() {
 }
 
 EchoClient::EchoClient(const Config& config, std::string_view address)
-    : engine_(must(Engine::open(config))) {
+    : engine_(open_engine(config)) {
   for (Buffer& request : requests_) {
     request = engine_.allocate(sizeof(EchoBody));
     if (!request) give_up("the send pool has no room for the requests");

@@ -19,8 +19,8 @@ Config with_sessions(Config config, std::uint32_t sessions) {
 
 ManySessions::ManySessions(Config config, std::uint32_t sessions, std::uint32_t window)
     : config_(with_sessions(std::move(config), sessions)),
-      server_(must(Engine::open(config_))),
-      client_(must(Engine::open(config_))) {
+      server_(open_engine(config_)),
+      client_(open_engine(config_)) {
   const auto echo = [](Request& r) { (void)r.reply(r.bytes()); };
   if (auto served = server_.serve(kEcho, echo); !served) give_up(served.error().message());
   listener_ = must(server_.listen("127.0.0.1:0", {}));

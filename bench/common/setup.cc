@@ -18,7 +18,18 @@ Config hot_path_config() {
   return config;
 }
 
+namespace {
+bool time_is_stepped = false;
+}
+
+Engine open_engine(const Config& config) {
+  return must(Engine::open(config, time_is_stepped ? Clock::manual(&stepped_time) : Clock::real()));
+}
+
+void step_time() { time_is_stepped = true; }
+
 void drive(Engine& engine) {
+  advance_time();
   if (engine.poll() < 0) give_up("an engine refuses to be polled");
   if (engine.config().engine.control == ControlMode::manual) engine.poll_control();
 }
@@ -29,7 +40,7 @@ Patience::Patience() noexcept
 bool Patience::over() const noexcept { return clock_.now() > end_; }
 
 Pair::Pair(const Config& config, std::uint32_t count)
-    : near(must(Engine::open(config))), far(must(Engine::open(config))) {
+    : near(open_engine(config)), far(open_engine(config)) {
   listener_ = must(far.listen("127.0.0.1:0", {}));
   ConnectOptions options;
   options.handlers.on_ready = [this](Connection) { ++ready_; };

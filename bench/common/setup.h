@@ -29,6 +29,15 @@ inline constexpr Method kEcho = 1;
 /// alone.
 Config hot_path_config();
 
+/// Opens an engine with the real clock, or with stepped time once step_time() was called.
+Engine open_engine(const Config& config);
+
+/// From now on, engines are opened with a clock that only advance_time() moves. Instruction counts
+/// then do not depend on how busy the machine is. Set-up.
+void step_time();
+inline std::uint64_t stepped_time = 0;  ///< nanoseconds
+inline void advance_time() noexcept { stepped_time += 1000; }
+
 /// A poll, and a control step where the configuration leaves that to the caller. Set-up.
 void drive(Engine& engine);
 

@@ -9,7 +9,7 @@ int main(int argc, char** argv) {
   const std::uint64_t operations = bench::operations_asked(argc, argv);
   const std::size_t bytes = argc == 3 ? std::strtoul(argv[1], nullptr, 10) : 0;
   if (bytes == 0) bench::give_up("arguments: BYTES OPERATIONS");
-  Engine engine = bench::must(Engine::open(bench::hot_path_config()));
+  Engine engine = bench::open_engine(bench::hot_path_config());
   const auto work = [&engine, bytes] {
     if (!engine.allocate(bytes)) bench::give_up("the send pool is dry");
   };

@@ -35,6 +35,7 @@ struct Caller {
 
 int main(int argc, char** argv) {
   const std::uint64_t operations = bench::operations_asked(argc, argv);
+  bench::step_time();
   const bool verbs = argc == 4 && std::string_view(argv[2]) == "verbs";
   const auto window =
       static_cast<std::uint32_t>(argc == 3 || verbs ? std::strtoul(argv[1], nullptr, 10) : 0);
@@ -45,8 +46,8 @@ int main(int argc, char** argv) {
   config.rpc.backlog = 64;
   if (verbs) config.rpc.datagrams = RpcDatagrams::verbs;
   config.rpc.target_delay = std::chrono::seconds(1);  // whatever is slow here is no network
-  Engine server = bench::must(Engine::open(config));
-  Engine client = bench::must(Engine::open(config));
+  Engine server = bench::open_engine(config);
+  Engine client = bench::open_engine(config);
   const Listener listener = bench::must(server.listen("127.0.0.1:0", {}));
   if (auto served = server.serve(1, [](Request& r) { (void)r.reply(r.bytes()); }); !served)
     bench::give_up(served.error().message().c_str());
@@ -60,6 +61,7 @@ int main(int argc, char** argv) {
   for (std::uint32_t i = 0; i < window; ++i) caller.next();
   std::uint64_t end = 10 * std::uint64_t{window};
   const auto work = [&] {
+    bench::advance_time();
     for (end += window; caller.done < end;) {
       (void)client.poll();
       (void)server.poll();

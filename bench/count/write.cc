@@ -5,6 +5,7 @@ using namespace spinwire;
 
 int main(int argc, char** argv) {
   const std::uint64_t operations = bench::operations_asked(argc, argv);
+  bench::step_time();
   bench::Pair pair(bench::hot_path_config());
   Buffer local = pair.near.allocate(8);
   Buffer remote = pair.far.allocate(8, Pool::lease);
@@ -13,6 +14,7 @@ int main(int argc, char** argv) {
   Connection& connection = pair.connections.front();
   std::uint64_t done = 0;
   const auto work = [&] {
+    bench::advance_time();
     const std::uint64_t before = done;
     const Status status = connection.write(from, target, [&done](const Completion& c) {
       if (c.status != Status::ok) bench::give_up(to_string(c.status));

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Runs the fuzzers, as many at a time as there are processors, or tells what they have covered.
 #
-#   tools/dev/fuzz.sh FOLDER TARGET...     each for FUZZ_SECONDS, `agent` for FUZZ_AGENT_SECONDS
+#   tools/dev/fuzz.sh FOLDER TARGET...     each for FUZZ_SECONDS, `agent` for FUZZ_AGENT_SECONDS;
+#                                          with FUZZ_RUNS for so many inputs, `agent` and `config` for a tenth,
+#                                          whatever time that takes
 #   tools/dev/fuzz.sh --coverage FOLDER SOURCE...
 #
 # FOLDER/bin has the targets; FOLDER/corpus keeps what they have found worth keeping, each run goes
@@ -11,23 +13,31 @@
 set -euo pipefail
 
 seconds=${FUZZ_SECONDS:-12}
+runs=${FUZZ_RUNS:-}
 agent_seconds=${FUZZ_AGENT_SECONDS:-$((5 * seconds))}
 wanted=${FUZZ_COVERAGE:-90}
 
 # One target; answers whether it found nothing.
 run() {
   local folder=$1 name=$2 time=$seconds length=(-max_len=2048) start=$SECONDS code=0 log corpus ran
+  local extent
   log=$folder/log/$name.log
   corpus=$folder/corpus/$name
   if [[ $name == agent ]]; then
     time=$agent_seconds
     length=(-max_len=400 -len_control=0)  # acts tell something together, not one by one
   fi
+  extent=-max_total_time=$time
+  if [[ -n "$runs" ]]; then
+    time=600
+    extent=-runs=$runs
+    [[ $name != agent && $name != config ]] || extent=-runs=$((runs / 10))
+  fi
   mkdir -p "$corpus"
   {
     LLVM_PROFILE_FILE=/dev/null "$folder/bin/$name" --seeds "$corpus" &&
       LLVM_PROFILE_FILE=$folder/profile/$name.profraw timeout -k 10 $((time + 120)) \
-        "$folder/bin/$name" -max_total_time="$time" "${length[@]}" -timeout=20 -rss_limit_mb=1536 \
+        "$folder/bin/$name" "$extent" "${length[@]}" -timeout=20 -rss_limit_mb=1536 \
         -malloc_limit_mb=256 -reload=0 -print_final_stats=1 \
         -artifact_prefix="$folder/findings/$name-" "$corpus"
   } >"$log" 2>&1 || code=$?
@@ -37,7 +47,7 @@ run() {
     return 1
   fi
   ran=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
-  echo "  $name: $ran inputs in $time s"
+  echo "  $name: $ran inputs in $((SECONDS - start)) s"
   echo "[       OK ] fuzz.$name ($(((SECONDS - start) * 1000)) ms)"
 }
 
@@ -81,6 +91,6 @@ coverage() {
 
 case "${1:-}" in
   --coverage) shift && coverage "$@" ;;
-  '' | -*) sed -n '2,11s/^# \{0,1\}//p' "$0" && exit 2 ;;
+  '' | -*) sed -n '2,13s/^# \{0,1\}//p' "$0" && exit 2 ;;
   *) run_all "$@" ;;
 esac

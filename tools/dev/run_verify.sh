@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# `make verify`: every check that `make test` leaves out: formatting, layers and clang-tidy, the slow
+# tests, the planted defects, Soft-RoCE, the other compiler, the sanitizers, the fuzzers, the instruction
+# counts and the install test. Stops at the first stage that fails. The last line is "N passed, N failed".
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
+# shellcheck source=tools/dev/stages.sh
+source tools/dev/stages.sh
+
+on_exit() {
+  [[ -z "${asan:-}" ]] || kill "$asan" 2>/dev/null
+  [[ -z "${builds:-}" ]] || kill -- "-$builds" 2>/dev/null
+}
+
+# Builds what the later stages need, with both sanitizers' builds side by side.
+later_builds() {
+  local other code=0
+  "${make[@]}" VARIANT=asan tests &
+  other=$!
+  "${make[@]}" VARIANT=tsan tests && "${make[@]}" fuzzers || code=$?
+  wait "$other" && "${make[@]}" clang-others && return "$code"
+}
+
+# Starts those builds in a process group of their own, at the lowest priority.
+begin_builds() {
+  set -m
+  (renice -n 19 -p "$BASHPID" >/dev/null && later_builds) >"$log_dir/builds.log" 2>&1 &
+  builds=$!
+  set +m
+}
+
+end_builds() {
+  local code=0 start=$SECONDS
+  renice -n 0 -g "$builds" >/dev/null || true
+  wait "$builds" || code=$?
+  builds=
+  if [[ $code -ne 0 ]]; then
+    tail -n 100 "$log_dir/builds.log"
+    echo "== builds FAILED (log: $log_dir/builds.log)"
+    exit 1
+  fi
+  echo "== builds for the other compiler and the sanitizers: $((SECONDS - start)) s more"
+}
+
+if has_softroce; then
+  stage dependencies tools/install-deps.sh --softroce
+else
+  stage dependencies tools/install-deps.sh
+fi
+stage build "${make[@]}" everything
+stage layers-self-test tools/dev/check_layers.sh --self-test
+stage tidy "${make[@]}" tidy
+test_stage slow-tests "${make[@]}" check-tests FILTER='Slow*:*/Slow*' SHARDS=2
+stage sim "${make[@]}" sim RUNS=600 JOBS=2
+test_stage conformance-proof "${make[@]}" conformance-proof
+begin_builds
+if has_softroce; then
+  test_stage softroce "${make[@]}" test-softroce
+else
+  echo '== softroce: left out, as SOFTROCE=off asks'
+fi
+end_builds
+# One core each: the tests under ASan, and the stages after it.
+echo '== asan, in the background'
+asan_start=$SECONDS
+"${make[@]}" asan >"$log_dir/asan.log" 2>&1 &
+asan=$!
+test_stage tsan "${make[@]}" tsan
+# A fixed number of inputs: `make fuzz` runs the fuzzers for a time.
+FUZZ_RUNS=20000 test_stage fuzz "${make[@]}" fuzz-coverage
+stage counts "${make[@]}" count
+code=0
+wait "$asan" || code=$?
+asan=
+judge asan "$code" "$asan_start"
+stage sim-proof "${make[@]}" sim-proof
+stage install test/install/run.sh
