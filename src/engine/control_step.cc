@@ -16,7 +16,7 @@ int EngineCore::poll_control() noexcept {
   const std::uint32_t events = control_step(context.now);
   if (calls != nullptr) {
     rpc::finish_poll(*calls);
-    if (calls->due_first != nullptr) wake_soon();
+    if (calls->queue_first != nullptr) wake_soon();
   }
   guard.leave();
   return static_cast<int>(events);
@@ -77,7 +77,7 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
   }
   // Of a session that is being opened: the time is over.
   if (timer.kind == rpc::kClientTimer) stop_opening(calls->clients.at(timer.index));
-  if (timer.kind >= rpc::kClientTimer && timer.kind <= rpc::kWatchTimer)
+  if (timer.kind >= rpc::kClientTimer && timer.kind <= rpc::kRetransmissionTimer)
     return rpc::on_timer(*calls, timer);
   if (timer.kind == agent::kLoanTimer || timer.kind == agent::kHoldingTimer)
     return agent::on_lease_timer(context, timer);
@@ -107,8 +107,8 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
     (void)context.device->poll_leaving();
   agent::look_at_dry(context);
   if (calls != nullptr) rpc::upkeep(*calls);
-  if (calls != nullptr && calls->wanting != 0) connect_sessions();
-  if (calls != nullptr && calls->doubts) ask_silent();
+  if (calls != nullptr && calls->connections_wanted != 0) connect_sessions();
+  if (calls != nullptr && calls->has_silent_peers) ask_silent();
   const std::size_t fired = context.timers.advance(
       now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
   // What callbacks have deferred goes out with this very poll.

@@ -159,7 +159,7 @@ void EngineCore::fall_silent() noexcept {
     listening->options.handlers = {};
   }
   agent::fall_silent(context);
-  if (calls != nullptr) rpc::fall_silent(*calls);
+  if (calls != nullptr) rpc::abort(*calls);
 }
 
 EngineCore::~EngineCore() {

@@ -1,6 +1,6 @@
 // The whole hot path of a poll.
 #include "engine/engine_core.h"
-#include "rpc/bulk.h"
+#include "rpc/transport/connection_transport.h"
 
 namespace spinwire::detail {
 
@@ -16,7 +16,7 @@ std::uint32_t EngineCore::take_mixed_batch(int count) noexcept {
   const ibv_wc* const end = completions.data() + count;
   for (const ibv_wc* wc = completions.data(); wc != end;) {
     if (wc->qp_num == rpc_qp_num) {
-      wc = rpc::take_completions(*calls, wc, end, events);
+      wc = rpc::process_completions(*calls, wc, end, events);
       continue;
     }
     const ibv_wc* const first = wc;
@@ -41,7 +41,7 @@ std::uint32_t EngineCore::take_further_batches() noexcept {
 /// The rest of a poll that has something to do: `count` completions, to begin with.
 int EngineCore::poll_busy(int count) noexcept {
   (void)guard.enter();  // it was seen to be ours; callbacks find the engine polling
-  if (calls != nullptr) calls->since = last_here();
+  if (calls != nullptr) calls->oldest_arrival = last_here();
   std::uint32_t events = count > 0 ? take_batch(count) : 0;
   if (count == poll_batch) [[unlikely]]
     events += take_further_batches();
@@ -51,7 +51,7 @@ int EngineCore::poll_busy(int count) noexcept {
   wake_at = next_control;
   if (calls != nullptr) {
     rpc::finish_poll(*calls);
-    if (calls->due_first != nullptr) [[unlikely]]
+    if (calls->queue_first != nullptr) [[unlikely]]
       wake_soon();
   }
   guard.leave();
@@ -75,8 +75,8 @@ Status EngineCore::flush() noexcept {
     agent::post_raw_listed(context);
   agent::flush_all(context);
   if (calls != nullptr) {
-    if (calls->due_first != nullptr) [[unlikely]]
-      rpc::post_due(*calls);
+    if (calls->queue_first != nullptr) [[unlikely]]
+      rpc::post_connection_queue(*calls);
     calls->port->flush();
   }
   return Status::ok;

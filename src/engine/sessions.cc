@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "engine/config_keys.h"
 #include "engine/engine_core.h"
-#include "rpc/bulk.h"
+#include "rpc/transport/connection_transport.h"
 
 namespace spinwire::detail {
 
@@ -64,7 +64,7 @@ Result<void> EngineCore::serve(Method method, const MethodHandler& handler) {
   auto& handlers = calls->handlers;
   if (method >= handlers.size()) handlers.resize(method + std::size_t{1});
   handlers[method] = handler;
-  calls->methods = static_cast<std::uint32_t>(handlers.size());
+  calls->method_count = static_cast<std::uint32_t>(handlers.size());
   return {};
 }
 
@@ -80,14 +80,14 @@ Result<Session> EngineCore::open_session(std::string_view text, const SessionOpt
     return tl::unexpected(valid.error());
   if (auto started = start_rpc(); !started) return tl::unexpected(started.error());
   std::string name(address->text().view());
-  ClientSession* const c = rpc::make_session(*calls, window);
+  ClientSession* const c = rpc::make_client_session(*calls, window);
   if (c == nullptr) {
     return base::fail(Status::limit, fmt::format("open a session with {}", name),
                       fmt::format("rpc.sessions = {} are open", context.config.rpc.sessions),
                       "close some, or raise it");
   }
   if (auto begun = begin_session(*c, *address); !begun) {
-    rpc::lose(*calls, *c, Status::ok, nullptr);
+    rpc::close_session(*calls, *c);
     return tl::unexpected(begun.error());
   }
   c->address = std::move(name);
@@ -115,7 +115,8 @@ Result<void> EngineCore::begin_session(ClientSession& c, const control::Address&
   }
   h->session = c.name;
   c.handshake = h->index;
-  say(*h, wire::encode(wire::OpenSession{rpc::end_of(*calls, c.name, c.window, rpc::first_of(c))}));
+  say(*h, wire::encode(wire::OpenSession{
+              rpc::local_session_end(*calls, c.name, c.window, rpc::first_call_number(c))}));
   watch(*h);
   return {};
 }
@@ -138,24 +139,24 @@ void EngineCore::take_session_answer(Handshake& h, ClientSession& c) noexcept {
     const Error why{no->status, fmt::format("open a session with {}", c.address),
                     fmt::format("the peer refused: {}", no->message()), "see the peer's reason"};
     drop(h);
-    return rpc::lose(*calls, c, why);
+    return rpc::fail_session(*calls, c, why);
   }
   const auto* yes = std::get_if<wire::SessionOpened>(&got.body);
   if (yes == nullptr) return;  // the exchange takes only what was expected
   const wire::SessionEnd end = yes->end;
-  const auto route = base::no_throw("address a peer", [&]() -> Result<rpc::Route*> {
-    if (end.window != c.window || end.first != rpc::first_of(c))
+  const auto route = base::no_throw("address a peer", [&]() -> Result<rpc::PeerAddress*> {
+    if (end.window != c.window || end.first != rpc::first_call_number(c))
       return base::fail(Status::protocol, fmt::format("open a session with {}", c.address),
                         "the peer has another window than was asked for", "see the peer's version");
-    return rpc::take_route(*calls, end);
+    return rpc::acquire_peer_address(*calls, end);
   });
   if (route) {
     say(h, wire::encode(wire::Ready{end.incarnation}));
     (void)h.exchange.advance();  // whatever comes of it: the server forgets us without it
   }
   drop(h);
-  if (!route) return rpc::lose(*calls, c, route.error());
-  rpc::take_peer(*calls, c, end, *route);
+  if (!route) return rpc::fail_session(*calls, c, route.error());
+  rpc::set_peer(*calls, c, end, *route);
 }
 
 void EngineCore::progress_session(Handshake& h) noexcept {
@@ -168,11 +169,11 @@ void EngineCore::progress_session(Handshake& h) noexcept {
       return take_session_answer(h, *c);
     case Progress::closed:
       drop(h);
-      return rpc::lose(*calls, *c, Status::peer_lost, "the peer closed the TCP connection");
+      return rpc::fail_session(*calls, *c, Status::peer_lost, "the peer closed the TCP connection");
     case Progress::failed: {
       const Error why = h.exchange.error();
       drop(h);
-      return rpc::lose(*calls, *c, why);
+      return rpc::fail_session(*calls, *c, why);
     }
   }
 }
@@ -185,11 +186,11 @@ void EngineCore::take_open_session(Handshake& h, const wire::SessionEnd& asked) 
     return refuse(h, {Status::unsupported, "open a session", "no method is served here",
                       "connect to an engine that serves"});
   const auto opened = base::no_throw("open a session", [&]() -> Result<rpc::ServerSession*> {
-    auto route = rpc::take_route(*calls, asked);
+    auto route = rpc::acquire_peer_address(*calls, asked);
     if (!route) return tl::unexpected(route.error());
-    rpc::ServerSession* const s = rpc::admit(*calls, asked, *route);
+    rpc::ServerSession* const s = rpc::accept_session(*calls, asked, *route);
     if (s != nullptr) return s;
-    rpc::drop_route(*calls, *route);
+    rpc::release_peer_address(*calls, *route);
     return base::fail(Status::limit, "open a session",
                       fmt::format("rpc.sessions = {} are served", context.config.rpc.sessions),
                       "raise it there");
@@ -198,14 +199,14 @@ void EngineCore::take_open_session(Handshake& h, const wire::SessionEnd& asked) 
   h.serves = (*opened)->name;
   h.begun = (*opened)->last_heard;
   say(h, wire::encode(wire::SessionOpened{
-             rpc::end_of(*calls, (*opened)->name, (*opened)->window, asked.first)}));
+             rpc::local_session_end(*calls, (*opened)->name, (*opened)->window, asked.first)}));
   h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
   progress_serving(h);
 }
 
 /// Asks at the addresses of silent servers whether they are still those that we know.
 void EngineCore::ask_silent() noexcept {
-  while (ClientSession* const c = rpc::next_silent(*calls)) {
+  while (ClientSession* const c = rpc::next_session_to_probe(*calls)) {
     // What keeps us from asking may be otherwise when the next silence is over.
     (void)base::no_throw("ask for a silent peer", [&] { return ask(*c); });
   }
@@ -217,7 +218,7 @@ Result<void> EngineCore::ask(const ClientSession& c) {
   auto begun = begin_exchange(*to);
   if (!begun) return tl::unexpected(begun.error());
   Handshake& h = **begun;
-  h.asks = c.route->incarnation;
+  h.asks = c.peer_address->incarnation;
   h.exchange.expect(wire::kinds(FrameKind::ready, FrameKind::refuse));
   say(h, wire::encode(wire::Ready{h.asks}));
   context.timers.reschedule(
@@ -236,7 +237,7 @@ void EngineCore::progress_asking(Handshake& h) noexcept {
   const bool gone = no != nullptr && no->status == Status::peer_lost;
   const std::uint64_t incarnation = h.asks;
   drop(h);
-  if (gone) rpc::lose_silent(*calls, incarnation);
+  if (gone) rpc::fail_silent_sessions(*calls, incarnation);
 }
 
 /// A client asks whether this is still the engine that it has sessions with.
@@ -252,12 +253,12 @@ void EngineCore::take_asking(Handshake& h, std::uint64_t incarnation) noexcept {
 /// Sessions with a first long call or without datagrams, as many as may be connected at once.
 void EngineCore::connect_sessions() noexcept {
   // Those that fail may be wanted again by the callbacks of their calls.
-  for (std::uint32_t most = calls->wanting; most != 0; --most) {
+  for (std::uint32_t most = calls->connections_wanted; most != 0; --most) {
     if (outbound_handshakes >= context.config.connections.handshakes) return;
-    ClientSession* const c = rpc::next_wanting(*calls);
+    ClientSession* const c = rpc::next_session_to_connect(*calls);
     if (c == nullptr) return;
     const auto begun = base::no_throw("connect a session", [&] { return connect_session(*c); });
-    if (!begun) rpc::fail_wanting(*calls, *c, begun.error());
+    if (!begun) rpc::fail_connecting(*calls, *c, begun.error());
   }
 }
 
@@ -276,8 +277,8 @@ Result<void> EngineCore::connect_session(ClientSession& c) {
   }
   h.joins = c.name;
   engine::name_peer(*a, c.address);
-  agent::set_attributes(*a, rpc::bulk_attributes(context));
-  rpc::use_connection(*calls, c, *a);
+  agent::set_attributes(*a, rpc::connection_attributes(context));
+  rpc::attach_connection(*calls, c, *a);
   attach({&h, nullptr}, *a);
   return {};
 }
@@ -288,7 +289,7 @@ void EngineCore::say_join(Handshake& h, agent::Agent& a) noexcept {
   const ClientSession& c = *rpc::find_client(*calls, h.joins);
   wire::JoinSession join;
   join.endpoint = agent::endpoint(context, a);
-  join.session = c.peer;
+  join.session = c.peer_session;
   join.name = c.name;
   join.qp_num = calls->port->qp_num();
   join.qkey = calls->port->qkey();
@@ -300,12 +301,14 @@ void EngineCore::say_join(Handshake& h, agent::Agent& a) noexcept {
 void EngineCore::take_join(Handshake& h, const wire::JoinSession& join) noexcept {
   if (find_listener(h.listener, h.listener_generation) == nullptr)
     return refuse(h, {Status::refused, "join a session", "nobody listens here any more", ""});
-  rpc::ServerSession* const s = calls != nullptr ? rpc::find_joined(*calls, join) : nullptr;
+  rpc::ServerSession* const s =
+      calls != nullptr ? rpc::find_session_to_join(*calls, join) : nullptr;
   if (s == nullptr)
     return refuse(h, {Status::refused, "join a session", "there is no such session of that peer's",
                       "open another session"});
   const auto keep_out = [&](const Error& why) {
-    if (!rpc::takes_datagrams(*s->route)) rpc::dismiss(*calls, *s);  // this ends it for its client
+    if (!rpc::has_datagrams(*s->peer_address))
+      rpc::release_server_session(*calls, *s);  // this ends it for its client
     refuse(h, why);
   };
   if (auto left = check_device_left("join a session"); !left) return keep_out(left.error());
@@ -315,7 +318,7 @@ void EngineCore::take_join(Handshake& h, const wire::JoinSession& join) noexcept
   h.agent_generation = a->generation;
   a->handshake = h.index;
   engine::name_peer(*a, h.exchange.peer_address());
-  agent::set_attributes(*a, rpc::bulk_attributes(context));
+  agent::set_attributes(*a, rpc::connection_attributes(context));
   const auto joined = base::no_throw("join a session", [&]() -> Result<void> {
     if (auto taken = agent::take_endpoint(context, *a, join.endpoint); !taken) return taken;
     rpc::join_session(*calls, *s, *a);
@@ -337,8 +340,8 @@ void EngineCore::progress_serving(Handshake& h) noexcept {
       now == Progress::frame ? std::get_if<wire::Ready>(&h.exchange.received().body) : nullptr;
   const bool confirmed = ready != nullptr && ready->incarnation == context.incarnation;
   rpc::ServerSession* const s = rpc::find_server(*calls, h.serves);
-  if (!confirmed && s != nullptr && rpc::last_sign(*s) == h.begun && s->bulk == nullptr)
-    rpc::forget(*calls, *s);
+  if (!confirmed && s != nullptr && rpc::last_heard_from(*s) == h.begun && s->connection == nullptr)
+    rpc::forget_session(*calls, *s);
   drop(h);
 }
 

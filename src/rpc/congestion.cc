@@ -20,85 +20,87 @@ namespace {
 /// Of the delay beyond the target, four fifths.
 constexpr std::uint64_t kBetaParts = 4, kBetaOf = 5;
 /// At least one call in so many round trips.
-constexpr std::uint32_t kLeast = kOneCall / 64;
+constexpr std::uint32_t kLeast = kCwndPerCall / 64;
 /// After so long with one call under way, and slow, the way itself is.
-constexpr Nanoseconds kForgetting = std::chrono::seconds(1);
+constexpr Nanoseconds kPathChangeTime = std::chrono::seconds(1);
 
 /// Not before the round trip that the last one brought about is over.
-bool may_shrink(const Flow& flow, std::uint64_t now, std::uint64_t trip) noexcept {
-  return now - std::min(now, flow.shrunk_at) >= trip;
+bool may_shrink(const CongestionWindow& flow, std::uint64_t now, std::uint64_t trip) noexcept {
+  return now - std::min(now, flow.last_decrease) >= trip;
 }
 
-void shrink(Rpc& r, Flow& flow, std::uint32_t window) noexcept {
-  if (window >= flow.window) return;
-  flow.window = window;
-  flow.shrunk_at = r.context.now;
+void shrink(Rpc& r, CongestionWindow& flow, std::uint32_t window) noexcept {
+  if (window >= flow.cwnd) return;
+  flow.cwnd = window;
+  flow.last_decrease = r.context.now;
   ++r.stats.slowed;
 }
 
-void grow(Flow& flow) noexcept {
-  if (flow.window >= kOneCall) {
-    flow.window += kOneCall * kOneCall / flow.window;
+void grow(CongestionWindow& flow) noexcept {
+  if (flow.cwnd >= kCwndPerCall) {
+    flow.cwnd += kCwndPerCall * kCwndPerCall / flow.cwnd;
   } else {
-    flow.window += flow.window / 2 + 1;
+    flow.cwnd += flow.cwnd / 2 + 1;
   }
-  flow.window = std::min(flow.window, flow.whole);
+  flow.cwnd = std::min(flow.cwnd, flow.max_cwnd);
 }
 
 /// The delay that calls under way may bring about.
 std::uint64_t target_of(const Rpc& r, const ClientSession& c) noexcept {
-  return c.shortest < ~std::uint64_t{0} / 2 ? std::max(r.target, 2 * c.shortest) : r.target;
+  return c.min_rtt < ~std::uint64_t{0} / 2 ? std::max(r.target_delay, 2 * c.min_rtt)
+                                           : r.target_delay;
 }
 
 /// Whether the way has become longer, as the last reply has it, too.
-bool is_longer(const Rpc& r, ClientSession& c, std::uint64_t delay) noexcept {
+bool has_path_changed(const Rpc& r, ClientSession& c, std::uint64_t delay) noexcept {
   const std::uint64_t now = r.context.now;
-  if (c.lately == ~std::uint64_t{0}) c.low_since = now;
-  c.lately = std::min(c.lately, delay);
-  if (now - std::min(c.low_since, now) < r.context.clock.ticks(kForgetting)) return false;
-  c.shortest = std::exchange(c.lately, ~std::uint64_t{0});
+  if (c.recent_min_rtt == ~std::uint64_t{0}) c.slow_since = now;
+  c.recent_min_rtt = std::min(c.recent_min_rtt, delay);
+  if (now - std::min(c.slow_since, now) < r.context.clock.ticks(kPathChangeTime)) return false;
+  c.min_rtt = std::exchange(c.recent_min_rtt, ~std::uint64_t{0});
   return true;
 }
 
 /// Below one call: the next goes out when its share of the round trips on the network is over.
-void space(Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
-  c.flow.next = 0;
-  if (c.flow.window < kOneCall) {
-    c.flow.next = r.context.now + trip * kOneCall / c.flow.window;
-    look_by(r, c, c.flow.next);
+void pace(Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
+  c.congestion.next_send = 0;
+  if (c.congestion.cwnd < kCwndPerCall) {
+    c.congestion.next_send = r.context.now + trip * kCwndPerCall / c.congestion.cwnd;
+    schedule_check(r, c, c.congestion.next_send);
   }
-  allow(c);
+  update_send_window(c);
 }
 
 }  // namespace
 
-void adjust(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t held) noexcept {
+void adjust_cwnd(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t held) noexcept {
   // The answer may be an older one, or we were away ourselves: this says nothing.
-  if (held == kHeldUnknown || r.since != r.context.now) return;
-  Flow& flow = c.flow;
+  if (held == kServerTimeUnknown || r.oldest_arrival != r.context.now) return;
+  CongestionWindow& flow = c.congestion;
   // Where the server's clock has run out, all that is known is that nothing was lost.
-  const std::uint64_t delay = held == kHeldMost ? 0 : trip - std::min(trip, ticks_held(r, held));
-  if (held != kHeldMost) c.shortest = std::min(c.shortest, delay);
-  const std::uint64_t target = target_of(r, c);
-  const bool slow = delay > target && !(flow.window <= kOneCall && is_longer(r, c, delay));
-  if (!slow) c.lately = ~std::uint64_t{0};
-  if (!slow || flow.window < kOneCall) {
+  const std::uint64_t delay =
+      held == kServerTimeMax ? 0 : trip - std::min(trip, server_time_ticks(r, held));
+  if (held != kServerTimeMax) c.min_rtt = std::min(c.min_rtt, delay);
+  const std::uint64_t target_delay = target_of(r, c);
+  const bool slow =
+      delay > target_delay && !(flow.cwnd <= kCwndPerCall && has_path_changed(r, c, delay));
+  if (!slow) c.recent_min_rtt = ~std::uint64_t{0};
+  if (!slow || flow.cwnd < kCwndPerCall) {
     grow(flow);
-  } else if (flow.window > kOneCall && may_shrink(flow, r.context.now, trip)) {
-    const std::uint64_t beyond = (delay - target) * kBetaParts / kBetaOf;
-    const std::uint64_t cut =
-        std::min<std::uint64_t>(flow.window * beyond / delay, flow.window / 2);
-    shrink(r, flow, std::max(kOneCall, flow.window - static_cast<std::uint32_t>(cut)));
+  } else if (flow.cwnd > kCwndPerCall && may_shrink(flow, r.context.now, trip)) {
+    const std::uint64_t beyond = (delay - target_delay) * kBetaParts / kBetaOf;
+    const std::uint64_t cut = std::min<std::uint64_t>(flow.cwnd * beyond / delay, flow.cwnd / 2);
+    shrink(r, flow, std::max(kCwndPerCall, flow.cwnd - static_cast<std::uint32_t>(cut)));
   }
-  space(r, c, delay);
+  pace(r, c, delay);
 }
 
 void on_loss(Rpc& r, ClientSession& c) noexcept {
-  const std::uint64_t target = target_of(r, c);
-  const std::uint64_t trip = std::max(c.smooth, target);
-  if (c.flow.whole == 0 || !may_shrink(c.flow, r.context.now, trip)) return;
-  shrink(r, c.flow, std::max(kLeast, c.flow.window / 2));
-  space(r, c, target);
+  const std::uint64_t target_delay = target_of(r, c);
+  const std::uint64_t trip = std::max(c.srtt, target_delay);
+  if (c.congestion.max_cwnd == 0 || !may_shrink(c.congestion, r.context.now, trip)) return;
+  shrink(r, c.congestion, std::max(kLeast, c.congestion.cwnd / 2));
+  pace(r, c, target_delay);
 }
 
 }  // namespace spinwire::rpc

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "rpc/bulk.h"
-#include "rpc/calling.h"
+#include "rpc/client_call.h"
+#include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {
 
@@ -13,47 +13,47 @@ using wire::RpcHeader;
 using wire::RpcKind;
 
 /// Receives for questions, and for what comes late or twice.
-static constexpr std::uint32_t kUninvited = 24;
+static constexpr std::uint32_t kUnsolicitedReceives = 24;
 
 Rpc::Rpc(agent::EngineContext& s)
     : context(s),
       clients(s.config.rpc.sessions),
       servers(s.config.rpc.sessions),
       // The rest is for sessions that no receives are kept for, one call of each at a time.
-      budget(s.config.rpc.receive_depth - s.config.rpc.receive_depth / 4),
-      watch(budget),
+      receive_budget(s.config.rpc.receive_depth - s.config.rpc.receive_depth / 4),
+      retransmission_queue(receive_budget),
       numbers(base::random_seed()) {
   const Config& c = s.config;
-  watch_timer.kind = kWatchTimer;
-  nowhere.from.qp_num = kNoQueuePair;
-  least_patience = s.clock.ticks(c.rpc.least_timeout);
-  idle = s.clock.ticks(c.connections.credit_idle);
-  keepalive = s.clock.ticks(c.connections.keepalive);
+  retransmission_timer.kind = kRetransmissionTimer;
+  nowhere.source_filter.qp_num = kNoQueuePair;
+  min_rto = s.clock.ticks(c.rpc.least_timeout);
+  idle_timeout = s.clock.ticks(c.connections.credit_idle);
+  keepalive_interval = s.clock.ticks(c.connections.keepalive);
   peer_timeout = s.clock.ticks(c.connections.peer_timeout);
   close_timeout = s.clock.ticks(c.connections.close_timeout);
   call_timeout = s.clock.ticks(c.rpc.call_timeout);
-  if (c.rpc.target_delay.count() != 0) target = s.clock.ticks(c.rpc.target_delay);
+  if (c.rpc.target_delay.count() != 0) target_delay = s.clock.ticks(c.rpc.target_delay);
 }
 
 Rpc::~Rpc() {
-  context.timers.cancel(watch_timer);
+  context.timers.cancel(retransmission_timer);
   port.reset();
-  for (const auto& route : routes) {
-    if (takes_datagrams(*route)) context.device->destroy_ah(route->to.ah);
+  for (const auto& peer_address : peer_addresses) {
+    if (has_datagrams(*peer_address)) context.device->destroy_ah(peer_address->destination.ah);
   }
 }
 
 Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s) {
   auto r = std::make_unique<Rpc>(s);
   if (!uses_datagrams(s)) {
-    r->port = Port::none(s);
-    cover(*r);
+    r->port = DatagramPort::none(s);
+    post_reserved_receives(*r);
     return r;
   }
-  auto port = Port::open(s, {s.config.rpc.send_depth, s.config.rpc.receive_depth});
+  auto port = DatagramPort::open(s, {s.config.rpc.send_depth, s.config.rpc.receive_depth});
   if (!port) return tl::unexpected(port.error());
   r->port = std::move(*port);
-  cover(*r);
+  post_reserved_receives(*r);
   return r;
 }
 
@@ -62,118 +62,125 @@ void end(Rpc& r) noexcept {
     if (!r.clients.in_use(i)) continue;
     ClientSession& c = r.clients.at(i);
     if (c.name == 0) continue;
-    if (c.state == SessionState::ready && takes_datagrams(*c.route))
-      (void)send(r, c.route->to, {c.peer, 0, 0, RpcKind::close, 0, 0, 0}, {});
+    if (c.state == SessionState::ready && has_datagrams(*c.peer_address))
+      (void)send(r, c.peer_address->destination, {c.peer_session, 0, 0, RpcKind::close, 0, 0, 0},
+                 {});
     r.port->flush();
-    lose(r, c, Status::ok, nullptr);
+    close_session(r, c);
   }
   for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
     if (!r.servers.in_use(i)) continue;
     ServerSession& s = r.servers.at(i);
-    if (takes_datagrams(*s.route))
-      (void)send(r, s.route->to, {s.peer, 0, 0, RpcKind::closed, 0, 0, 0}, {});
+    if (has_datagrams(*s.peer_address))
+      (void)send(r, s.peer_address->destination, {s.peer_session, 0, 0, RpcKind::closed, 0, 0, 0},
+                 {});
     r.port->flush();
-    dismiss(r, s);
+    release_server_session(r, s);
   }
 }
 
 void finish_poll(Rpc& r) noexcept {
   // Each that stalled has a turn while there is what they wait for; those that are left with calls
   // line up again.
-  const std::uint32_t last = r.stalled_last;
-  while (r.stalled_first != kNone && r.promised < r.budget && !r.port->full()) {
-    const std::uint32_t index = r.stalled_first;
+  const std::uint32_t last = r.blocked_last;
+  while (r.blocked_first != kNone && r.reserved_receives < r.receive_budget && !r.port->full()) {
+    const std::uint32_t index = r.blocked_first;
     ClientSession& c = r.clients.at(index);
-    r.stalled_first = c.next_stalled;
-    c.listed = false;
-    pump(r, c);
+    r.blocked_first = c.next_blocked;
+    c.is_blocked = false;
+    send_backlog(r, c);
     if (index == last) break;
   }
-  if (r.due_first != nullptr) [[unlikely]]
-    pump_due(r);
+  if (r.queue_first != nullptr) [[unlikely]]
+    run_connection_queue(r);
   r.port->flush();
 }
 
-bool send(Rpc& r, const Destination& to, const wire::RpcHeader& header,
+bool send(Rpc& r, const base::DatagramAddress& to, const wire::RpcHeader& header,
           const Payload& payload) noexcept {
-  return put_out(r, to, wire::pack(header), header.length, payload);
+  return send_datagram(r, to, wire::pack(header), header.length, payload);
 }
 
-bool put_on_list_after_all(Rpc& r, const Destination& to, wire::RpcWords words,
-                           std::uint16_t length, const Payload& payload) noexcept {
+bool post_datagram_cold(Rpc& r, const base::DatagramAddress& to, wire::RpcWords words,
+                        std::uint16_t length, const Payload& payload) noexcept {
   if (r.port->full()) return ++r.stats.unsent, false;
-  put_on_list(r, to, words, length, payload);
+  post_datagram(r, to, words, length, payload);
   return true;
 }
 
-bool cover_more(Rpc& r) noexcept {
-  if (r.promised >= r.budget) return false;
-  cover(r);
+bool try_post_more_receives(Rpc& r) noexcept {
+  if (r.reserved_receives >= r.receive_budget) return false;
+  post_reserved_receives(r);
   return true;
 }
 
-void cover(Rpc& r) noexcept {
+void post_reserved_receives(Rpc& r) noexcept {
   // Of what may come without a promise: one call of each session that has none, and questions.
-  const std::uint32_t others = r.servers.size() + kUninvited;
-  if (r.promised + others >= r.port->open())
-    r.port->open_receives(std::max(r.promised + 1 + others, 2 * r.port->open()));
-  r.covered = r.port->all_open() ? r.budget : std::min(r.budget, r.port->open() - others);
+  const std::uint32_t others = r.servers.size() + kUnsolicitedReceives;
+  if (r.reserved_receives + others >= r.port->posted_receives())
+    r.port->post_receives_up_to(
+        std::max(r.reserved_receives + 1 + others, 2 * r.port->posted_receives()));
+  r.posted_receives = r.port->all_posted()
+                          ? r.receive_budget
+                          : std::min(r.receive_budget, r.port->posted_receives() - others);
 }
 
 void upkeep(Rpc& r) noexcept { r.port->upkeep(); }
 
 void on_timer(Rpc& r, base::Timer& timer) noexcept {
-  if (timer.kind == kWatchTimer) return on_watch_timer(r);
+  if (timer.kind == kRetransmissionTimer) return on_retransmission_timer(r);
   if (timer.kind == kClientTimer) return on_client_timer(r, r.clients.at(timer.index));
   on_server_timer(r, r.servers.at(timer.index));
 }
 
-Block* copy_to_block(Rpc& r, const std::byte* data, std::size_t size) noexcept {
+Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept {
   Block* const block = r.context.arena->allocate(memory::PoolId::send, size);
   if (block != nullptr) std::memcpy(block->payload, data, size);
   return block;
 }
 
-Result<Route*> take_route(Rpc& r, const wire::SessionEnd& peer) {
-  for (const auto& route : r.routes) {
-    if (std::memcmp(&route->gid, peer.gid.data(), sizeof route->gid) == 0 &&
-        route->lid == peer.lid && route->to.qp_num == peer.qp_num && route->to.qkey == peer.qkey &&
-        route->incarnation == peer.incarnation) {
-      ++route->users;
-      return route.get();
+Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer) {
+  for (const auto& peer_address : r.peer_addresses) {
+    if (std::memcmp(&peer_address->gid, peer.gid.data(), sizeof peer_address->gid) == 0 &&
+        peer_address->lid == peer.lid && peer_address->destination.qp_num == peer.qp_num &&
+        peer_address->destination.qkey == peer.qkey &&
+        peer_address->incarnation == peer.incarnation) {
+      ++peer_address->references;
+      return peer_address.get();
     }
   }
-  r.routes.reserve(r.routes.size() + 1);
-  auto route = std::make_unique<Route>();
-  std::memcpy(&route->gid, peer.gid.data(), sizeof route->gid);
-  route->lid = peer.lid;
-  route->users = 1;
-  route->incarnation = peer.incarnation;
-  route->to = {nullptr, peer.qp_num, peer.qkey, nullptr};
-  route->from.qp_num = kNoQueuePair;
+  r.peer_addresses.reserve(r.peer_addresses.size() + 1);
+  auto peer_address = std::make_unique<PeerAddress>();
+  std::memcpy(&peer_address->gid, peer.gid.data(), sizeof peer_address->gid);
+  peer_address->lid = peer.lid;
+  peer_address->references = 1;
+  peer_address->incarnation = peer.incarnation;
+  peer_address->destination = {nullptr, peer.qp_num, peer.qkey, nullptr};
+  peer_address->source_filter.qp_num = kNoQueuePair;
   if (peer.qp_num != 0 && uses_datagrams(r.context)) {
     verbs::RemoteQueuePair remote;
-    remote.gid = route->gid;
+    remote.gid = peer_address->gid;
     remote.lid = peer.lid;
     auto ah = r.context.device->create_ah(r.context.attributes.queue_pair, remote);
     if (!ah) return tl::unexpected(ah.error());
-    route->to.ah = *ah;
-    r.port->find_lane(route->to);
-    route->from = origin_of(peer);
+    peer_address->destination.ah = *ah;
+    r.port->resolve(peer_address->destination);
+    peer_address->source_filter = make_source_filter(peer);
   }
-  r.routes.push_back(std::move(route));
-  return r.routes.back().get();
+  r.peer_addresses.push_back(std::move(peer_address));
+  return r.peer_addresses.back().get();
 }
 
-void drop_route(Rpc& r, Route* route) noexcept {
-  if (--route->users != 0) return;
+void release_peer_address(Rpc& r, PeerAddress* peer_address) noexcept {
+  if (--peer_address->references != 0) return;
   r.port->flush();  // nothing refers to it any more
-  if (takes_datagrams(*route)) r.context.device->destroy_ah(route->to.ah);
-  std::erase_if(r.routes, [route](const auto& each) { return each.get() == route; });
+  if (has_datagrams(*peer_address)) r.context.device->destroy_ah(peer_address->destination.ah);
+  std::erase_if(r.peer_addresses,
+                [peer_address](const auto& each) { return each.get() == peer_address; });
 }
 
-wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window,
-                        std::uint32_t first) noexcept {
+wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32_t window,
+                                   std::uint32_t first) noexcept {
   const verbs::Place& place = r.context.device->place();
   wire::SessionEnd end;
   std::memcpy(end.gid.data(), &place.gid, sizeof place.gid);
@@ -191,7 +198,7 @@ wire::SessionEnd end_of(const Rpc& r, std::uint32_t name, std::uint32_t window,
 
 RpcStats stats(const Rpc& r) noexcept {
   RpcStats stats = r.stats;
-  stats.unsent += r.port->failures;
+  stats.unsent += r.port->send_failures;
   stats.sessions = r.clients.size();
   stats.served_sessions = r.servers.size();
   return stats;
@@ -199,7 +206,7 @@ RpcStats stats(const Rpc& r) noexcept {
 
 namespace {
 
-tl::unexpected<Error> wrong(std::string found) {
+tl::unexpected<Error> audit_error(std::string found) {
   return base::fail(Status::system, "audit the remote calls", std::move(found),
                     "a defect of the library, or memory that something has overwritten");
 }
@@ -207,44 +214,48 @@ tl::unexpected<Error> wrong(std::string found) {
 }  // namespace
 
 Result<void> audit(Rpc& r) {
-  std::uint32_t promised = 0;
+  std::uint32_t reserved_receives = 0;
   std::uint32_t granted = 0;
   for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
     if (!r.clients.in_use(i)) continue;
     const ClientSession& c = r.clients.at(i);
     std::uint32_t active = 0;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-      const bool busy = (c.free >> slot & 1) == 0;
+      const bool busy = (c.free_slots >> slot & 1) == 0;
       active += busy ? 1 : 0;
-      if (c.calls[slot].number % c.window != slot)
-        return wrong(fmt::format("session {}: slot {} has call {}", i, slot, c.calls[slot].number));
-      if (!busy && c.calls[slot].payload.block != nullptr && c.calls[slot].size > kShortCall)
-        return wrong(fmt::format("session {}: slot {} is free and holds a block", i, slot));
+      if (c.slots[slot].number % c.window != slot)
+        return audit_error(
+            fmt::format("session {}: slot {} has call {}", i, slot, c.slots[slot].number));
+      if (!busy && c.slots[slot].payload.block != nullptr && c.slots[slot].size > kShortCall)
+        return audit_error(fmt::format("session {}: slot {} is free and holds a block", i, slot));
     }
-    if (active != c.under_way)
-      return wrong(
-          fmt::format("session {}: {} calls under way, {} counted", i, active, c.under_way));
-    if (active != 0 && r.watch.at(c.watched).session != c.name)
-      return wrong(fmt::format("session {}: nobody watches its {} calls", i, active));
-    if (c.waiting_count > r.context.config.rpc.backlog)
-      return wrong(fmt::format("session {}: {} calls wait", i, c.waiting_count));
-    promised += active;
+    if (active != c.in_flight)
+      return audit_error(
+          fmt::format("session {}: {} calls under way, {} counted", i, active, c.in_flight));
+    if (active != 0 && r.retransmission_queue.at(c.retransmission_place).session != c.name)
+      return audit_error(fmt::format("session {}: nobody watches its {} calls", i, active));
+    if (c.backlog_count > r.context.config.rpc.backlog)
+      return audit_error(fmt::format("session {}: {} calls wait", i, c.backlog_count));
+    reserved_receives += active;
   }
   for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
-    if (r.servers.in_use(i) && r.servers.at(i).granted != 1) granted += r.servers.at(i).granted;
+    if (r.servers.in_use(i) && r.servers.at(i).advertised_window != 1)
+      granted += r.servers.at(i).advertised_window;
   }
-  promised += granted;
-  if (promised != r.promised || granted != r.granted) {
-    return wrong(fmt::format("{} receives are promised, {} of them granted; {} and {} counted",
-                             promised, granted, r.promised, r.granted));
+  reserved_receives += granted;
+  if (reserved_receives != r.reserved_receives || granted != r.server_reserved_receives) {
+    return audit_error(
+        fmt::format("{} receives are promised, {} of them granted; {} and {} counted",
+                    reserved_receives, granted, r.reserved_receives, r.server_reserved_receives));
   }
-  if (promised > r.budget)
-    return wrong(fmt::format("{} receives are promised, of {}", promised, r.budget));
-  const std::uint32_t needed = promised + r.servers.size() + kUninvited;
-  if (!r.port->all_open() && r.port->open() < needed)
-    return wrong(
-        fmt::format("{} receives are open, of {} that may be needed", r.port->open(), needed));
-  return audit_bulk(r);
+  if (reserved_receives > r.receive_budget)
+    return audit_error(
+        fmt::format("{} receives are promised, of {}", reserved_receives, r.receive_budget));
+  const std::uint32_t needed = reserved_receives + r.servers.size() + kUnsolicitedReceives;
+  if (!r.port->all_posted() && r.port->posted_receives() < needed)
+    return audit_error(fmt::format("{} receives are open, of {} that may be needed",
+                                   r.port->posted_receives(), needed));
+  return audit_connections(r);
 }
 
 }  // namespace spinwire::rpc

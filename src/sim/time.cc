@@ -110,7 +110,7 @@ bool Simulation::State::has_errands(const Node& node) noexcept {
   if (!node.engine) return false;
   const detail::EngineCore& core = *node.engine.core();
   return core.context.setup_first != agent::kNone ||
-         (core.calls != nullptr && core.calls->wanting != 0);
+         (core.calls != nullptr && core.calls->connections_wanted != 0);
 }
 
 void Simulation::State::stir() noexcept {
@@ -175,14 +175,14 @@ Result<void> Simulation::State::audit() const {
     if (auto good = nodes[i]->engine.audit(); !good) return fails(std::move(good.error()));
     const detail::EngineCore& core = *nodes[i]->engine.core();
     if (core.calls == nullptr) continue;
-    const rpc::Port& port = *core.calls->port;
+    const rpc::DatagramPort& port = *core.calls->port;
     const std::uint32_t have =
         sim::datagram_receives(core) + port.receives_waiting() + port.missing();
-    if (have != port.open())
-      return fails(
-          {Status::system, "audit the receives of remote calls",
-           fmt::format("{} are posted, taken, waiting or missing, of {}", have, port.open()),
-           "a defect of the library"});
+    if (have != port.posted_receives())
+      return fails({Status::system, "audit the receives of remote calls",
+                    fmt::format("{} are posted, taken, waiting or missing, of {}", have,
+                                port.posted_receives()),
+                    "a defect of the library"});
   }
   return {};
 }

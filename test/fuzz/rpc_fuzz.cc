@@ -1,6 +1,6 @@
 // The header of the datagrams of remote calls.
 #include "fuzz/fuzz.h"
-#include "wire/rpc.h"
+#include "wire/rpc_datagram.h"
 
 namespace fuzz {
 

@@ -4,8 +4,8 @@
 
 #include "agent/raw_peer.h"
 #include "rpc/bare.h"
-#include "rpc/bulk.h"
 #include "rpc/bulk_ends.h"
+#include "rpc/transport/connection_transport.h"
 
 namespace rpc_bulk_hostile_test {
 namespace {
@@ -19,11 +19,11 @@ using spinwire::PrepareOptions;
 using spinwire::agent::Agent;
 using spinwire::rpc::ClientSession;
 using spinwire::rpc::ServerSession;
-using spinwire::wire::BulkHeader;
-using spinwire::wire::BulkKind;
 using spinwire::wire::MessageKind;
+using spinwire::wire::RpcMessageHeader;
+using spinwire::wire::RpcMessageKind;
 
-Bytes bulk(const BulkHeader& header, std::size_t payload = 0) {
+Bytes bulk(const RpcMessageHeader& header, std::size_t payload = 0) {
   const auto head = spinwire::wire::encode(header);
   Bytes bytes(head.begin(), head.end());
   bytes.resize(bytes.size() + payload);
@@ -78,7 +78,7 @@ class RpcBulkHostile : public testing::Test {
     return *spinwire::rpc::find_client(*client_->core->calls, session_.name());
   }
   [[nodiscard]] ServerSession& served() const {
-    return *spinwire::rpc::find_server(*server_->core->calls, opened().peer);
+    return *spinwire::rpc::find_server(*server_->core->calls, opened().peer_session);
   }
   /// Connects the raw peer with the engine.
   [[nodiscard]] Agent* attack(const Bare& node) {
@@ -108,16 +108,17 @@ class RpcBulkHostile : public testing::Test {
     ASSERT_NE(a, nullptr);
     join_session(*server_->core->calls, served(), *a);
     // In the place of the one that the client may have had.
-    ASSERT_TRUE(run(
-        [&] { return opened().bulk == nullptr || opened().bulk->agent == spinwire::rpc::kNone; }));
+    ASSERT_TRUE(run([&] {
+      return opened().connection == nullptr || opened().connection->agent == spinwire::rpc::kNone;
+    }));
   }
   /// The raw peer is what the client takes for the server, and has heard of a call.
   void attack_client(bool room) {
     auto& r = *client_->core->calls;
-    if (opened().bulk != nullptr) {  // the last test's
-      if (Agent* const a = agent_of(r, *opened().bulk); a != nullptr)
+    if (opened().connection != nullptr) {  // the last test's
+      if (Agent* const a = agent_of(r, *opened().connection); a != nullptr)
         spinwire::agent::close(client_->core->context, *a);
-      ASSERT_TRUE(run([&] { return opened().bulk->agent == spinwire::rpc::kNone; }));
+      ASSERT_TRUE(run([&] { return opened().connection->agent == spinwire::rpc::kNone; }));
     }
     Agent* const a = attack(*client_);
     ASSERT_NE(a, nullptr);
@@ -131,8 +132,8 @@ class RpcBulkHostile : public testing::Test {
     };
     const Buffer request = buffer(4050);
     ASSERT_EQ(session_.call(kEcho, request.slice(0, room ? 20 : 4050), done, options), Status::ok);
-    use_connection(r, opened(), *a);
-    make_due(r, *opened().bulk);
+    attach_connection(r, opened(), *a);
+    queue_connection(r, *opened().connection);
     ASSERT_TRUE(run([&] { return peer_.heard.size() == (room ? 1u : 2u); }));
     std::span<const std::byte> payload;
     ASSERT_TRUE(decode(std::span(peer_.heard[0].body), heard_, payload));
@@ -182,7 +183,7 @@ class RpcBulkHostile : public testing::Test {
   Listener listener_;
   Session session_;
   Connection victim_;
-  BulkHeader heard_;
+  RpcMessageHeader heard_;
   Buffer block_;
   std::vector<PendingCall> later_;
   std::uint32_t said_ = 0;
@@ -191,8 +192,9 @@ class RpcBulkHostile : public testing::Test {
   std::size_t size_ = 0;
 };
 
-BulkHeader call_of(std::uint32_t number, std::uint32_t size, spinwire::Method method = kLater) {
-  return {number, method, BulkKind::call, 0, size, 0, 0, 0};
+RpcMessageHeader call_of(std::uint32_t number, std::uint32_t size,
+                         spinwire::Method method = kLater) {
+  return {number, method, RpcMessageKind::call, 0, size, 0, 0, 0};
 }
 
 struct Said {
@@ -203,21 +205,21 @@ struct Said {
 /// What ends the connection of a server with its last message; the others are in order.
 const std::vector<std::vector<Said>>& bad_for_servers() {
   static const std::vector<std::vector<Said>> all = {
-      {{body(31)}},                                           // no header
-      {{body(64)}},                                           // nonsense
-      {{bulk({8, 0, BulkKind::reply, 0, 0, 0, 0, 0})}},       // of a server
-      {{bulk({8, 0, BulkKind::cancelled, 0, 0, 0, 0, 0})}},   // the same
-      {{bulk({8, 0, BulkKind::cancel, 0, 0, 0, 0, 0})}},      // of no call
-      {{bulk(call_of(8, 3), 3)}, {bulk(call_of(8, 3), 3)}},   // twice
-      {{bulk(call_of(16, 3), 3)}, {bulk(call_of(8, 3), 3)}},  // backwards
-      {{bulk(call_of(8, (1u << 20) + 1))}},                   // too long
-      {{body(100), with(8)}},                                 // without a header
-      {{bulk(call_of(8, 100))}, {body(100), with(16)}},       // ahead of it
-      {{bulk(call_of(8, 100))}, {body(99), with(8)}},         // of another size
+      {{body(31)}},                                                // no header
+      {{body(64)}},                                                // nonsense
+      {{bulk({8, 0, RpcMessageKind::reply, 0, 0, 0, 0, 0})}},      // of a server
+      {{bulk({8, 0, RpcMessageKind::cancelled, 0, 0, 0, 0, 0})}},  // the same
+      {{bulk({8, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})}},     // of no call
+      {{bulk(call_of(8, 3), 3)}, {bulk(call_of(8, 3), 3)}},        // twice
+      {{bulk(call_of(16, 3), 3)}, {bulk(call_of(8, 3), 3)}},       // backwards
+      {{bulk(call_of(8, (1u << 20) + 1))}},                        // too long
+      {{body(100), with(8)}},                                      // without a header
+      {{bulk(call_of(8, 100))}, {body(100), with(16)}},            // ahead of it
+      {{bulk(call_of(8, 100))}, {body(99), with(8)}},              // of another size
       {{bulk(call_of(8, 3), 3)}, {Bytes(), {IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(8)}}},
       {{bulk(call_of(8, 3), 3)},
-       {bulk({8, 0, BulkKind::cancel, 0, 0, 0, 0, 0})},
-       {bulk({9, 0, BulkKind::cancel, 0, 0, 0, 0, 0})}},  // of another
+       {bulk({8, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})},
+       {bulk({9, 0, RpcMessageKind::cancel, 0, 0, 0, 0, 0})}},  // of another
   };
   return all;
 }
@@ -259,8 +261,8 @@ TEST_F(RpcBulkHostile, HandlersRunOnceForEachCall) {
 
 TEST_F(RpcBulkHostile, AKeyThatOpensNothingCostsTheConnectionAlone) {
   attack_server();
-  BulkHeader header = call_of(8, 3, kEcho);
-  header.room = 100;
+  RpcMessageHeader header = call_of(8, 3, kEcho);
+  header.reply_capacity = 100;
   header.address = 0x1000;
   header.rkey = 0x12345;
   say(bulk(header, 3));
@@ -270,20 +272,20 @@ TEST_F(RpcBulkHostile, AKeyThatOpensNothingCostsTheConnectionAlone) {
 
 /// What ends the connection of a client whose call, with room for its reply, has this number.
 std::vector<Said> bad_for_clients(std::uint32_t number) {
-  const auto say = [](BulkKind k, std::uint32_t n) { return bulk({n, 0, k, 0, 0, 0, 0, 0}); };
+  const auto say = [](RpcMessageKind k, std::uint32_t n) { return bulk({n, 0, k, 0, 0, 0, 0, 0}); };
   const auto notice = [](std::uint32_t n) { return How{IBV_WR_RDMA_WRITE_WITH_IMM, htobe32(n)}; };
   return {
       {body(31)},
       {body(64)},
-      {say(BulkKind::call, number)},
-      {say(BulkKind::cancel, number)},
-      {say(BulkKind::cancelled, number)},            // was not asked for
-      {say(BulkKind::reply, number)},                // ok, but not where it was wanted
-      {say(BulkKind::reply, number + 1)},            // to a call that was never made
-      {say(BulkKind::reply, number + 800)},          // the same
-      {say(BulkKind::reply, number), with(number)},  // with an immediate
-      {Bytes(), notice(number + 8)},                 // of no call
-      {Bytes(), notice(number - 8)},                 // of one that is over
+      {say(RpcMessageKind::call, number)},
+      {say(RpcMessageKind::cancel, number)},
+      {say(RpcMessageKind::cancelled, number)},            // was not asked for
+      {say(RpcMessageKind::reply, number)},                // ok, but not where it was wanted
+      {say(RpcMessageKind::reply, number + 1)},            // to a call that was never made
+      {say(RpcMessageKind::reply, number + 800)},          // the same
+      {say(RpcMessageKind::reply, number), with(number)},  // with an immediate
+      {Bytes(), notice(number + 8)},                       // of no call
+      {Bytes(), notice(number - 8)},                       // of one that is over
   };
 }
 
@@ -293,7 +295,7 @@ TEST_F(RpcBulkHostile, WhatMakesNoSenseToAClientEndsItsConnection) {
     SCOPED_TRACE(i);
     ended_ = 0;
     attack_client(true);
-    EXPECT_EQ(heard_.room, 1000u);
+    EXPECT_EQ(heard_.reply_capacity, 1000u);
     const Said said = bad_for_clients(heard_.number)[i];
     say(said.bytes, said.how);
     expect_ended(*client_, i + 1);
@@ -328,7 +330,7 @@ TEST_F(RpcBulkHostile, NobodyWritesBehindTheRoom) {
 
 TEST_F(RpcBulkHostile, ASecondReplyComesToNobody) {
   attack_client(false);
-  const Bytes reply = bulk({heard_.number, 0, BulkKind::reply, 0, 5, 0, 0, 0}, 5);
+  const Bytes reply = bulk({heard_.number, 0, RpcMessageKind::reply, 0, 5, 0, 0, 0}, 5);
   say(reply);
   ASSERT_TRUE(run([&] { return ended_ == 1; }));
   EXPECT_EQ(status_, Status::ok);
@@ -356,12 +358,12 @@ TEST_F(RpcBulkHostile, AConnectionFitsItsSessionOrNone) {
   options.on_closed = [this](Session, const Error&) { ++closed_; };
   Session other = client_->core->open_session(listener_.address(), options).value();
   ASSERT_TRUE(run([&] { return other.ready(); }));
-  const std::uint32_t right = opened().peer;
+  const std::uint32_t right = opened().peer_session;
   const std::uint32_t others =
-      spinwire::rpc::find_client(*client_->core->calls, other.name())->peer;
+      spinwire::rpc::find_client(*client_->core->calls, other.name())->peer_session;
   std::uint64_t count = 0;
   for (const std::uint32_t wrong : {others, right ^ (1u << 20), 0x7fffffffu}) {
-    opened().peer = wrong;
+    opened().peer_session = wrong;
     const Buffer b = buffer(5000);
     const ReplyCallback done = [this](Reply& r) {
       ++ended_;
@@ -373,7 +375,7 @@ TEST_F(RpcBulkHostile, AConnectionFitsItsSessionOrNone) {
     EXPECT_EQ(status_, Status::refused);
     EXPECT_EQ(bad(*server_), ++count);
   }
-  opened().peer = right;
+  opened().peer_session = right;
   EXPECT_EQ(runs_, 0);
   expect_unharmed();
 }

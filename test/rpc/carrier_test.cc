@@ -3,8 +3,8 @@
 
 #include "engine/run_again.h"
 #include "rpc/bare.h"
-#include "rpc/bulk.h"
 #include "rpc/bulk_ends.h"
+#include "rpc/transport/connection_transport.h"
 #include "verbs/providers.h"
 
 namespace rpc_carrier_test {
@@ -135,7 +135,7 @@ TEST(RpcCarrier, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
   expect_echoes(all, session, 1);
   const ClientSession& ours = *spinwire::rpc::find_client(*client.core.calls, session.name());
   const auto granted = [&] {
-    return spinwire::rpc::find_server(*server.core.calls, ours.peer)->granted;
+    return spinwire::rpc::find_server(*server.core.calls, ours.peer_session)->advertised_window;
   };
   EXPECT_EQ(granted(), c.rpc.window);
   Buffer b(client.core.context.arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
@@ -242,7 +242,7 @@ TEST(RpcCarrier, RepliesOfLongCallsCanBeWrittenWhereTheyAreSentFrom) {
   Buffer own = t.server.filled(500, 6);
   ASSERT_TRUE(t.server.engine.serve(9, [&own](Request& r) {
     (void)r.reply_space(100);
-    EXPECT_EQ(r.reply(own.slice(spinwire::wire::kBulkHeaderBytes, 300)), Status::ok);
+    EXPECT_EQ(r.reply(own.slice(spinwire::wire::kRpcMessageHeaderBytes, 300)), Status::ok);
   }));
   for (int i = 0; i < 3; ++i) EXPECT_EQ(t.call(9, filled(50000, 1)).bytes.size(), 300u);
   EXPECT_TRUE(Node::holds(own.bytes().first(500), 6));
@@ -268,7 +268,8 @@ struct Losing {
   }
   /// As if the network had.
   void lose() const {
-    spinwire::agent::Agent* const a = spinwire::rpc::agent_of(*client.core.calls, *record().bulk);
+    spinwire::agent::Agent* const a =
+        spinwire::rpc::agent_of(*client.core.calls, *record().connection);
     ASSERT_NE(a, nullptr);
     spinwire::agent::fail(client.core.context, *a, {Status::peer_lost, "test", "cut", "none"});
   }
@@ -326,7 +327,7 @@ TEST(RpcCarrier, ASessionCanBeClosedWhileItHasNoConnection) {
   Losing t(forgetful());
   t.lose();
   t.begin(kEcho);
-  ASSERT_TRUE(t.all.until([&] { return !t.record().bulk->was_ready; }));
+  ASSERT_TRUE(t.all.until([&] { return !t.record().connection->was_ready; }));
   EXPECT_EQ(t.session.close(), Status::ok);
   EXPECT_EQ(t.ended, std::vector<Status>{Status::flushed});
   t.expect_closed(Status::ok);

@@ -61,7 +61,7 @@ class Incast {
       for (Client& c : clients_) {
         while (call(c)) {
         }
-        least_ = std::min(least_, session_of(c).flow.window);
+        least_ = std::min(least_, session_of(c).congestion.cwnd);
       }
       return now_ >= end;
     });
@@ -79,7 +79,7 @@ class Incast {
   /// Round trips as the sessions see them at present, ns; what waits for its turn is in none.
   [[nodiscard]] std::uint64_t mean_trip() const {
     std::uint64_t sum = 0;
-    for (const Client& c : clients_) sum += session_of(c).smooth;
+    for (const Client& c : clients_) sum += session_of(c).srtt;
     return sum / kClients;
   }
   /// Any session's, at any time; in parts of a call.
@@ -160,7 +160,7 @@ TEST(RpcCongestion, AnIncastKeepsTheLinkBusyAndItsShareFairAndItsQueueShort) {
   EXPECT_GT(minded.sum_of(&RpcStats::slowed), 0u);
   EXPECT_EQ(minded.sum_of(&RpcStats::retransmits), 0u);
   EXPECT_LT(minded.mean_trip(), 200'000u);
-  EXPECT_GE(minded.least_window(), spinwire::rpc::kOneCall);
+  EXPECT_GE(minded.least_window(), spinwire::rpc::kCwndPerCall);
   minded.finish();
   EXPECT_EQ(minded.failed(), 0u);
 
@@ -177,7 +177,7 @@ TEST(RpcCongestion, LossesLeadBelowOneCallAtATimeAndNothingIsLost) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "faults are injected";
   Incast lossy(100us, 0.5, 1ms);
   lossy.call_for(30'000'000);
-  EXPECT_LT(lossy.least_window(), spinwire::rpc::kOneCall);
+  EXPECT_LT(lossy.least_window(), spinwire::rpc::kCwndPerCall);
   lossy.finish();
   EXPECT_GT(lossy.answered(), 0u);
   EXPECT_EQ(lossy.failed(), 0u);

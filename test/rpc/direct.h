@@ -2,12 +2,12 @@
 #pragma once
 
 #include "rpc/bare.h"
-#include "rpc/calling.h"
+#include "rpc/client_call.h"
 #include "softverbs/objects.h"
 
 namespace rpc_test {
 
-inline const spinwire::rpc::Port& port_of(const Node& node) {
+inline const spinwire::rpc::DatagramPort& port_of(const Node& node) {
   return *node.engine.core()->calls->port;
 }
 inline const spinwire::softverbs::Qp& queue_pair_of(const Node& node) {

@@ -47,15 +47,16 @@ class RpcDirectHostile : public RpcDirect {
   }
   /// A good request; its slot was not used so far.
   [[nodiscard]] spinwire::wire::RpcHeader request() const {
-    return {session().peer, session().calls[1].number, kCount, RpcKind::request, 0, 4, 0};
+    return {session().peer_session, session().slots[1].number, kCount, RpcKind::request, 0, 4, 0};
   }
   void send(ibv_qp* by, const spinwire::wire::RpcHeader& header, std::uint64_t length) const {
     const auto& direct = *device().provider().direct;
     const auto words = spinwire::wire::pack(header);
     const std::array<std::byte, 32> payload{};
-    ASSERT_NE(spinwire::base::send({&direct, by, direct.sender(by)}, session().route->to, words.low,
-                                   words.high, payload.data(), length),
-              spinwire::base::Sent::no);
+    ASSERT_NE(
+        spinwire::base::send({&direct, by, direct.sender(by)}, session().peer_address->destination,
+                             words.low, words.high, payload.data(), length),
+        spinwire::base::Sent::no);
     direct.publish(by);
   }
   /// By the verbs: a direct one has a header in any case.
@@ -69,9 +70,9 @@ class RpcDirectHostile : public RpcDirect {
     wr.num_sge = 1;
     wr.opcode = IBV_WR_SEND;
     wr.send_flags = IBV_SEND_INLINE;
-    wr.wr.ud.ah = session().route->to.ah;
-    wr.wr.ud.remote_qpn = session().route->to.qp_num;
-    wr.wr.ud.remote_qkey = session().route->to.qkey;
+    wr.wr.ud.ah = session().peer_address->destination.ah;
+    wr.wr.ud.remote_qpn = session().peer_address->destination.qp_num;
+    wr.wr.ud.remote_qkey = session().peer_address->destination.qkey;
     ibv_send_wr* bad = nullptr;
     ASSERT_EQ(ibv_post_send(by, &wr, &bad), 0);
   }
@@ -140,14 +141,16 @@ TEST_F(RpcDirectHostile, AReplyOfAStrangerEndsNoCall) {
   options.qkey = 5;
   spinwire::verbs::Device& device = *t_->server.engine.core()->context.device;
   ibv_qp* const other = device.create_datagram_qp(options).value();
-  const auto& s = *spinwire::rpc::find_server(*t_->server.engine.core()->calls, session().peer);
+  const auto& s =
+      *spinwire::rpc::find_server(*t_->server.engine.core()->calls, session().peer_session);
   const auto words =
-      spinwire::wire::pack({s.peer, session().calls[0].number, 0, RpcKind::reply, 0, 4, 8});
+      spinwire::wire::pack({s.peer_session, session().slots[0].number, 0, RpcKind::reply, 0, 4, 8});
   const auto& direct = *device.provider().direct;
   const std::array<std::byte, 32> payload{};
-  ASSERT_NE(spinwire::base::send({&direct, other, direct.sender(other)}, s.route->to, words.low,
-                                 words.high, payload.data(), 4),
-            spinwire::base::Sent::no);
+  ASSERT_NE(
+      spinwire::base::send({&direct, other, direct.sender(other)}, s.peer_address->destination,
+                           words.low, words.high, payload.data(), 4),
+      spinwire::base::Sent::no);
   direct.publish(other);
   ASSERT_TRUE(t_->until([&] { return t_->client.engine.rpc_stats().bad_datagrams == 1; }));
   EXPECT_FALSE(t_->all_ended());

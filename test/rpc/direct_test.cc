@@ -360,7 +360,7 @@ TEST_F(RpcDirect, WithADryPoolCallsComeByReceivesUntilThereIsABlock) {
   c.memory.receive_bytes = 4u << 20;
   Calls t(c);
   Keeper keeper(t);
-  const spinwire::rpc::Port& port = port_of(t.server);
+  const spinwire::rpc::DatagramPort& port = port_of(t.server);
   const spinwire::softverbs::ReceiveQueue& receives = *queue_pair_of(t.server).receives;
   EXPECT_EQ(receives.head, 0u);
   for (std::uint32_t i = 0; port.spare() != nullptr; ++i)
@@ -384,7 +384,7 @@ TEST_F(RpcDirect, WithADryPoolCallsComeByReceivesUntilThereIsABlock) {
     ASSERT_EQ(t.call(kEcho, filled(20, i)).bytes, filled(20, i));
   EXPECT_EQ(receives.head, head);
   keeper.replies.clear();
-  const spinwire::rpc::Port& own = port_of(t.client);
+  const spinwire::rpc::DatagramPort& own = port_of(t.client);
   ASSERT_TRUE(t.until([&] { return own.missing() == 0 && own.spare() != nullptr; }));
   t.finish();
 }
@@ -395,7 +395,7 @@ TEST_F(RpcDirect, ARunIsLeftWhereTheLastBlockIsKept) {
   c.memory.receive_bytes = 4u << 20;
   Calls t(c);
   Keeper keeper(t);
-  const spinwire::rpc::Port& port = port_of(t.server);
+  const spinwire::rpc::DatagramPort& port = port_of(t.server);
   std::vector<BufferSlice> taken;
   auto& arena = *t.server.engine.core()->context.arena;
   for (;;) {
@@ -438,7 +438,7 @@ TEST_F(RpcDirect, APortThatEndsGivesItsBlocksBack) {
   };
   const std::uint64_t before = used();
   {
-    const auto port = spinwire::rpc::Port::open(context, {16, 8}).value();
+    const auto port = spinwire::rpc::DatagramPort::open(context, {16, 8}).value();
     ASSERT_NE(port->spare(), nullptr);
     EXPECT_GT(used(), before);
     ASSERT_TRUE(port->renew_spare());
@@ -489,16 +489,16 @@ TEST_F(RpcDirect, WhatTheDeviceCallsASourceIsLearntFromTheFirst) {
   auto& client = *t.client.engine.core()->calls;
   auto& server = *t.server.engine.core()->calls;
   const spinwire::rpc::ClientSession& c = *client.clients.find(0);
-  const spinwire::rpc::ServerSession& s = *spinwire::rpc::find_server(server, c.peer);
-  const std::uint64_t unknown = spinwire::rpc::Route().source;
-  EXPECT_EQ(c.route->source, unknown);
-  EXPECT_EQ(s.route->source, unknown);
+  const spinwire::rpc::ServerSession& s = *spinwire::rpc::find_server(server, c.peer_session);
+  const std::uint64_t unknown = spinwire::rpc::PeerAddress().direct_source;
+  EXPECT_EQ(c.peer_address->direct_source, unknown);
+  EXPECT_EQ(s.peer_address->direct_source, unknown);
   for (std::uint32_t i = 0; i < 3; ++i) {
     ASSERT_EQ(t.call(kEcho, filled(4, i)).status, Status::ok);
-    EXPECT_EQ(c.route->source & 0xffffff, server.port->qp_num());
-    EXPECT_EQ(s.route->source & 0xffffff, client.port->qp_num());
-    EXPECT_NE(c.route->source, unknown);
-    EXPECT_NE(s.route->source, unknown);
+    EXPECT_EQ(c.peer_address->direct_source & 0xffffff, server.port->qp_num());
+    EXPECT_EQ(s.peer_address->direct_source & 0xffffff, client.port->qp_num());
+    EXPECT_NE(c.peer_address->direct_source, unknown);
+    EXPECT_NE(s.peer_address->direct_source, unknown);
   }
   t.finish();
 }
@@ -507,16 +507,16 @@ TEST_F(RpcDirect, ThereIsNoLaneToWhatIsNoNumberOfAQueuePair) {
   Calls t;
   ASSERT_EQ(t.call(kEcho, filled(4, 1)).status, Status::ok);
   auto& calls = *t.client.engine.core()->calls;
-  spinwire::rpc::Destination to = calls.clients.find(0)->route->to;
+  spinwire::base::DatagramAddress to = calls.clients.find(0)->peer_address->destination;
   const auto& direct = *t.client.engine.core()->context.device->provider().direct;
   EXPECT_EQ(to.lane, direct.lane(to.ah));
   to.qp_num |= 1u << 24;  // would be a part of the datagram's source
-  calls.port->find_lane(to);
+  calls.port->resolve(to);
   EXPECT_NE(to.lane, direct.lane(to.ah));
   const std::array<std::byte, 32> nothing{};
   EXPECT_FALSE(calls.port->send_direct(to, {}, 0, nothing.data()));
   to.qp_num &= 0xffffff;
-  calls.port->find_lane(to);
+  calls.port->resolve(to);
   EXPECT_EQ(to.lane, direct.lane(to.ah));
   t.finish();
 }
@@ -548,8 +548,8 @@ TEST_F(RpcDirect, AnAnswerWithinThePollIsNoRoundTrip) {
   t.polling = false;
   EXPECT_TRUE(t.within);
   auto& clients = t.calls.client.engine.core()->calls->clients;
-  EXPECT_EQ(clients.find(0)->shortest, 1000u);
-  EXPECT_EQ(clients.find(1)->shortest, ~std::uint64_t{0});
+  EXPECT_EQ(clients.find(0)->min_rtt, 1000u);
+  EXPECT_EQ(clients.find(1)->min_rtt, ~std::uint64_t{0});
   EXPECT_EQ(t.other.close(), Status::ok);
   ASSERT_TRUE(t.calls.until([&t] {
     t.now += 1000;

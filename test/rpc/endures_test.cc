@@ -2,7 +2,7 @@
 // answers to the set-up that get lost, refused sessions, more requests than there are receives for,
 // devices that take long to send.
 #include "rpc/bare.h"
-#include "rpc/calling.h"
+#include "rpc/client_call.h"
 
 namespace rpc_endures_test {
 namespace {
@@ -138,7 +138,7 @@ struct Crowd {
       EXPECT_TRUE(until({&client, &server}, [this] { return sessions.back().ready(); }));
     }
   }
-  [[nodiscard]] const spinwire::rpc::Port& port() const {
+  [[nodiscard]] const spinwire::rpc::DatagramPort& port() const {
     return *server.engine.core()->calls->port;
   }
   [[nodiscard]] bool sends_directly() const { return port().sends_directly(); }

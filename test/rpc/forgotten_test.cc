@@ -61,7 +61,7 @@ class RpcForgotten : public testing::Test {
     return rpc::stats(*server_->core->calls).served_sessions;
   }
   /// The server says this to the client, through its port.
-  void say(const rpc::Destination& to, const wire::RpcHeader& header) const {
+  void say(const spinwire::base::DatagramAddress& to, const wire::RpcHeader& header) const {
     static const std::byte nothing[kShortCall]{};
     server_->core->calls->port->send(to, wire::pack(header), 0, nothing);
     server_->core->calls->port->flush();
@@ -122,8 +122,8 @@ TEST_F(RpcForgotten, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
 }
 
 TEST_F(RpcForgotten, AnswersAreAsRareAsRepeatedRequests) {
-  const rpc::Destination to = ours().route->to;
-  const std::uint32_t name = ours().peer;
+  const spinwire::base::DatagramAddress to = ours().peer_address->destination;
+  const std::uint32_t name = ours().peer_session;
   stop_client(15'000 * kMillisecond);
   const std::uint64_t heard = rpc::stats(*client_->core->calls).bad_datagrams;
   static const std::byte nothing[kShortCall]{};
@@ -140,9 +140,10 @@ TEST_F(RpcForgotten, AnswersAreAsRareAsRepeatedRequests) {
 }
 
 TEST_F(RpcForgotten, OnlyTheServerOfASessionHasForgottenIt) {
-  const rpc::ServerSession& s = *rpc::find_server(*server_->core->calls, ours().peer);
+  const rpc::ServerSession& s = *rpc::find_server(*server_->core->calls, ours().peer_session);
   // What it says of an earlier session of that name.
-  say(s.route->to, {session_.name(), s.name ^ 0x100000, 0, RpcKind::unknown, 0, 0, 0});
+  say(s.peer_address->destination,
+      {session_.name(), s.name ^ 0x100000, 0, RpcKind::unknown, 0, 0, 0});
   // And somebody else, who knows all of it.
   Bare other(rpc_config(), &now_);
   Session theirs = other.core->open_session(listener_.address(), {}).value();
@@ -150,10 +151,11 @@ TEST_F(RpcForgotten, OnlyTheServerOfASessionHasForgottenIt) {
     (void)other.core->poll();
     return theirs.ready();
   }));
-  auto route = rpc::take_route(*other.core->calls, rpc::end_of(*client_->core->calls, 1, 8, 0));
+  auto route = rpc::acquire_peer_address(*other.core->calls,
+                                         rpc::local_session_end(*client_->core->calls, 1, 8, 0));
   ASSERT_TRUE(route);
   static const std::byte nothing[kShortCall]{};
-  other.core->calls->port->send((*route)->to,
+  other.core->calls->port->send((*route)->destination,
                                 wire::pack({session_.name(), s.name, 0, RpcKind::unknown, 0, 0, 0}),
                                 0, nothing);
   other.core->calls->port->flush();
@@ -184,13 +186,13 @@ TEST_F(RpcForgotten, AServerThatLivesAgainIsAnotherOne) {
 
 TEST_F(RpcForgotten, NewsOfAnotherLifeConcernsSilentSessionsWithTheFirstAlone) {
   rpc::Rpc& calls = *client_->core->calls;
-  const std::uint64_t incarnation = ours().route->incarnation;
-  rpc::lose_silent(calls, incarnation);
+  const std::uint64_t incarnation = ours().peer_address->incarnation;
+  rpc::fail_silent_sessions(calls, incarnation);
   ASSERT_TRUE(session_.ready()) << "it hears from its server";
-  ours().waited = 1;
-  rpc::lose_silent(calls, incarnation ^ 1);
+  ours().silent_ticks = 1;
+  rpc::fail_silent_sessions(calls, incarnation ^ 1);
   ASSERT_TRUE(session_.ready()) << "its server is none of them";
-  rpc::lose_silent(calls, incarnation);
+  rpc::fail_silent_sessions(calls, incarnation);
   expect_lost("another life");
 }
 

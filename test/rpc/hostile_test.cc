@@ -51,18 +51,19 @@ class RpcHostile : public testing::Test {
     return spinwire::rpc::stats(*node.core->calls).bad_datagrams;
   }
   /// Sends it from somebody else's port to where one of his routes or ours leads.
-  void send(const spinwire::rpc::Destination& to, const RpcHeader& header) {
+  void send(const spinwire::base::DatagramAddress& to, const RpcHeader& header) {
     static const std::byte nothing[kShortCall]{};
     other_.core->calls->port->send(to, spinwire::wire::pack(header), header.length, nothing);
     other_.core->calls->port->flush();
   }
-  [[nodiscard]] spinwire::rpc::Destination to_server() {
-    return spinwire::rpc::find_client(*other_.core->calls, theirs_.name())->route->to;
+  [[nodiscard]] spinwire::base::DatagramAddress to_server() {
+    return spinwire::rpc::find_client(*other_.core->calls, theirs_.name())
+        ->peer_address->destination;
   }
   /// The server's record of the client's session.
   [[nodiscard]] ServerSession& victim() {
     const ClientSession& c = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
-    return *spinwire::rpc::find_server(*server_.core->calls, c.peer);
+    return *spinwire::rpc::find_server(*server_.core->calls, c.peer_session);
   }
   /// The call of the beginning is answered as if nothing had been.
   void expect_unharmed() {
@@ -101,9 +102,10 @@ TEST_F(RpcHostile, AnotherOnesSessionIsNotHisToUse) {
 TEST_F(RpcHostile, WhatMakesNoSenseIsCounted) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const auto to = to_server();
-  const std::uint32_t name = spinwire::rpc::find_client(*other_.core->calls, theirs_.name())->peer;
+  const std::uint32_t name =
+      spinwire::rpc::find_client(*other_.core->calls, theirs_.name())->peer_session;
   const std::uint32_t first =
-      spinwire::rpc::find_server(*server_.core->calls, name)->services[0].number;
+      spinwire::rpc::find_server(*server_.core->calls, name)->slots[0].number;
   const std::vector<RpcHeader> nonsense = {
       {0, 9, kLater, RpcKind::request, 0, 0, 0},                // nobody's
       {0xffffffff, 9, kLater, RpcKind::request, 0, 0, 0},       // beyond all
@@ -129,13 +131,14 @@ TEST_F(RpcHostile, WhatMakesNoSenseIsCounted) {
 TEST_F(RpcHostile, AReplyThatIsShorterThanItsHeaderSaysNothing) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const ServerSession& s = victim();
-  spinwire::rpc::Port& port = *server_.core->calls->port;
+  spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
   static const std::byte nothing[kShortCall]{};
   // The lengths that so few bytes less those of the header are, in as many bits as there are.
   for (const std::uint16_t less : {std::uint16_t{1}, std::uint16_t{2}}) {
     const auto length = static_cast<std::uint16_t>(-less);
-    const RpcHeader header{s.peer, s.services[0].number, 0, RpcKind::reply, 0, length, 1};
-    port.send(s.route->to, spinwire::wire::pack(header), std::uint32_t{0} - less, nothing);
+    const RpcHeader header{s.peer_session, s.slots[0].number, 0, RpcKind::reply, 0, length, 1};
+    port.send(s.peer_address->destination, spinwire::wire::pack(header), std::uint32_t{0} - less,
+              nothing);
   }
   port.flush();
   ASSERT_TRUE(run([&] { return bad(client_) == 2 || ended_ != 0; }));
@@ -146,13 +149,13 @@ TEST_F(RpcHostile, AReplyThatAllowsNoCallsIsNone) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   static const std::byte nothing[kShortCall]{};
   const auto& ours = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
-  spinwire::rpc::Port& port = *server_.core->calls->port;
-  port.send(victim().route->to,
-            spinwire::wire::pack({ours.name, ours.calls[0].number, 0, RpcKind::reply, 0, 0, 0}), 0,
+  spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
+  port.send(victim().peer_address->destination,
+            spinwire::wire::pack({ours.name, ours.slots[0].number, 0, RpcKind::reply, 0, 0, 0}), 0,
             nothing);
   port.flush();
   ASSERT_TRUE(run([&] { return ended_ != 0 || bad(client_) == 1; }));
-  EXPECT_GE(ours.granted, 1u);
+  EXPECT_GE(ours.server_window, 1u);
   expect_unharmed();
 }
 
@@ -160,16 +163,16 @@ TEST_F(RpcHostile, NoReplyAllowsMoreCallsThanThereArePlaces) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   static const std::byte nothing[kShortCall]{};
   const auto& ours = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
-  spinwire::rpc::Port& port = *server_.core->calls->port;
-  port.send(victim().route->to,
-            spinwire::wire::pack({ours.name, ours.calls[0].number, 0, RpcKind::reply, 0, 0, 65535}),
+  spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
+  port.send(victim().peer_address->destination,
+            spinwire::wire::pack({ours.name, ours.slots[0].number, 0, RpcKind::reply, 0, 0, 65535}),
             0, nothing);
   port.flush();
   ASSERT_TRUE(run([&] { return ended_ != 0; }));
   std::uint32_t more = 0;
   const auto done = [](Reply&) {};
   while (session_.call(kLater, Bytes(), done) == Status::ok) ++more;
-  EXPECT_EQ(ours.under_way, ours.window);
+  EXPECT_EQ(ours.in_flight, ours.window);
   EXPECT_EQ(more, ours.window + client_.core->context.config.rpc.backlog);
   for (const Bare* each : {&server_, &client_, &other_}) each->expect_clean();
 }
@@ -178,16 +181,16 @@ TEST_F(RpcHostile, AReplyToACallThatIsYetToBeMadeIsLate) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   static const std::byte nothing[kShortCall]{};
   const auto& ours = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
-  spinwire::rpc::Port& port = *server_.core->calls->port;
-  ASSERT_EQ(ours.free & 3, 2u);
-  for (const std::uint32_t number : {ours.calls[1].number, ours.calls[0].number + ours.window}) {
-    port.send(victim().route->to,
+  spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
+  ASSERT_EQ(ours.free_slots & 3, 2u);
+  for (const std::uint32_t number : {ours.slots[1].number, ours.slots[0].number + ours.window}) {
+    port.send(victim().peer_address->destination,
               spinwire::wire::pack({ours.name, number, 0, RpcKind::reply, 0, 0, 1}), 0, nothing);
   }
   port.flush();
   ASSERT_TRUE(
       run([&] { return ended_ != 0 || spinwire::rpc::stats(*client_.core->calls).late == 2; }));
-  EXPECT_EQ(ours.under_way, 1u);
+  EXPECT_EQ(ours.in_flight, 1u);
   expect_unharmed();
 }
 
@@ -195,10 +198,10 @@ TEST_F(RpcHostile, NobodyIsTheServerOfASessionThatIsBeingOpened) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const Session opening = client_.core->open_session(listener_.address(), {}).value();
   static const std::byte nothing[kShortCall]{};
-  spinwire::rpc::Port& port = *server_.core->calls->port;
+  spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
   for (const RpcKind kind : {RpcKind::reply, RpcKind::pong, RpcKind::closed})
-    port.send(victim().route->to, spinwire::wire::pack({opening.name(), 0, 0, kind, 0, 0, 1}), 0,
-              nothing);
+    port.send(victim().peer_address->destination,
+              spinwire::wire::pack({opening.name(), 0, 0, kind, 0, 0, 1}), 0, nothing);
   port.flush();
   while (bad(client_) != 3) (void)client_.core->poll();
   EXPECT_EQ(opening.state(), spinwire::SessionState::opening);

@@ -1,6 +1,6 @@
 // Sessions that have no calls for a while: what they give back, and what comes late all the same.
 #include "rpc/bare.h"
-#include "rpc/calling.h"
+#include "rpc/client_call.h"
 
 namespace rpc_idle_test {
 namespace {
@@ -69,8 +69,8 @@ struct Idle {
     static const std::byte nothing[kShortCall]{};
     auto& port = *client.core->calls->port;
     const ClientSession& c = ours();
-    port.send(c.route->to, spinwire::wire::pack({c.peer, number, method, kind, 0, 0, 0}), 0,
-              nothing);
+    port.send(c.peer_address->destination,
+              spinwire::wire::pack({c.peer_session, number, method, kind, 0, 0, 0}), 0, nothing);
     port.flush();
     for (int i = 0; i < 200; ++i) poll();
   }
@@ -81,7 +81,7 @@ struct Idle {
     return *spinwire::rpc::find_client(*client.core->calls, session.name());
   }
   [[nodiscard]] ServerSession& theirs() const {
-    return *spinwire::rpc::find_server(*server.core->calls, ours().peer);
+    return *spinwire::rpc::find_server(*server.core->calls, ours().peer_session);
   }
   [[nodiscard]] RpcStats stats(const Bare& of) const {
     return spinwire::rpc::stats(*of.core->calls);
@@ -107,20 +107,20 @@ TEST(RpcIdle, ReceivesGoBackWhateverPingsAreSentMeanwhile) {
     ASSERT_EQ(t.begin(kEcho), Status::ok);
     ASSERT_TRUE(t.until([&] { return t.ended.size() == 1; }));
     const std::uint32_t window = t.ours().window;
-    EXPECT_EQ(t.server.core->calls->promised, window);
-    EXPECT_EQ(t.ours().allowed, window);
+    EXPECT_EQ(t.server.core->calls->reserved_receives, window);
+    EXPECT_EQ(t.ours().send_window, window);
     t.rest(900ms);
-    EXPECT_EQ(t.server.core->calls->promised, window) << "it may call again";
+    EXPECT_EQ(t.server.core->calls->reserved_receives, window) << "it may call again";
     t.rest(20s);
-    EXPECT_EQ(t.server.core->calls->promised, 0u) << keepalive.count() << " ms";
+    EXPECT_EQ(t.server.core->calls->reserved_receives, 0u) << keepalive.count() << " ms";
     EXPECT_TRUE(t.session.ready());
     EXPECT_EQ(t.stats(t.server).served_sessions, 1u);
     // The client knows.
     for (int i = 0; i < 2; ++i) ASSERT_EQ(t.begin(kEcho), Status::ok);
-    EXPECT_EQ(t.ours().under_way, 1u);
+    EXPECT_EQ(t.ours().in_flight, 1u);
     ASSERT_TRUE(t.until([&] { return t.ended.size() == 3; }));
     EXPECT_EQ(t.ended, std::vector<Status>(3, Status::ok));
-    EXPECT_EQ(t.server.core->calls->promised, window);
+    EXPECT_EQ(t.server.core->calls->reserved_receives, window);
     t.client.expect_clean();
     t.server.expect_clean();
   }
@@ -204,7 +204,7 @@ TEST(RpcIdle, WhatComesLateRunsNothingAndTakesNothingAway) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Idle t;
   const std::uint32_t window = t.ours().window;
-  const std::uint32_t first = t.ours().calls[0].number;
+  const std::uint32_t first = t.ours().slots[0].number;
   for (int i = 0; i < 3; ++i) {  // one after the other: all in the first place
     ASSERT_EQ(t.begin(kCopied), Status::ok);
     ASSERT_TRUE(t.until([&] { return t.ended.size() == static_cast<std::size_t>(i) + 1; }));
@@ -245,8 +245,8 @@ TEST(RpcIdle, PlacesThatWereUsedVeryDifferentlyGoOn) {
     Idle t;
     t.fill_window(kEcho);
     for (std::uint32_t slot = 0; slot < t.ours().window; ++slot) {
-      t.ours().calls[slot].number += slot * uses;
-      t.theirs().services[slot].number += slot * uses;
+      t.ours().slots[slot].number += slot * uses;
+      t.theirs().slots[slot].number += slot * uses;
     }
     for (int i = 0; i < 3; ++i) {
       t.rest(3s);

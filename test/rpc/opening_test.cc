@@ -131,7 +131,7 @@ struct ByHand {
   void open() {
     const auto expected = wire::kinds(FrameKind::session_opened, FrameKind::refuse);
     ASSERT_TRUE(stream.connect(Address::parse(listener.address()).value(), expected));
-    const auto end = rpc::end_of(*client.core->calls, 77, 8, 0);
+    const auto end = rpc::local_session_end(*client.core->calls, 77, 8, 0);
     ASSERT_EQ(stream.send(wire::encode(wire::OpenSession{end})), Status::ok);
     Progress came = Progress::waiting;
     ASSERT_TRUE(until([&] { return (came = stream.advance()) != Progress::waiting; }));
@@ -218,7 +218,7 @@ TEST(RpcOpening, NamesThatComeAgainNameNothingOfBefore) {
   for (int i = 0; i < 2; ++i) {
     sessions[i] = client.core->open_session(listener->address(), {}).value();
     ASSERT_TRUE(until([&] { return sessions[i].ready(); }));
-    served[i] = rpc::find_client(*client.core->calls, sessions[i].name())->peer;
+    served[i] = rpc::find_client(*client.core->calls, sessions[i].name())->peer_session;
     ASSERT_EQ(sessions[i].call(
                   kLater, std::span<const std::byte>(),
                   [&ended](Reply& r) { ended.emplace_back(r.status(), bytes_of(r.bytes())); }),
@@ -230,13 +230,15 @@ TEST(RpcOpening, NamesThatComeAgainNameNothingOfBefore) {
       return rpc::stats(*server.core->calls).served_sessions == 0 &&
              rpc::stats(*client.core->calls).sessions == 0;
     }));
-    const auto end = rpc::end_of(*client.core->calls, 5, 8, 0);
+    const auto end = rpc::local_session_end(*client.core->calls, 5, 8, 0);
     for (int k = 0; k < 2046; ++k) {
-      rpc::Route* const route = rpc::take_route(*server.core->calls, end).value();
-      rpc::dismiss(*server.core->calls, *rpc::admit(*server.core->calls, end, route));
+      rpc::PeerAddress* const route = rpc::acquire_peer_address(*server.core->calls, end).value();
+      rpc::release_server_session(*server.core->calls,
+                                  *rpc::accept_session(*server.core->calls, end, route));
     }
     for (int k = 0; k < 4094; ++k)
-      rpc::lose(*client.core->calls, *rpc::make_session(*client.core->calls, 8), Status::ok, "");
+      rpc::fail_session(*client.core->calls, *rpc::make_client_session(*client.core->calls, 8),
+                        Status::ok, "");
   }
   ASSERT_EQ(served[0], served[1]);
   ASSERT_EQ(sessions[0].name(), sessions[1].name());

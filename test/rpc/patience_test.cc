@@ -1,7 +1,7 @@
 // When calls without an answer end, or go out again: to the tick, where the watch alone would be
 // late, and no more often than that is worth.
 #include "rpc/bare.h"
-#include "rpc/calling.h"
+#include "rpc/client_call.h"
 
 namespace rpc_patience_test {
 namespace {
@@ -20,8 +20,8 @@ struct Patience {
     EXPECT_TRUE(both_until([&] { return session.ready(); }));
     begin();  // from now on the window is whole
     EXPECT_TRUE(both_until([&] { return ended == 1; }));
-    whole = client.core->calls->least_patience;
-    EXPECT_EQ(ours().patience, whole);
+    whole = client.core->calls->min_rto;
+    EXPECT_EQ(ours().rto, whole);
     pass(2 * whole);  // the watch has nothing to look at
   }
   template <typename Done>
@@ -72,7 +72,7 @@ TEST(RpcPatience, ADeadlineThatIsNearEndsTheCallBeforeTheWatchLooks) {
     EXPECT_EQ(t.ended, before);
     t.until(begun + deadline + t.whole / 8);
     EXPECT_EQ(t.ended, before + 1) << deadline;
-    EXPECT_EQ(t.ours().under_way, 0u);
+    EXPECT_EQ(t.ours().in_flight, 0u);
     t.pass(2 * t.whole);
   }
 }
@@ -107,24 +107,24 @@ TEST(RpcPatience, TheFirstReplyOfABatchIsMeasuredAndTellsOfAnyLoss) {
   t.now += t.whole / 100;
   (void)t.server.core->poll();
   ASSERT_EQ(t.later[0].reply(std::span<const std::byte>()), Status::ok);
-  const std::uint64_t smooth = t.ours().smooth;
+  const std::uint64_t smooth = t.ours().srtt;
   ASSERT_GT(smooth, 0u);
   t.now += t.whole / 100;
   const auto off = static_cast<std::int64_t>(t.whole / 100 * 2 - smooth);
   (void)t.client.core->poll();
   EXPECT_EQ(t.ended, 4);
-  EXPECT_EQ(t.ours().smooth, smooth + static_cast<std::uint64_t>(off >> 3));  // by one of the two
-  EXPECT_EQ(t.ours().patience, 2 * t.whole);
+  EXPECT_EQ(t.ours().srtt, smooth + static_cast<std::uint64_t>(off >> 3));  // by one of the two
+  EXPECT_EQ(t.ours().rto, 2 * t.whole);
   // No less so while every reply is looked at, as the window is small.
-  ASSERT_LT(t.ours().flow.window, t.ours().flow.whole);
-  const std::uint64_t then = t.ours().smooth;
+  ASSERT_LT(t.ours().congestion.cwnd, t.ours().congestion.max_cwnd);
+  const std::uint64_t then = t.ours().srtt;
   t.begin();
   t.begin();
   t.now += t.whole / 10;
   (void)t.server.core->poll();
   (void)t.client.core->poll();
   EXPECT_EQ(t.ended, 6);
-  EXPECT_EQ(t.ours().smooth,
+  EXPECT_EQ(t.ours().srtt,
             then + static_cast<std::uint64_t>(static_cast<std::int64_t>(t.whole / 10 - then) >> 3));
 }
 
@@ -150,7 +150,7 @@ TEST(RpcPatience, WhatIsDueShortlyBeforeTheNextLookWaitsForThat) {
   t.begin();
   t.until(begun + 2 * t.whole - t.whole / 32);
   EXPECT_EQ(t.again(), 1u);
-  EXPECT_FALSE(t.ours().calls[0].exact || t.ours().calls[1].exact);
+  EXPECT_FALSE(t.ours().slots[0].on_session_timer || t.ours().slots[1].on_session_timer);
   t.until(begun + 2 * t.whole + t.whole / 8);
   EXPECT_EQ(t.again(), 2u);
 }
@@ -161,12 +161,12 @@ TEST(RpcPatience, WhereTheWatchEndsCallsThoseThatWaitGoOn) {
   const std::uint32_t window = t.ours().window;
   for (std::uint32_t i = 0; i < window; ++i) t.begin(t.whole / 2 * 3);
   t.begin();
-  EXPECT_EQ(t.ours().waiting_count, 1u);
+  EXPECT_EQ(t.ours().backlog_count, 1u);
   t.now += 4 * t.whole;  // no poll meanwhile: the watch is late, and nothing else looks
   t.pass(t.whole / 4);
   EXPECT_EQ(t.ended, 1 + static_cast<int>(window));
-  EXPECT_EQ(t.ours().waiting_count, 0u);
-  EXPECT_EQ(t.ours().under_way, 1u);
+  EXPECT_EQ(t.ours().backlog_count, 0u);
+  EXPECT_EQ(t.ours().in_flight, 1u);
 }
 
 }  // namespace

@@ -74,7 +74,8 @@ TEST(RpcWaiting, CallbacksOfAClosingSessionFindOnlyWhatStillWaits) {
   // What the room for those that wait held before must not be taken for calls.
   {
     std::vector<Buffer> all;
-    const std::size_t room = t.client.engine.config().rpc.backlog * sizeof(spinwire::rpc::Waiting);
+    const std::size_t room =
+        t.client.engine.config().rpc.backlog * sizeof(spinwire::rpc::BackloggedCall);
     while (Buffer b = t.client.engine.allocate(room)) {
       std::memset(b.data(), 0x41, b.size());
       all.push_back(std::move(b));

@@ -1,7 +1,5 @@
 // The watch over sessions with calls under way, and the tables of sessions, against plain models of
 // them.
-#include "rpc/watch.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -10,43 +8,44 @@
 #include <vector>
 
 #include "base/random.h"
+#include "rpc/retransmission_queue.h"
 #include "rpc/session_table.h"
 
 namespace watch_test {
 namespace {
 
 using spinwire::base::Random;
+using spinwire::rpc::RetransmissionQueue;
 using spinwire::rpc::SessionTable;
-using spinwire::rpc::Watch;
 
 /// Sessions by their names.
 class WatchedSessions {
  public:
-  explicit WatchedSessions(std::uint32_t most) : watch_(most) {}
+  explicit WatchedSessions(std::uint32_t most) : queue_(most) {}
 
   void begin(std::uint64_t now) {
-    if (watch_.full()) {
-      watch_.make_room([this](const Watch::Entry& entry, std::uint16_t place) {
+    if (queue_.full()) {
+      queue_.make_room([this](const RetransmissionQueue::Entry& entry, std::uint16_t place) {
         places_.at(entry.session) = place;
       });
     }
-    ASSERT_FALSE(watch_.full());
-    places_[next_] = watch_.add(now, next_);
+    ASSERT_FALSE(queue_.full());
+    places_[next_] = queue_.add(now, next_);
     ++next_;
   }
   void end(std::uint32_t name) {
-    watch_.end(places_.at(name));
+    queue_.end(places_.at(name));
     places_.erase(name);
   }
   /// Each entry is where its session says.
   void check() const {
-    for (const auto& [name, place] : places_) ASSERT_EQ(watch_.at(place).session, name);
+    for (const auto& [name, place] : places_) ASSERT_EQ(queue_.at(place).session, name);
   }
-  [[nodiscard]] Watch& watch() noexcept { return watch_; }
+  [[nodiscard]] RetransmissionQueue& watch() noexcept { return queue_; }
   [[nodiscard]] const std::map<std::uint32_t, std::uint16_t>& sessions() const { return places_; }
 
  private:
-  Watch watch_;
+  RetransmissionQueue queue_;
   std::map<std::uint32_t, std::uint16_t> places_;
   std::uint32_t next_ = 1;
 };
@@ -66,13 +65,13 @@ TEST(RpcWatch, TellsOfSessionsInTheOrderInWhichTheyBegan) {
       t.end(session->first);
     }
     if (now % 61 == 0) t.check();
-    const Watch::Entry* const first = t.watch().first();
+    const RetransmissionQueue::Entry* const first = t.watch().first();
     ASSERT_EQ(first == nullptr, t.sessions().empty());
     if (first != nullptr) {
       ASSERT_EQ(first->session, t.sessions().begin()->first);
     }
   }
-  while (const Watch::Entry* const first = t.watch().first()) t.end(first->session);
+  while (const RetransmissionQueue::Entry* const first = t.watch().first()) t.end(first->session);
   EXPECT_TRUE(t.sessions().empty());
 }
 

@@ -4,8 +4,8 @@
 #include "base/error.h"
 #include "engine/engine_core.h"
 #include "engine/operate.h"
-#include "rpc/bulk.h"
-#include "rpc/calling.h"
+#include "rpc/client_call.h"
+#include "rpc/transport/connection_transport.h"
 
 namespace spinwire {
 
@@ -55,15 +55,16 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
 
 /// One that goes over the session's connection.
 [[gnu::cold, gnu::noinline]] Status begin_long_call(EngineCore& core, rpc::ClientSession& c,
-                                                    rpc::Asked asked, const CallOptions& options,
+                                                    rpc::CallRequest asked,
+                                                    const CallOptions& options,
                                                     const ReplyCallback& done) noexcept {
-  const Status status =
-      rpc::call_bulk(*core.calls, c, asked, options.reply_into ? &options.reply_into : nullptr,
-                     done, !engine::deferred(core, options.post));
+  const Status status = rpc::call_over_connection(
+      *core.calls, c, asked, options.reply_into ? &options.reply_into : nullptr, done,
+      !engine::deferred(core, options.post));
   if (status != Status::ok) return status;
-  if (core.calls->wanting != 0) {
+  if (core.calls->connections_wanted != 0) {
     core.step_soon();
-  } else if (core.calls->due_first != nullptr) {
+  } else if (core.calls->queue_first != nullptr) {
     core.wake_soon();
   }
   return status;
@@ -91,7 +92,7 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
   const std::uint64_t patience = options == nullptr || options->deadline.count() == 0
                                      ? r.call_timeout
                                      : s.clock.ticks(options->deadline);
-  const rpc::Asked asked{method, data, size, block, now, now + patience};
+  const rpc::CallRequest asked{method, data, size, block, now, now + patience};
   if (options != nullptr && options->reply_into) [[unlikely]]
     return begin_long_call(*core, *c, asked, *options, done);
   const Status status = rpc::call(r, *c, asked, done);
@@ -111,12 +112,12 @@ SessionState Session::state() const noexcept {
 
 std::size_t Session::longest() const noexcept {
   const rpc::ClientSession* const c = locate(core_, id_);
-  return c != nullptr && c->state == SessionState::ready ? c->longest : 0;
+  return c != nullptr && c->state == SessionState::ready ? c->max_inline_call : 0;
 }
 
 std::size_t Session::longest_bulk() const noexcept {
   const rpc::ClientSession* const c = locate(core_, id_);
-  return c != nullptr && c->state == SessionState::ready ? rpc::longest_bulk(*core_->calls, *c) : 0;
+  return c != nullptr && c->state == SessionState::ready ? rpc::max_call(*core_->calls, *c) : 0;
 }
 
 Status Session::call(Method method, const BufferSlice& request,
@@ -147,7 +148,7 @@ Status Session::call(Method method, std::span<const std::byte> request, const Re
 
 CallId Session::last_call() const noexcept {
   const rpc::ClientSession* const c = locate(core_, id_);
-  return {c != nullptr ? c->last_call : 0};
+  return {c != nullptr ? c->last_call_id : 0};
 }
 
 void Session::prefetch() const noexcept {
@@ -185,10 +186,10 @@ namespace {
   if (standing > base::OwnerGuard::kPolling) [[unlikely]]
     return core.guard.diagnose();
   const bool polling = standing == base::OwnerGuard::kPolling;
-  const Status done = rpc::answer(*r, session, number, status, data, size, block);
+  const Status done = rpc::answer_call(*r, session, number, status, data, size, block);
   if (done == Status::ok) [[likely]]
     post(core, Post::automatic, polling);
-  if (!polling && (session & rpc::kBulkName) != 0) [[unlikely]]
+  if (!polling && (session & rpc::kConnectionCall) != 0) [[unlikely]]
     agent::flush_all(core.context);
   return done;
 }
@@ -205,13 +206,13 @@ Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
 
 std::span<std::byte> PendingCall::reply_space(std::size_t size) const noexcept {
   if (rpc_ == nullptr || !rpc_->context.core->guard.owned()) return {};
-  return rpc::reply_space(*rpc_, session_, number_, size);
+  return rpc::reserve_reply(*rpc_, session_, number_, size);
 }
 
 Status PendingCall::reply_written(std::size_t size) const noexcept {
-  rpc::Written written;
+  rpc::ReservedReply written;
   if (rpc_ != nullptr && rpc_->context.core->guard.owned()) {
-    written = rpc::space_of(*rpc_, session_, number_, size);
+    written = rpc::find_reserved_reply(*rpc_, session_, number_, size);
     if (written.block == nullptr)
       return room() == 0 ? Status::not_connected : Status::invalid_argument;
   }
@@ -220,7 +221,7 @@ Status PendingCall::reply_written(std::size_t size) const noexcept {
 
 std::size_t PendingCall::room() const noexcept {
   const bool owned = rpc_ != nullptr && rpc_->context.core->guard.owned();
-  return owned ? rpc::room_of(*rpc_, session_, number_) : 0;
+  return owned ? rpc::max_reply(*rpc_, session_, number_) : 0;
 }
 
 Status PendingCall::refuse(std::string_view why) const noexcept {

@@ -13,14 +13,14 @@ namespace spinwire::rpc {
 /// A ring, as short as it may be for the sessions that there are: the caches hold it. Their calls
 /// end in any order, and their entries go when they have come to the front, or when there is no
 /// room.
-class Watch {
+class RetransmissionQueue {
  public:
   struct Entry {
-    std::uint64_t since;    ///< tick of the last look
-    std::uint32_t session;  ///< 0: its calls have ended
+    std::uint64_t checked_at;  ///< tick of the last look
+    std::uint32_t session;     ///< 0: its calls have ended
   };
   /// At most so many sessions at once. May throw std::bad_alloc. Set-up.
-  explicit Watch(std::uint32_t most)
+  explicit RetransmissionQueue(std::uint32_t most)
       : entries_(std::make_unique_for_overwrite<Entry[]>(
             std::max(2 * std::bit_ceil(most), kFirstRoom))) {}
 

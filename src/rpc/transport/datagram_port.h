@@ -17,7 +17,7 @@
 #include "spinwire/rpc.h"
 #include "verbs/work_requests.h"
 #include "wire/handshake.h"
-#include "wire/rpc.h"
+#include "wire/rpc_datagram.h"
 
 namespace spinwire::rpc {
 
@@ -28,59 +28,57 @@ static_assert(wire::kRpcHeaderBytes + kShortCall == kLineBytes);
 
 /// In a receive's block: what the device puts in front of a datagram, and our header, end where a
 /// cacheline begins, in which the payload does.
-inline constexpr std::size_t kRouteBytes = 40;
+inline constexpr std::size_t kGrhBytes = 40;
 inline constexpr std::size_t kReceiveOffset = 8;
-inline constexpr std::size_t kPayloadOffset = kReceiveOffset + kRouteBytes + wire::kRpcHeaderBytes;
+inline constexpr std::size_t kPayloadOffset = kReceiveOffset + kGrhBytes + wire::kRpcHeaderBytes;
 static_assert(kPayloadOffset == 64);
 /// What then fits into a block of 4 KiB.
-inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kRouteBytes;
-
-/// Where a session's datagrams go.
-using Destination = base::DatagramAddress;
+inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kGrhBytes;
 
 /// By what a session's datagrams are known: queue pair numbers are each device's own, so that the
 /// address in front of the datagram counts as well. Of that, two words, as far as the masks say.
-struct Origin {
+struct SourceFilter {
   std::uint32_t qp_num = 0;
   std::uint16_t lid = 0;  ///< where there is no address in front
   std::uint8_t second_at = 0;
   std::array<std::uint64_t, 2> masks{};
   std::array<std::uint64_t, 2> words{};
 
-  [[nodiscard]] bool is_of(const ibv_wc& wc, const std::byte* route) const noexcept {
+  [[nodiscard]] bool matches(const ibv_wc& wc, const std::byte* grh) const noexcept {
     std::uint64_t first = 0, second = 0;
-    std::memcpy(&first, route + kFirstAt, sizeof first);
-    std::memcpy(&second, route + second_at, sizeof second);
+    std::memcpy(&first, grh + kFirstAt, sizeof first);
+    std::memcpy(&second, grh + second_at, sizeof second);
     const bool same = ((first & masks[0]) ^ words[0]) == 0 && ((second & masks[1]) ^ words[1]) == 0;
     const bool there = (wc.wc_flags & IBV_WC_GRH) != 0 ? same : wc.slid == lid;
     return wc.src_qp == qp_num && there;
   }
   static constexpr std::size_t kFirstAt = 8;  ///< the source's GID, InfiniBand specification, 8.3
 };
-Origin origin_of(const wire::SessionEnd& peer) noexcept;
+SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept;
 
-struct PortOptions {
+struct DatagramPortOptions {
   std::uint32_t send_depth = 0;  ///< a power of two
   std::uint32_t receive_depth = 0;
 };
 
-class Port {
+class DatagramPort {
  public:
   /// Errors: no_memory, system, limit (the receive pool has not enough blocks).
-  static Result<std::unique_ptr<Port>> open(agent::EngineContext& s, const PortOptions& options);
+  static Result<std::unique_ptr<DatagramPort>> open(agent::EngineContext& s,
+                                                    const DatagramPortOptions& options);
   /// Of an engine whose calls go over connections alone: it has no queue pair and is full for ever,
   /// so that paths of datagrams need not know. May throw.
-  static std::unique_ptr<Port> none(agent::EngineContext& s);
-  Port(const Port&) = delete;
-  Port& operator=(const Port&) = delete;
-  ~Port();
+  static std::unique_ptr<DatagramPort> none(agent::EngineContext& s);
+  DatagramPort(const DatagramPort&) = delete;
+  DatagramPort& operator=(const DatagramPort&) = delete;
+  ~DatagramPort();
 
   /// 0: none().
   [[nodiscard]] std::uint32_t qp_num() const noexcept { return qp_ != nullptr ? qp_->qp_num : 0; }
   [[nodiscard]] std::uint32_t qkey() const noexcept { return qkey_; }
   [[nodiscard]] std::uint32_t mtu() const noexcept { return mtu_; }
   /// What `to` says of an address, and how datagrams go there directly, if they can.
-  void find_lane(Destination& to) noexcept;
+  void resolve(base::DatagramAddress& to) noexcept;
 
   // Sends: each in turn, as one datagram. Not while full().
   [[nodiscard]] bool full() const noexcept { return sent_ == limit_; }
@@ -88,8 +86,8 @@ class Port {
   [[nodiscard]] bool sends_directly() const noexcept { return direct_.sender != nullptr; }
   /// Sends a datagram so, if this is true; else send() is to do it. Up to kDirectPayload bytes
   /// count, all of which are read. It goes out with flush(), or with others of its kind.
-  [[nodiscard, gnu::always_inline]] bool send_direct(const Destination& to, wire::RpcWords words,
-                                                     std::uint32_t length,
+  [[nodiscard, gnu::always_inline]] bool send_direct(const base::DatagramAddress& to,
+                                                     wire::RpcWords words, std::uint32_t length,
                                                      const std::byte* payload) noexcept {
     if (length > base::kDirectPayload || posted_ != sent_) [[unlikely]]
       return false;
@@ -111,7 +109,7 @@ class Port {
   }
   /// Up to kShortCall bytes, which are copied, whatever lies behind them as well: a fixed number is
   /// quicker.
-  void send(const Destination& to, wire::RpcWords words, std::uint32_t length,
+  void send(const base::DatagramAddress& to, wire::RpcWords words, std::uint32_t length,
             const std::byte (&payload)[kShortCall]) noexcept {
     Entry& e = next(to);
     std::byte* const line = line_of(sent_);
@@ -124,27 +122,28 @@ class Port {
   /// Longer: sent from where it lies, with a reference to its block until the device is done. The
   /// header goes into the block, right before the payload, if that is free for it: one element.
   /// Else, as where one buffer goes to many at once, it is one of two.
-  void send(const Destination& to, wire::RpcWords words, std::uint32_t length, Block* block,
-            const std::byte* payload) noexcept {
+  void send(const base::DatagramAddress& to, wire::RpcWords words, std::uint32_t length,
+            Block* block, const std::byte* payload) noexcept {
     static_assert(sizeof block->header == wire::kRpcHeaderBytes);
     Entry& e = next(to);
-    const bool beside =
+    const bool header_in_headroom =
         block->header_in_use == 0 && payload == block->header + sizeof block->header;
-    if (beside) {
+    if (header_in_headroom) {
       block->header_in_use = 1;
       std::memcpy(block->header, &words, sizeof words);
       e.sges[0] = {reinterpret_cast<std::uint64_t>(block->header),
                    static_cast<std::uint32_t>(sizeof words) + length, block->lkey};
     } else {
-      wire::RpcWords* const apart = &headers_[sent_ & mask_];
-      *apart = words;
-      e.sges[0] = {reinterpret_cast<std::uint64_t>(apart), sizeof words, lines_block_->lkey};
+      wire::RpcWords* const header_staged = &headers_[sent_ & mask_];
+      *header_staged = words;
+      e.sges[0] = {reinterpret_cast<std::uint64_t>(header_staged), sizeof words,
+                   lines_block_->lkey};
       e.sges[1] = {reinterpret_cast<std::uint64_t>(payload), length, block->lkey};
       e.wr.num_sge = 2;
     }
     e.wr.send_flags &= ~unsigned{IBV_SEND_INLINE};
     detail::retain(block);
-    held_blocks_[sent_ & mask_] = {block, beside};
+    held_blocks_[sent_ & mask_] = {block, header_in_headroom};
     ++held_;
     holds_ = true;
     append();
@@ -160,7 +159,9 @@ class Port {
   // Receives. Short datagrams take none where the device has them directly.
   [[nodiscard]] base::DirectRuns& runs() noexcept { return runs_; }
   /// Whether a completion tells of those.
-  [[nodiscard]] bool of_runs(std::uint64_t wr_id) const noexcept { return wr_id == runs_.wr_id; }
+  [[nodiscard]] bool is_run_completion(std::uint64_t wr_id) const noexcept {
+    return wr_id == runs_.wr_id;
+  }
   void give_back(const base::DirectRun& run, std::uint32_t count) noexcept {
     direct_.device->give_back(qp_, run, count);
   }
@@ -179,9 +180,9 @@ class Port {
     return receives_.address(slot);
   }
   /// Posts more receives until there are `count`, or all that there are.
-  void open_receives(std::uint32_t count) noexcept;
-  [[nodiscard]] std::uint32_t open() const noexcept { return open_; }
-  [[nodiscard]] bool all_open() const noexcept { return open_ == receive_depth_; }
+  void post_receives_up_to(std::uint32_t count) noexcept;
+  [[nodiscard]] std::uint32_t posted_receives() const noexcept { return receives_posted_; }
+  [[nodiscard]] bool all_posted() const noexcept { return receives_posted_ == receive_depth_; }
   /// The slot's receive is to be posted again, with another block if this one was kept.
   void give_back(std::uint32_t slot, bool kept) noexcept {
     if (kept) [[unlikely]]
@@ -209,7 +210,7 @@ class Port {
     for (std::uint32_t i = done_; i != sent_; ++i) visit(held_blocks_[i & mask_].block);
   }
 
-  std::uint64_t failures = 0;  ///< sends that the device refused or failed
+  std::uint64_t send_failures = 0;  ///< sends that the device refused or failed
 
  private:
   /// As a short datagram has it when it is free, linked to the one behind it. A work request is
@@ -219,11 +220,11 @@ class Port {
     ibv_sge sges[2];
   };
   /// What a datagram under way refers to.
-  struct Held {
+  struct HeldBlock {
     Block* block = nullptr;
-    bool beside = false;  ///< the header is in the block
+    bool header_in_headroom = false;  ///< the header is in the block
   };
-  Port(agent::EngineContext& s, const PortOptions& options) noexcept;
+  DatagramPort(agent::EngineContext& s, const DatagramPortOptions& options) noexcept;
   Result<void> make_sends();
   Result<void> make_receives();
   void post() noexcept;
@@ -231,11 +232,11 @@ class Port {
     unpublished_ = false;
     direct_.device->publish(qp_);
   }
-  void take_back(const ibv_send_wr* bad) noexcept;
+  void drop_unposted(const ibv_send_wr* bad) noexcept;
   void replace(std::uint32_t slot) noexcept;
   bool fill(std::uint32_t slot) noexcept;
   [[nodiscard]] Block* block_for_receive() noexcept;
-  Entry& next(const Destination& to) noexcept {
+  Entry& next(const base::DatagramAddress& to) noexcept {
     Entry& e = entries_[sent_ & entry_mask_];
     e.wr.wr_id = std::uint64_t{sent_} << 1;
     e.wr.wr.ud.ah = to.ah;
@@ -249,7 +250,7 @@ class Port {
   void append() noexcept {
     if (++sent_ - posted_ == list_length_) post();
   }
-  void let_go(Held& held) noexcept;
+  void release_held(HeldBlock& held) noexcept;
   void restore_entries() noexcept;
 
   ibv_qp* qp_ = nullptr;
@@ -273,10 +274,10 @@ class Port {
   base::DirectRuns runs_;
   Block* spare_ = nullptr;
   verbs::ReceiveSlots<Block> receives_;
-  std::unique_ptr<Held[]> held_blocks_;  ///< as many as the send queue is deep
+  std::unique_ptr<HeldBlock[]> held_blocks_;  ///< as many as the send queue is deep
   // Cold.
   std::uint32_t receive_depth_;
-  std::uint32_t open_ = 0;  ///< slots in use: the first so many
+  std::uint32_t receives_posted_ = 0;  ///< slots in use: the first so many
   agent::EngineContext& shared_;
   Block* lines_block_ = nullptr;
   std::vector<std::uint32_t> missing_;  ///< slots without a block; has room for all

@@ -1,4 +1,4 @@
-#include "rpc/port.h"
+#include "rpc/transport/datagram_port.h"
 
 #include <fmt/format.h>
 
@@ -10,9 +10,9 @@
 
 namespace spinwire::rpc {
 
-Origin origin_of(const wire::SessionEnd& peer) noexcept {
+SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept {
   constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-  Origin origin;
+  SourceFilter origin;
   origin.qp_num = peer.qp_num;
   origin.lid = peer.lid;
   const bool ipv4 = peer.gid_type == GidType::roce_v2 &&
@@ -47,7 +47,7 @@ constexpr std::uint32_t kQueuePairMax = (1u << 24) - 1;
 
 }  // namespace
 
-Port::Port(agent::EngineContext& s, const PortOptions& options) noexcept
+DatagramPort::DatagramPort(agent::EngineContext& s, const DatagramPortOptions& options) noexcept
     : limit_(options.send_depth),
       depth_(options.send_depth),
       mask_(options.send_depth - 1),
@@ -57,15 +57,16 @@ Port::Port(agent::EngineContext& s, const PortOptions& options) noexcept
       shared_(s),
       mtu_(std::min(s.device->place().mtu, kLongestDatagram)) {}
 
-std::unique_ptr<Port> Port::none(agent::EngineContext& s) {
-  std::unique_ptr<Port> port(new Port(s, {}));
+std::unique_ptr<DatagramPort> DatagramPort::none(agent::EngineContext& s) {
+  std::unique_ptr<DatagramPort> port(new DatagramPort(s, {}));
   base::Random random = random_of(s);
   port->qkey_ = random_bits(random, kQkeyBits);
   return port;
 }
 
-Result<std::unique_ptr<Port>> Port::open(agent::EngineContext& s, const PortOptions& options) {
-  std::unique_ptr<Port> port(new Port(s, options));
+Result<std::unique_ptr<DatagramPort>> DatagramPort::open(agent::EngineContext& s,
+                                                         const DatagramPortOptions& options) {
+  std::unique_ptr<DatagramPort> port(new DatagramPort(s, options));
   verbs::Device& device = *s.device;
   base::Random random = random_of(s);
   verbs::DatagramOptions asked;
@@ -83,11 +84,11 @@ Result<std::unique_ptr<Port>> Port::open(agent::EngineContext& s, const PortOpti
   return port;
 }
 
-Result<void> Port::make_sends() {
+Result<void> DatagramPort::make_sends() {
   if (inline_ != 0) entry_mask_ = std::min(mask_, std::bit_ceil(list_length_) - 1);
   const std::uint32_t count = entry_mask_ + 1;
   entries_ = std::make_unique<Entry[]>(count);
-  held_blocks_ = std::make_unique<Held[]>(depth_);
+  held_blocks_ = std::make_unique<HeldBlock[]>(depth_);
   lines_block_ = shared_.arena->allocate(memory::PoolId::control,
                                          count * kLineBytes + depth_ * sizeof(wire::RpcWords));
   if (lines_block_ == nullptr) return tl::unexpected(base::out_of_memory());
@@ -106,7 +107,7 @@ Result<void> Port::make_sends() {
   return {};
 }
 
-Result<void> Port::make_receives() {
+Result<void> DatagramPort::make_receives() {
   missing_.reserve(receive_depth_);
   receives_.make(receive_depth_, agent::receive_id);
   std::uint32_t there = 0;
@@ -127,39 +128,40 @@ Result<void> Port::make_receives() {
   return {};
 }
 
-Block* Port::renew_spare() noexcept {
+Block* DatagramPort::renew_spare() noexcept {
   if (spare_ != nullptr) detail::release(spare_);  // whoever kept it holds a reference
   spare_ = block_for_receive();
   direct_.device->receive_by(qp_, spare_ != nullptr ? &runs_ : nullptr);
   return spare_;
 }
 
-std::byte* Port::copy_to_spare(const base::DirectRun& run, const base::Line& line,
-                               std::uint32_t length) const noexcept {
-  std::byte* const route = spare_->payload + kReceiveOffset;
-  direct_.device->write_route(qp_, run, length, route);
-  std::memcpy(route + kRouteBytes, line.payload, sizeof line.payload);
-  return route;
+std::byte* DatagramPort::copy_to_spare(const base::DirectRun& run, const base::Line& line,
+                                       std::uint32_t length) const noexcept {
+  std::byte* const grh = spare_->payload + kReceiveOffset;
+  direct_.device->write_route(qp_, run, length, grh);
+  std::memcpy(grh + kGrhBytes, line.payload, sizeof line.payload);
+  return grh;
 }
 
-void Port::find_lane(Destination& to) noexcept {
+void DatagramPort::resolve(base::DatagramAddress& to) noexcept {
   static base::DirectLane closed;  // nobody writes to it: there is no room
   base::DirectLane* const lane = sends_directly() ? direct_.device->lane(to.ah) : nullptr;
   to.lane = lane != nullptr && to.qp_num <= kQueuePairMax ? lane : &closed;
 }
 
-void Port::open_receives(std::uint32_t count) noexcept {
-  for (count = std::min(count, receives_.size()); open_ < count; ++open_) give_back(open_, false);
+void DatagramPort::post_receives_up_to(std::uint32_t count) noexcept {
+  for (count = std::min(count, receives_.size()); receives_posted_ < count; ++receives_posted_)
+    give_back(receives_posted_, false);
   post_receives();
 }
 
-Port::~Port() {
+DatagramPort::~DatagramPort() {
   if (qp_ != nullptr) {
     (void)shared_.device->to_error(qp_);
     shared_.device->destroy_qp(qp_);
   }
   for (std::uint32_t i = done_; i != sent_; ++i) {
-    if (Held& held = held_blocks_[i & mask_]; held.block != nullptr) let_go(held);
+    if (HeldBlock& held = held_blocks_[i & mask_]; held.block != nullptr) release_held(held);
   }
   for (std::uint32_t slot = 0; slot < receives_.size(); ++slot) {
     if (Block* block = receives_.memory(slot); block != nullptr) detail::release(block);
@@ -168,7 +170,7 @@ Port::~Port() {
   if (spare_ != nullptr) detail::release(spare_);
 }
 
-void Port::post() noexcept {
+void DatagramPort::post() noexcept {
   ibv_send_wr* const first = &entries_[posted_ & entry_mask_].wr;
   ibv_send_wr& last = entries_[(sent_ - 1) & entry_mask_].wr;
   ibv_send_wr* const next = std::exchange(last.next, nullptr);
@@ -184,12 +186,12 @@ void Port::post() noexcept {
   last.send_flags &= ~unsigned{IBV_SEND_SIGNALED};
   if (std::exchange(holds_, false)) restore_entries();
   if (!taken) [[unlikely]]
-    take_back(failed_ ? first : bad);
+    drop_unposted(failed_ ? first : bad);
   posted_ = sent_;
 }
 
 /// After a list of which some were no short datagrams.
-void Port::restore_entries() noexcept {
+void DatagramPort::restore_entries() noexcept {
   for (std::uint32_t i = posted_; i != sent_; ++i) {
     Entry& e = entries_[i & entry_mask_];
     e.sges[0] = {reinterpret_cast<std::uint64_t>(line_of(i)), 0, lines_block_->lkey};
@@ -199,25 +201,25 @@ void Port::restore_entries() noexcept {
 }
 
 /// What the device did not take is as good as lost on the way; its sender will notice.
-void Port::take_back(const ibv_send_wr* bad) noexcept {
+void DatagramPort::drop_unposted(const ibv_send_wr* bad) noexcept {
   const ibv_send_wr* last = nullptr;
   do {
     last = &entries_[--sent_ & entry_mask_].wr;
-    if (Held& held = held_blocks_[sent_ & mask_]; held.block != nullptr) let_go(held);
-    ++failures;
+    if (HeldBlock& held = held_blocks_[sent_ & mask_]; held.block != nullptr) release_held(held);
+    ++send_failures;
   } while (last != bad && sent_ != posted_);
   signaled_ = sent_ - depth_;  // the next list's last is, whichever of these were
 }
 
-void Port::let_go(Held& held) noexcept {
-  if (held.beside) held.block->header_in_use = 0;
+void DatagramPort::release_held(HeldBlock& held) noexcept {
+  if (held.header_in_headroom) held.block->header_in_use = 0;
   detail::release(std::exchange(held.block, nullptr));
   --held_;
 }
 
-void Port::on_sent(const ibv_wc& wc) noexcept {
+void DatagramPort::on_sent(const ibv_wc& wc) noexcept {
   if (wc.status != IBV_WC_SUCCESS) [[unlikely]] {
-    ++failures;
+    ++send_failures;
     failed_ = true;
   }
   // Those up to this one, of the at most `depth_` that are under way.
@@ -225,38 +227,38 @@ void Port::on_sent(const ibv_wc& wc) noexcept {
   if (end - done_ > depth_) [[unlikely]]
     return;
   for (; done_ != end && held_ != 0; ++done_) {
-    if (Held& held = held_blocks_[done_ & mask_]; held.block != nullptr) let_go(held);
+    if (HeldBlock& held = held_blocks_[done_ & mask_]; held.block != nullptr) release_held(held);
   }
   done_ = end;
   limit_ = end + depth_;
 }
 
-Block* Port::block_for_receive() noexcept {
+Block* DatagramPort::block_for_receive() noexcept {
   return shared_.arena->allocate(memory::PoolId::receive,
                                  kPayloadOffset - wire::kRpcHeaderBytes + mtu_);
 }
 
-bool Port::fill(std::uint32_t slot) noexcept {
+bool DatagramPort::fill(std::uint32_t slot) noexcept {
   Block* const block = block_for_receive();
   receives_.memory(slot) = block;
   if (block == nullptr) return false;
-  receives_.aim(slot, block->payload + kReceiveOffset,
-                static_cast<std::uint32_t>(kRouteBytes) + mtu_, block->lkey);
+  receives_.aim(slot, block->payload + kReceiveOffset, static_cast<std::uint32_t>(kGrhBytes) + mtu_,
+                block->lkey);
   return true;
 }
 
-void Port::replace(std::uint32_t slot) noexcept {
+void DatagramPort::replace(std::uint32_t slot) noexcept {
   detail::release(receives_.memory(slot));  // whoever kept it holds a reference
   if (!fill(slot)) return missing_.push_back(slot);
   give_back(slot, false);
 }
 
-void Port::post_receives() noexcept {
+void DatagramPort::post_receives() noexcept {
   // What the device does not take waits for the next attempt.
   if (receives_.count() != 0) (void)receives_.chain().post(qp_);
 }
 
-void Port::upkeep() noexcept {
+void DatagramPort::upkeep() noexcept {
   if (sends_directly() && spare_ == nullptr) (void)renew_spare();
   while (!missing_.empty() && fill(missing_.back())) {
     receives_.add(missing_.back());

@@ -1,4 +1,4 @@
-#include "wire/rpc.h"
+#include "wire/rpc_datagram.h"
 
 #include <gtest/gtest.h>
 

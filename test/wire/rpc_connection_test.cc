@@ -1,4 +1,4 @@
-#include "wire/rpc_bulk.h"
+#include "wire/rpc_connection.h"
 
 #include <gtest/gtest.h>
 
@@ -13,21 +13,21 @@ using namespace spinwire;
 using namespace spinwire::wire;
 
 /// Whether a message with this header and so many bytes behind it is taken, as it was sent.
-bool taken(const BulkHeader& header, std::size_t behind) {
+bool taken(const RpcMessageHeader& header, std::size_t behind) {
   const auto head = encode(header);
   std::vector<std::byte> bytes(head.begin(), head.end());
   bytes.resize(bytes.size() + behind);
-  BulkHeader read;
+  RpcMessageHeader read;
   std::span<const std::byte> payload;
   if (!decode(bytes, read, payload)) return false;
   EXPECT_EQ(encode(read), head);
   EXPECT_EQ(payload.size(), behind);
-  EXPECT_EQ(payload.data(), bytes.data() + kBulkHeaderBytes);
+  EXPECT_EQ(payload.data(), bytes.data() + kRpcMessageHeaderBytes);
   return true;
 }
 
 TEST(RpcBulkHeader, EachKindHasWhatIsItsOwn) {
-  const auto call = BulkKind::call;
+  const auto call = RpcMessageKind::call;
   EXPECT_TRUE(taken({1, 2, call, 0, 0, 0, 0, 0}, 0));
   EXPECT_TRUE(taken({1, 2, call, 0, 9, 0, 0, 0}, 9));
   EXPECT_TRUE(taken({1, 2, call, 0, 9, 0, 0, 0}, 0)) << "the request comes apart";
@@ -39,31 +39,31 @@ TEST(RpcBulkHeader, EachKindHasWhatIsItsOwn) {
   EXPECT_FALSE(taken({1, 2, call, 0, 0, 0, 0, 7}, 0)) << "no room, but a key";
   EXPECT_FALSE(taken({1, 2, call, 0, 0, 100, 0x1000, 0}, 0)) << "room without a key";
   EXPECT_FALSE(taken({1, 2, call, 0, 0, 100, ~std::uint64_t{0} - 9, 7}, 0)) << "beyond the end";
-  EXPECT_TRUE(taken({1, 0, BulkKind::reply, 17, 9, 0, 0, 0}, 9));
-  EXPECT_TRUE(taken({1, 0, BulkKind::reply, kStatusCount - 1, 0, 0, 0, 0}, 0));
-  EXPECT_FALSE(taken({1, 0, BulkKind::reply, kStatusCount, 0, 0, 0, 0}, 0)) << "no status";
-  EXPECT_FALSE(taken({1, 0, BulkKind::reply, 0, 9, 0, 0, 0}, 0)) << "its payload never comes";
-  EXPECT_FALSE(taken({1, 2, BulkKind::reply, 0, 0, 0, 0, 0}, 0)) << "a method";
-  EXPECT_FALSE(taken({1, 0, BulkKind::reply, 0, 0, 9, 0x1000, 7}, 0)) << "room";
-  EXPECT_FALSE(taken({1, 0, BulkKind::reply, 0, 0, 0, 0x1000, 0}, 0)) << "a place";
-  for (const BulkKind kind : {BulkKind::cancel, BulkKind::cancelled}) {
+  EXPECT_TRUE(taken({1, 0, RpcMessageKind::reply, 17, 9, 0, 0, 0}, 9));
+  EXPECT_TRUE(taken({1, 0, RpcMessageKind::reply, kStatusCount - 1, 0, 0, 0, 0}, 0));
+  EXPECT_FALSE(taken({1, 0, RpcMessageKind::reply, kStatusCount, 0, 0, 0, 0}, 0)) << "no status";
+  EXPECT_FALSE(taken({1, 0, RpcMessageKind::reply, 0, 9, 0, 0, 0}, 0)) << "its payload never comes";
+  EXPECT_FALSE(taken({1, 2, RpcMessageKind::reply, 0, 0, 0, 0, 0}, 0)) << "a method";
+  EXPECT_FALSE(taken({1, 0, RpcMessageKind::reply, 0, 0, 9, 0x1000, 7}, 0)) << "room";
+  EXPECT_FALSE(taken({1, 0, RpcMessageKind::reply, 0, 0, 0, 0x1000, 0}, 0)) << "a place";
+  for (const RpcMessageKind kind : {RpcMessageKind::cancel, RpcMessageKind::cancelled}) {
     EXPECT_TRUE(taken({1, 0, kind, 0, 0, 0, 0, 0}, 0));
     EXPECT_FALSE(taken({1, 0, kind, 0, 1, 0, 0, 0}, 1)) << "a payload";
     EXPECT_FALSE(taken({1, 0, kind, 0, 0, 0, 0, 0}, 1)) << "a payload that is not told of";
     EXPECT_FALSE(taken({1, 0, kind, 1, 0, 0, 0, 0}, 0)) << "a status";
   }
-  EXPECT_FALSE(taken({1, 0, BulkKind{0}, 0, 0, 0, 0, 0}, 0));
-  EXPECT_FALSE(taken({1, 0, BulkKind{5}, 0, 0, 0, 0, 0}, 0));
+  EXPECT_FALSE(taken({1, 0, RpcMessageKind{0}, 0, 0, 0, 0, 0}, 0));
+  EXPECT_FALSE(taken({1, 0, RpcMessageKind{5}, 0, 0, 0, 0, 0}, 0));
 }
 
 TEST(RpcBulkHeader, ATruncatedOneAndOneWithMoreFieldsAreRefused) {
-  auto bytes = encode(BulkHeader{1, 2, BulkKind::call, 0, 0, 0, 0, 0});
-  BulkHeader read;
+  auto bytes = encode(RpcMessageHeader{1, 2, RpcMessageKind::call, 0, 0, 0, 0, 0});
+  RpcMessageHeader read;
   std::span<const std::byte> payload;
   for (std::size_t n = 0; n < bytes.size(); ++n)
     EXPECT_FALSE(decode(std::span(bytes).first(n), read, payload)) << n;
   EXPECT_TRUE(decode(bytes, read, payload));
-  bytes[bulk_at::reserved] = std::byte{1};
+  bytes[rpc_message_at::reserved] = std::byte{1};
   EXPECT_FALSE(decode(bytes, read, payload));
 }
 

@@ -23,7 +23,7 @@ enum class RpcKind : std::uint8_t {
 };
 
 /// In the number of a ping, of a session with more than one slot: it says nothing of calls.
-inline constexpr std::uint32_t kNothingOver = 1;
+inline constexpr std::uint32_t kNoCallsOver = 1;
 
 /// What a session is called by the end that made the record: index and generation of it.
 struct RpcName {

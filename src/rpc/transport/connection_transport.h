@@ -15,21 +15,21 @@
 
 #include "agent/agent.h"
 #include "rpc/rpc.h"
-#include "wire/rpc_bulk.h"
+#include "wire/rpc_connection.h"
 
 namespace spinwire::rpc {
 
 /// One end of a session's connection.
-struct BulkEnd {
+struct ConnectionEnd {
   std::uint32_t session = 0;  ///< ours
-  bool serves = false;
-  bool due = false;             ///< in Rpc::due_first's line
+  bool is_server = false;
+  bool queued = false;          ///< in Rpc::due_first's line
   std::uint32_t agent = kNone;  ///< none: not connected
   std::uint32_t agent_generation = 0;
-  BulkEnd* next_due = nullptr;
+  ConnectionEnd* next_queued = nullptr;
 };
 
-struct BulkAsked {
+struct ConnectionCall {
   Method method = 0;
   std::uint32_t size = 0;
   std::uint32_t id = 0;  ///< as the application calls it
@@ -40,47 +40,48 @@ struct BulkAsked {
 };
 
 /// One that the connection has, from its first step to done().
-struct BulkCall {
-  enum class Told : std::uint8_t { nothing, header, all };
-  enum class Cancel : std::uint8_t { no, due, told };
+struct ConnectionClientSlot {
+  enum class Sent : std::uint8_t { nothing, header, all };
+  enum class Cancel : std::uint8_t { none, due, sent };
   std::uint32_t number = 0;  ///< of this one, or the next; its low bits are the slot
-  Told told = Told::nothing;
-  Cancel cancel = Cancel::no;
-  bool pulled_from = false;  ///< the request's message has not ended
-  bool exposed = false;      ///< the reply's memory has a key
-  bool closing = false;      ///< which is being ended
-  bool over = false;         ///< how it ends is settled, and stands below
+  Sent sent = Sent::nothing;
+  Cancel cancel = Cancel::none;
+  bool request_in_flight = false;  ///< the request's message has not ended
+  bool key_open = false;           ///< the reply's memory has a key
+  bool key_closing = false;        ///< which is being ended
+  bool has_outcome = false;        ///< how it ends is settled, and stands below
   Status status = Status::ok;
   std::uint32_t size = 0;  ///< of what was written
-  Buffer message;          ///< the reply, kept because the request's had not ended
+  Buffer reply_message;    ///< the reply, kept because the request's had not ended
   std::uint32_t rkey = 0;
-  std::uint32_t loan = 0;  ///< what the agent calls the key
-  BulkAsked asked;
+  std::uint32_t lease = 0;  ///< what the agent calls the key
+  ConnectionCall call;
 };
 
-struct BulkClient : BulkEnd {
+struct ConnectionClient : ConnectionEnd {
   std::uint32_t window = 0;
   std::uint64_t active = 0;  ///< slots with a call
-  std::unique_ptr<BulkCall[]> calls;
-  std::unique_ptr<BulkAsked[]> waiting;  ///< a ring of rpc.backlog
-  std::uint32_t waiting_first = 0;
-  std::uint32_t waiting_count = 0;
-  bool wants = false;  ///< a connection; counted in Rpc::wanting
+  std::unique_ptr<ConnectionClientSlot[]> slots;
+  std::unique_ptr<ConnectionCall[]> backlog;  ///< a ring of rpc.backlog
+  std::uint32_t backlog_first = 0;
+  std::uint32_t backlog_count = 0;
+  bool wants_connection = false;  ///< a connection; counted in Rpc::wanting
   bool was_ready = false;
   std::uint64_t ready_at = 0;  ///< tick
-  bool lost_one = false;  ///< one that was ready: another that cannot be made is the server's loss
-  bool leaving = false;   ///< the session ends with its connection, of this:
+  bool had_connection =
+      false;               ///< one that was ready: another that cannot be made is the server's loss
+  bool is_ending = false;  ///< the session ends with its connection, of this:
   Error why;
 };
 
 /// The server's end of a slot.
-struct BulkService {
+struct ConnectionServerSlot {
   /// refusing: the library itself does, as soon as there is memory to say so.
   enum class State : std::uint8_t { none, body, running, refusing, answering, over };
   std::uint32_t number = 0;
   State state = State::none;
-  bool confirm = false;  ///< a cancel is to be answered
-  bool write = false;    ///< the answer goes into the client's memory
+  bool cancel_to_confirm = false;  ///< a cancel is to be answered
+  bool writes_reply = false;       ///< the answer goes into the client's memory
   Method method = 0;
   Status refusal = Status::ok;     ///< while it is being refused
   std::uint32_t size = 0;          ///< of the request, and then of the answer
@@ -89,99 +90,100 @@ struct BulkService {
   std::byte* data = nullptr;
 };
 
-struct BulkServer : BulkEnd {
+struct ConnectionServer : ConnectionEnd {
   std::uint32_t window = 0;
-  std::unique_ptr<BulkService[]> services;
-  std::unique_ptr<Space[]> spaces;  ///< as ServerSession::spaces
+  std::unique_ptr<ConnectionServerSlot[]> slots;
+  std::unique_ptr<ReplyBuffer[]> reply_buffers;  ///< as ServerSession::spaces
 };
 
 // In bulk.cc.
 /// The end's agent; null if there is none.
-inline agent::Agent* agent_of(const Rpc& r, const BulkEnd& e) noexcept {
+inline agent::Agent* agent_of(const Rpc& r, const ConnectionEnd& e) noexcept {
   return e.agent == kNone ? nullptr : r.context.find(e.agent, e.agent_generation);
 }
 /// A connection for long calls is of the engine's settings, but lends nothing to the peer.
-agent::Attributes bulk_attributes(const agent::EngineContext& s) noexcept;
+agent::Attributes connection_attributes(const agent::EngineContext& s) noexcept;
 /// To be pumped again at the end of the poll.
-void make_due(Rpc& r, BulkEnd& e) noexcept;
-void forget_due(Rpc& r, BulkEnd& e) noexcept;
-void pump_due(Rpc& r) noexcept;
+void queue_connection(Rpc& r, ConnectionEnd& e) noexcept;
+void unqueue_connection(Rpc& r, ConnectionEnd& e) noexcept;
+void run_connection_queue(Rpc& r) noexcept;
 /// What the application deferred goes out, as far as there is room. Runs no callback.
-void post_due(Rpc& r) noexcept;
+void post_connection_queue(Rpc& r) noexcept;
 /// What is up to this long goes out though the application has all of the send pool, maybe in calls
 /// that wait for just that.
-inline constexpr std::size_t kLeastMessage = wire::kBulkHeaderBytes + kShortCall;
+inline constexpr std::size_t kReservedMessageBytes = wire::kRpcMessageHeaderBytes + kShortCall;
 /// From the send pool or, if that is dry and no more is wanted than kLeastMessage, the engine's
 /// own. Null: neither has one.
 Block* block_to_send(Rpc& r, std::size_t size) noexcept;
 /// Sends a header and what lies behind it with the next flush. Errors: those of Connection::send(),
 /// no_buffer.
-Status send_bulk(Rpc& r, agent::Agent& a, const wire::BulkHeader& header,
-                 std::span<const std::byte> payload) noexcept;
+Status send_message(Rpc& r, agent::Agent& a, const wire::RpcMessageHeader& header,
+                    std::span<const std::byte> payload) noexcept;
 /// Whether a message of so many bytes is none of those that are pulled.
 inline bool is_eager(const agent::Agent& a, std::size_t payload) noexcept {
-  return wire::kBulkHeaderBytes + payload <= a.max_message;
+  return wire::kRpcMessageHeaderBytes + payload <= a.max_message;
 }
 /// Whether it is only the time to send something that is wrong.
-constexpr bool is_passing(Status status) noexcept {
+constexpr bool is_transient(Status status) noexcept {
   return status == Status::would_block || status == Status::no_buffer;
 }
 /// The peer said what no peer says: its connection ends.
-void bulk_protocol_error(Rpc& r, agent::Agent& a, const char* found) noexcept;
-Result<void> audit_bulk(Rpc& r);
+void fail_protocol(Rpc& r, agent::Agent& a, const char* found) noexcept;
+Result<void> audit_connections(Rpc& r);
 
 // In bulk_client.cc.
 /// A long call, which goes out at once if `now` and there is room. Runs no callback. Errors: those
 /// of Session::call().
-Status call_bulk(Rpc& r, ClientSession& c, const Asked& asked, const BufferSlice* reply_into,
-                 const ReplyCallback& done, bool now) noexcept;
-std::size_t longest_bulk(const Rpc& r, const ClientSession& c) noexcept;
-Status cancel_bulk(Rpc& r, ClientSession& c, std::uint32_t id) noexcept;
+Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
+                            const BufferSlice* reply_into, const ReplyCallback& done,
+                            bool now) noexcept;
+std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept;
+Status cancel_on_connection(Rpc& r, ClientSession& c, std::uint32_t id) noexcept;
 /// For a session whose calls all need a connection. Errors: no_memory.
-Status connect_at_once(Rpc& r, ClientSession& c) noexcept;
+Status open_sole_connection(Rpc& r, ClientSession& c) noexcept;
 /// The session closes, and its connection with it, if there is one.
-bool close_bulk(Rpc& r, ClientSession& c) noexcept;
+bool close_client_connection(Rpc& r, ClientSession& c) noexcept;
 /// The session ends of `why`. False: it does when its connection has, with lose() called again.
-bool leave_bulk(Rpc& r, ClientSession& c, const Error& why) noexcept;
+bool release_client_connection(Rpc& r, ClientSession& c, const Error& why) noexcept;
 /// Ends what is too late; answers the tick of the next look. The session may be gone afterwards.
-std::uint64_t look_at_bulk(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
+std::uint64_t check_connection_calls(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
 /// A session that wants a connection; null if there is none.
-ClientSession* next_wanting(Rpc& r) noexcept;
+ClientSession* next_session_to_connect(Rpc& r) noexcept;
 /// It could not even be begun.
-void fail_wanting(Rpc& r, ClientSession& c, const Error& why) noexcept;
+void fail_connecting(Rpc& r, ClientSession& c, const Error& why) noexcept;
 
 // In bulk_replies.cc.
 /// The session's connection is being made.
-void use_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept;
+void attach_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept;
 /// The session's connection tells it nothing but its end, which the session's own waits for.
-void hear_end(Rpc& r, std::uint32_t session, agent::Agent& a) noexcept;
+void set_closed_handler(Rpc& r, std::uint32_t session, agent::Agent& a) noexcept;
 
 // In bulk_call.cc.
 /// False: something has to wait.
-bool pump_bulk(Rpc& r, BulkClient& b) noexcept;
+bool advance(Rpc& r, ConnectionClient& b) noexcept;
 /// The same without a callback, and with a doorbell: what fails is left to the poll's pump.
-void post_bulk(Rpc& r, BulkClient& b) noexcept;
+void post_calls(Rpc& r, ConnectionClient& b) noexcept;
 
 // In bulk_server.cc.
 /// As reply_space() and space_of().
-std::span<std::byte> bulk_space(Rpc& r, std::uint32_t session, std::uint32_t number,
-                                std::size_t size) noexcept;
-Written bulk_space_of(Rpc& r, std::uint32_t session, std::uint32_t number,
-                      std::size_t size) noexcept;
+std::span<std::byte> reserve_on_connection(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                           std::size_t size) noexcept;
+ReservedReply find_reserved_on_connection(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                          std::size_t size) noexcept;
 /// Those of calls that are over: the session is idle.
-void drop_spaces(BulkServer& b) noexcept;
+void release_reply_buffers(ConnectionServer& b) noexcept;
 /// Whether the session's connection is there.
 bool is_connected(const Rpc& r, const ServerSession& s) noexcept;
 /// The session that a connection is for; null if it fits none.
-ServerSession* find_joined(Rpc& r, const wire::JoinSession& join) noexcept;
+ServerSession* find_session_to_join(Rpc& r, const wire::JoinSession& join) noexcept;
 /// The connection is the session's, in the place of the one before. May throw.
 void join_session(Rpc& r, ServerSession& s, agent::Agent& a);
-void dismiss_bulk(Rpc& r, ServerSession& s) noexcept;
-Status answer_bulk(Rpc& r, std::uint32_t session, std::uint32_t number, Status status,
-                   const std::byte* data, std::size_t size, Block* block) noexcept;
+void release_server_connection(Rpc& r, ServerSession& s) noexcept;
+Status answer_over_connection(Rpc& r, std::uint32_t session, std::uint32_t number, Status status,
+                              const std::byte* data, std::size_t size, Block* block) noexcept;
 /// The longest answer; 0 if it is over.
-std::size_t room_of(Rpc& r, std::uint32_t session, std::uint32_t number) noexcept;
+std::size_t max_reply(Rpc& r, std::uint32_t session, std::uint32_t number) noexcept;
 /// False: something has to wait.
-bool pump_bulk(Rpc& r, BulkServer& b) noexcept;
+bool advance(Rpc& r, ConnectionServer& b) noexcept;
 
 }  // namespace spinwire::rpc

@@ -1,0 +1,80 @@
+// Calls that get no answer: they are sent again, or end when their deadline has passed.
+#include <algorithm>
+
+#include "rpc/client_call.h"
+
+namespace spinwire::rpc {
+
+namespace {
+
+constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
+void resend(Rpc& r, ClientSession& c, ClientSlot& k, std::uint64_t now) noexcept {
+  if (!send(r, c.peer_address->destination, header_of(c, k), k.payload)) return;
+  ++r.stats.retransmits;
+  if (k.resends < kMaxBackoffShift) ++k.resends;
+  k.sent_at = now;
+}
+
+/// Looks at all calls of a session; answers the tick of the next look, as look_at_call().
+std::uint64_t check_slots(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  const std::uint32_t name = c.name;
+  std::uint64_t next = kNever;
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    if ((c.free_slots & bit(slot)) != 0) continue;
+    next = std::min(next, check_slot(r, c, slot, now));
+    if (c.name != name || c.state != SessionState::ready) break;
+  }
+  return next;
+}
+
+}  // namespace
+
+void grow_retransmission_queue(Rpc& r) noexcept {
+  r.retransmission_queue.make_room(
+      [&r](const RetransmissionQueue::Entry& entry, std::uint16_t place) {
+        r.clients.at(wire::RpcName::index(entry.session)).retransmission_place = place;
+      });
+}
+
+void schedule_early_check(Rpc& r, ClientSession& c, ClientSlot& call) noexcept {
+  call.on_session_timer = true;
+  schedule_check(r, c, call.deadline);
+}
+
+std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint64_t now) noexcept {
+  ClientSlot& k = c.slots[slot];
+  if (now >= k.deadline) {
+    const ReplyCallback done = k.done;
+    release_slot(r, c, k, slot);
+    end_call(done, Status::timed_out);
+    return kNever;
+  }
+  std::uint64_t due = k.sent_at + (c.rto << k.resends);
+  if (now >= due) {
+    resend(r, c, k, now);
+    due = now + (c.rto << k.resends);
+  }
+  // The watch looks again within its time. To send again may wait for that, unless by much: of a
+  // busy session most calls that are looked at have just begun.
+  k.on_session_timer = std::min(due + r.min_rto / 4, k.deadline) < now + r.min_rto;
+  return k.on_session_timer ? std::min(due, k.deadline) : kNever;
+}
+
+void on_retransmission_timer(Rpc& r) noexcept {
+  const std::uint64_t now = r.context.clock.now();
+  while (const RetransmissionQueue::Entry* const first = r.retransmission_queue.first()) {
+    const RetransmissionQueue::Entry entry = *first;
+    if (now < entry.checked_at + r.min_rto)
+      return r.context.timers.reschedule(r.retransmission_timer, entry.checked_at + r.min_rto);
+    r.retransmission_queue.pop();
+    ClientSession& c = r.clients.at(wire::RpcName::index(entry.session));
+    c.retransmission_place = r.retransmission_queue.add(now, entry.session);
+    const std::uint64_t next = check_slots(r, c, now);
+    if (c.name != entry.session || c.state != SessionState::ready) continue;
+    if (next != kNever) schedule_check(r, c, next);
+    if (c.backlog_count != 0) send_backlog(r, c);
+  }
+}
+
+}  // namespace spinwire::rpc

@@ -1,0 +1,235 @@
+// A long call of the client's, from its header to done(). It ends, with its memory its own again,
+// when it is settled how, its request is not pulled from any more, the key to its reply's memory is
+// dead and, if it was cancelled while the server might have used any of that, the server has
+// confirmed that.
+#include "rpc/transport/connection_call.h"
+
+#include <algorithm>
+
+#include "agent/leases.h"
+#include "agent/submit.h"
+
+namespace spinwire::rpc {
+
+namespace {
+
+using wire::RpcMessageHeader;
+using wire::RpcMessageKind;
+using Sent = ConnectionClientSlot::Sent;
+using Cancel = ConnectionClientSlot::Cancel;
+
+/// Tells the application how it ended.
+void complete_call(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept {
+  const bool answered =
+      k.status == Status::ok || k.status == Status::refused || k.status == Status::unsupported;
+  r.stats.replies += answered ? 1 : 0;
+  const Status status = k.status;
+  const std::uint32_t size = k.size;
+  const Buffer message = std::move(k.reply_message);
+  const ConnectionCall call = release_slot(b, k);
+  Block* block = nullptr;
+  const std::byte* data = nullptr;
+  std::size_t bytes = 0;
+  if (message) {
+    block = message.block();
+    data = message.data() + wire::kRpcMessageHeaderBytes;
+    bytes = message.size() - wire::kRpcMessageHeaderBytes;
+  } else if (status == Status::ok && call.reply) {
+    block = call.reply.block();
+    data = call.reply.data();
+    bytes = size;
+  }
+  Reply reply(status, block, data, bytes);
+  call.done(reply);
+}
+
+/// A key to the memory of the reply.
+Status open_reply_key(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
+  RemoteRegion region;
+  const Status status =
+      agent::open_by_hand(r.context, a, k.call.reply, Access::remote_write, region);
+  if (status != Status::ok) return status;
+  k.key_open = true;
+  k.rkey = region.rkey;
+  k.lease = a.leases.loans->id;  // the newest
+  return status;
+}
+
+/// So many bytes of a request are copied behind its header, which costs less than a message more.
+constexpr std::uint32_t kCopied = 1024;
+
+Status send_header(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
+  if (k.call.reply && !k.key_open) {
+    if (const Status status = open_reply_key(r, a, k); status != Status::ok) return status;
+  }
+  RpcMessageHeader header{k.number, k.call.method, RpcMessageKind::call, 0, k.call.size, 0, 0, 0};
+  if (k.key_open) {
+    header.reply_capacity = static_cast<std::uint32_t>(k.call.reply.size());
+    header.address = reinterpret_cast<std::uint64_t>(k.call.reply.data());
+    header.rkey = k.rkey;
+  }
+  const Payload& payload = k.call.payload;
+  const bool within = k.call.size <= kCopied && is_eager(a, k.call.size);
+  const std::byte* const data = payload.block == nullptr ? payload.text : payload.data;
+  Status status = send_message(r, a, header, {data, within ? std::size_t{k.call.size} : 0});
+  if (status == Status::ok) k.sent = within || k.call.size == 0 ? Sent::all : Sent::header;
+  if (status == Status::no_buffer && within && payload.block != nullptr) {
+    status = send_message(r, a, header, {});
+    if (status == Status::ok) k.sent = Sent::header;
+  }
+  return status;
+}
+
+/// Its completion; also when the connection ends, and then what becomes of the call is seen there.
+void on_request_sent(Rpc& r, std::uint32_t session, std::uint32_t number, Status status) noexcept {
+  ConnectionClient* const b = connection_of(r, session);
+  ConnectionClientSlot* const k = b != nullptr ? find_call(*b, number) : nullptr;
+  if (k == nullptr) return;
+  k->request_in_flight = false;
+  // One that was refused has its answer on the way: the server does not want what it needs no more.
+  if (!k->has_outcome && status == Status::no_buffer) set_outcome(*k, status);
+  try_finish(r, *b, *k);
+  advance_if_ready(r, b, session);
+}
+
+/// The request as a message of its own.
+Status send_request_body(Rpc& r, const ConnectionClient& b, agent::Agent& a,
+                         ConnectionClientSlot& k) noexcept {
+  Payload& payload = k.call.payload;
+  if (payload.block == nullptr) {
+    Block* const copy = block_to_send(r, k.call.size);
+    if (copy == nullptr) return Status::no_buffer;
+    std::memcpy(copy->payload, payload.text, k.call.size);
+    payload.block = copy;
+    payload.data = copy->payload;
+  }
+  Rpc* const self = &r;
+  const std::uint32_t session = b.session;
+  const std::uint32_t number = k.number;
+  const CompletionCallback done = [self, session, number](const Completion& c) {
+    on_request_sent(*self, session, number, c.status);
+  };
+  const Status status = agent::submit_any<agent::OperationKind::send_imm>(
+      r.context, a,
+      {payload.block, const_cast<std::byte*>(payload.data), k.call.size, nullptr, number, done,
+       true});
+  if (status == Status::ok) {
+    k.sent = Sent::all;
+    k.request_in_flight = true;
+  }
+  return status;
+}
+
+/// Takes the next steps of a call, as far as there is room for them. Any status but ok and those
+/// that pass ends it.
+Status advance_call(Rpc& r, const ConnectionClient& b, agent::Agent& a,
+                    ConnectionClientSlot& k) noexcept {
+  if (k.cancel == Cancel::due) {
+    const Status status = send_message(r, a, {k.number, 0, RpcMessageKind::cancel}, {});
+    if (status == Status::ok) k.cancel = Cancel::sent;
+    return status;
+  }
+  if (k.has_outcome) return Status::ok;
+  if (k.sent == Sent::nothing) {
+    if (const Status status = send_header(r, a, k); status != Status::ok) return status;
+  }
+  return k.sent == Sent::header ? send_request_body(r, b, a, k) : Status::ok;
+}
+
+/// Moves the call that has waited longest into a slot; null if there is none, or no room.
+ConnectionClientSlot* start_backlogged(const Rpc& r, ConnectionClient& b) noexcept {
+  const std::uint32_t slot = free_slot(b);
+  if (b.backlog_count == 0 || slot >= b.window) return nullptr;
+  return &occupy_slot(b, slot, remove_from_backlog(r, b, 0));
+}
+
+}  // namespace
+
+ConnectionCall release_slot(ConnectionClient& b, ConnectionClientSlot& k) noexcept {
+  ConnectionCall call = std::move(k.call);
+  k.call = {};
+  const std::uint32_t slot = k.number & (b.window - 1);
+  b.active &= ~bit(slot);
+  k.number += b.window;
+  release_payload(call.payload);
+  return call;
+}
+
+void try_finish(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept {
+  if (!k.has_outcome || k.cancel != Cancel::none) return;
+  agent::Agent* const a = agent_of(r, b);
+  if (k.key_open) {
+    if (std::exchange(k.key_closing, true)) return;
+    // on_returned() follows, maybe at once; if the connection goes first, then by that.
+    if (a != nullptr) (void)agent::close_by_hand(r.context, *a, k.rkey);
+    return;
+  }
+  if (!k.request_in_flight) complete_call(r, b, k);
+}
+
+void abandon_call(Rpc& r, ClientSession& c, ConnectionClientSlot& k, Status status) noexcept {
+  ConnectionClient& b = *c.connection;
+  set_outcome(k, status);
+  k.size = 0;
+  k.reply_message = {};
+  const bool may_be_used = k.request_in_flight || (k.key_open && k.sent != Sent::nothing);
+  if (may_be_used && k.cancel == Cancel::none && !k.key_closing) {
+    k.cancel = Cancel::due;
+    queue_connection(r, b);
+  }
+  k.call.deadline = r.context.clock.now() + r.close_timeout;
+  schedule_check(r, c, k.call.deadline);
+  try_finish(r, b, k);
+}
+
+bool advance(Rpc& r, ConnectionClient& b) noexcept {
+  const std::uint32_t session = b.session;
+  agent::Agent* const a = agent_of(r, b);
+  if (a == nullptr || a->state != ConnectionState::ready) return true;
+  const auto push = [&](ConnectionClientSlot& k) {
+    const Status status = advance_call(r, b, *a, k);
+    if (is_transient(status)) {
+      queue_connection(r, b);
+      return false;
+    }
+    if (status == Status::ok) return true;
+    if (k.has_outcome || a->state != ConnectionState::ready) return false;  // the connection ends
+    set_outcome(k, status);
+    try_finish(r, b, k);
+    return is_still_ready(r, &b, session);
+  };
+  for (std::uint32_t slot = 0; slot < b.window; ++slot) {
+    if (is_active(b, slot) && !push(b.slots[slot])) return false;
+  }
+  // Those that fail at once may be begun again by their callbacks.
+  for (std::uint32_t most = b.backlog_count; most != 0; --most) {
+    ConnectionClientSlot* const k = start_backlogged(r, b);
+    if (k == nullptr) return true;
+    if (!push(*k)) return false;
+  }
+  if (b.backlog_count != 0 && free_slot(b) < b.window) queue_connection(r, b);
+  return true;
+}
+
+void post_call(Rpc& r, ConnectionClient& b, agent::Agent& a, ConnectionClientSlot& k) noexcept {
+  if (advance_call(r, b, a, k) != Status::ok) queue_connection(r, b);
+  (void)agent::flush(r.context, a);
+}
+
+void post_calls(Rpc& r, ConnectionClient& b) noexcept {
+  agent::Agent* const a = agent_of(r, b);
+  if (a == nullptr || a->state != ConnectionState::ready) return;
+  Status status = Status::ok;
+  for (std::uint32_t slot = 0; slot < b.window && status == Status::ok; ++slot) {
+    if (is_active(b, slot)) status = advance_call(r, b, *a, b.slots[slot]);
+  }
+  while (status == Status::ok) {
+    ConnectionClientSlot* const k = start_backlogged(r, b);
+    if (k == nullptr) break;
+    status = advance_call(r, b, *a, *k);
+  }
+  if (status != Status::ok) queue_connection(r, b);
+  (void)agent::flush(r.context, *a);
+}
+
+}  // namespace spinwire::rpc

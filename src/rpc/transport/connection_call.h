@@ -1,0 +1,98 @@
+// What the parts of the client's end of long calls have in common: bulk_client.cc is what the
+// application asks for, bulk_call.cc is a call's way, bulk_replies.cc what its connection brings.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <utility>
+
+#include "rpc/client_call.h"
+#include "rpc/transport/connection_transport.h"
+
+namespace spinwire::rpc {
+
+inline bool is_active(const ConnectionClient& b, std::uint32_t slot) noexcept {
+  return (b.active & bit(slot)) != 0;
+}
+/// At least the window if there is none.
+inline std::uint32_t free_slot(const ConnectionClient& b) noexcept {
+  return static_cast<std::uint32_t>(std::countr_one(b.active));
+}
+/// The call of a number that the server, or a completion, names; null if it is over.
+inline ConnectionClientSlot* find_call(ConnectionClient& b, std::uint32_t number) noexcept {
+  const std::uint32_t slot = number & (b.window - 1);
+  ConnectionClientSlot& k = b.slots[slot];
+  return k.number == number && is_active(b, slot) ? &k : nullptr;
+}
+inline ConnectionClient* connection_of(Rpc& r, std::uint32_t session) noexcept {
+  ClientSession* const c = find_client(r, session);
+  return c != nullptr ? c->connection.get() : nullptr;
+}
+
+inline ConnectionCall& backlog_at(const Rpc& r, ConnectionClient& b, std::uint32_t i) noexcept {
+  return b.backlog[(b.backlog_first + i) % r.context.config.rpc.backlog];
+}
+/// Number `i` of those that wait does not any more.
+inline ConnectionCall remove_from_backlog(const Rpc& r, ConnectionClient& b,
+                                          std::uint32_t i) noexcept {
+  return remove_from_ring(b.backlog.get(), r.context.config.rpc.backlog, b.backlog_first,
+                          b.backlog_count, i);
+}
+
+/// Begins a call in a free slot, which takes no step yet.
+inline ConnectionClientSlot& occupy_slot(ConnectionClient& b, std::uint32_t slot,
+                                         ConnectionCall&& call) noexcept {
+  ConnectionClientSlot& k = b.slots[slot];
+  const std::uint32_t number = k.number;
+  k = {};
+  k.number = number;
+  k.call = std::move(call);
+  b.active |= bit(slot);
+  return k;
+}
+
+inline void request_connection(Rpc& r, ConnectionClient& b) noexcept {
+  if (b.wants_connection || b.agent != kNone) return;
+  b.wants_connection = true;
+  ++r.connections_wanted;
+}
+inline void withdraw_connection_request(Rpc& r, ConnectionClient& b) noexcept {
+  if (std::exchange(b.wants_connection, false)) --r.connections_wanted;
+}
+
+/// What the application may have done in a callback: whether all is as before.
+inline bool is_still_ready(Rpc& r, const ConnectionClient* b, std::uint32_t session) noexcept {
+  const ClientSession* const c = find_client(r, session);
+  return c != nullptr && c->connection.get() == b && c->state == SessionState::ready;
+}
+/// Goes on after an event: callbacks may have ended the session.
+inline void advance_if_ready(Rpc& r, const ConnectionClient* b, std::uint32_t session) noexcept {
+  if (is_still_ready(r, b, session)) (void)advance(r, *find_client(r, session)->connection);
+}
+/// The same when a slot has become free: those that have one and steps to take are due anyway.
+inline void advance_backlog(Rpc& r, const ConnectionClient* b, std::uint32_t session) noexcept {
+  if (is_still_ready(r, b, session) && b->backlog_count != 0) advance_if_ready(r, b, session);
+}
+
+/// How it ends; with try_end() it does.
+inline void set_outcome(ConnectionClientSlot& k, Status status) noexcept {
+  k.has_outcome = true;
+  k.status = status;
+}
+
+// In bulk_call.cc.
+/// Ends it if it is settled and nothing has to be waited for, else begins the first that has to be.
+void try_finish(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept;
+/// Nobody wants an answer any more. What the server may be using is waited for.
+void abandon_call(Rpc& r, ClientSession& c, ConnectionClientSlot& k, Status status) noexcept;
+/// The slot is free before its call's callback runs.
+ConnectionCall release_slot(ConnectionClient& b, ConnectionClientSlot& k) noexcept;
+
+/// The first steps of a call, with a doorbell; without room for them it is due.
+void post_call(Rpc& r, ConnectionClient& b, agent::Agent& a, ConnectionClientSlot& k) noexcept;
+
+// In bulk_client.cc.
+/// Ends those that wait, but for what callbacks begin meanwhile.
+void end_backlogged(Rpc& r, ConnectionClient& b, Status status) noexcept;
+
+}  // namespace spinwire::rpc

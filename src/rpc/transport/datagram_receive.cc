@@ -1,0 +1,359 @@
+// What arrives at the port: requests and replies, as short ways as they can have. Hot.
+#include <string_view>
+
+#include "rpc/client_call.h"
+
+namespace spinwire::rpc {
+namespace {
+
+using wire::RpcHeader;
+using wire::RpcKind;
+
+/// Where a datagram lies.
+struct Arrival {
+  Block* block;
+  std::byte* grh;  ///< in front of the datagram
+
+  [[nodiscard]] std::byte* datagram() const noexcept { return grh + kGrhBytes; }
+  [[nodiscard]] std::byte* payload() const noexcept {
+    return grh + kGrhBytes + wire::kRpcHeaderBytes;
+  }
+};
+
+/// How often losses double the patience with calls that have not gone out yet. Each call's own
+/// backs off from there.
+constexpr unsigned kMaxRtoShift = 3;
+
+/// After Jacobson: the mean of round trips, and how far they lie from it.
+inline void update_rto(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
+  if (trip < c.min_rtt) [[unlikely]] {
+    if (c.srtt == 0) {
+      c.srtt = trip;
+      c.rttvar = trip / 2;
+    }
+    c.min_rtt = trip;
+  }
+  const auto off = static_cast<std::int64_t>(trip - c.srtt);
+  c.srtt += static_cast<std::uint64_t>(off >> 3);
+  c.rttvar += static_cast<std::uint64_t>(
+      ((off < 0 ? -off : off) - static_cast<std::int64_t>(c.rttvar)) >> 2);
+  c.rto = std::max(c.srtt + 4 * c.rttvar, r.min_rto);
+}
+
+/// A request was sent again for nothing if the server had it by then: that says nothing of the way,
+/// and patience with slow handlers would be the undoing of calls that do get lost. Else it, or its
+/// reply, got lost or is slow on its way: there is more patience with the next, until one of them
+/// tells of a round trip.
+[[gnu::cold, gnu::noinline]] void on_retransmitted_reply(Rpc& r, ClientSession& c,
+                                                         const ClientSlot& k,
+                                                         std::uint16_t held) noexcept {
+  const std::uint64_t since = r.context.now - std::min(k.sent_at, r.context.now);
+  const std::uint64_t there = server_time_ticks(r, held);
+  if (held != kServerTimeUnknown && (held == kServerTimeMax || there >= since)) return;
+  const std::uint64_t rto = std::max(c.srtt + 4 * c.rttvar, r.min_rto);
+  c.rto = std::min(2 * c.rto, rto << kMaxRtoShift);
+  on_loss(r, c);
+}
+
+/// What a reply says of the way there and back: the first of a batch stands for it.
+[[gnu::always_inline]] inline void on_round_trip(Rpc& r, ClientSession& c, const ClientSlot& k,
+                                                 std::uint16_t held, std::uint64_t now) noexcept {
+  const bool first = std::exchange(c.last_heard, now) != now;
+  if (k.resends != 0) [[unlikely]]
+    return on_retransmitted_reply(r, c, k, held);
+  const std::uint64_t trip = now - std::min(k.sent_at, now);
+  if (first && trip != 0) update_rto(r, c, trip);  // within this poll: its tick says nothing
+  if (trip > r.target_delay || c.congestion.cwnd != c.congestion.max_cwnd) [[unlikely]]
+    adjust_cwnd(r, c, trip, held);
+}
+
+/// Its window is another than before, or none: then it is no reply.
+[[gnu::cold, gnu::noinline]] bool set_server_window(ClientSession& c,
+                                                    std::uint16_t window) noexcept {
+  if (window == 0) return false;
+  c.server_window = std::min(window, c.window);
+  update_send_window(c);
+  return true;
+}
+
+/// A reply to one of the session's calls. Answers whether the block was kept.
+[[gnu::always_inline]] inline bool complete_call(Rpc& r, ClientSession& c, wire::RpcWords words,
+                                                 Block* block, const std::byte* payload,
+                                                 std::uint64_t now) noexcept {
+  const RpcHeader header = wire::unpack(words);
+  const std::uint32_t slot = header.number & (c.window - 1u);
+  ClientSlot& k = c.slots[slot];
+  if (k.number != header.number || (c.free_slots & bit(slot)) != 0) [[unlikely]] {
+    c.last_heard = now;
+    return ++r.stats.late, false;
+  }
+  if (header.window != c.server_window && !set_server_window(c, header.window)) [[unlikely]]
+    return ++r.stats.bad_datagrams, false;
+  if (c.last_heard != now || k.resends != 0 || c.congestion.cwnd != c.congestion.max_cwnd)
+      [[unlikely]]
+    on_round_trip(r, c, k, header.method, now);
+  const ReplyCallback done = k.done;
+  release_slot(r, c, k, slot);
+  ++r.stats.replies;
+  Reply reply(static_cast<Status>(header.status), block, payload, header.length);
+  done(reply);
+  if (c.backlog_count != 0) [[unlikely]]  // none of a session that the callback has ended
+    send_backlog(r, c);
+  return reply.kept();
+}
+
+/// Answers whether the block was kept.
+[[gnu::always_inline]] inline bool on_reply(Rpc& r, wire::RpcWords words, const ibv_wc& wc,
+                                            const Arrival& at) noexcept {
+  ClientSession* const c = find_client(r, static_cast<std::uint32_t>(words.low));
+  if (c == nullptr || !c->peer_address->source_filter.matches(wc, at.grh)) [[unlikely]]
+    return ++r.stats.bad_datagrams, false;
+  return complete_call(r, *c, words, at.block, at.payload(), r.context.now);
+}
+
+/// A request that was here before: the answer went astray, or the handler is still at it.
+[[gnu::cold, gnu::noinline]] void on_duplicate_request(Rpc& r, const ServerSession& s,
+                                                       const ServerSlot& v,
+                                                       std::uint32_t number) noexcept {
+  if (number != v.number || v.state != ServerSlotState::answered) {
+    ++r.stats.duplicates;
+    return;
+  }
+  ++r.stats.resent;
+  send_reply(r, s, v, kServerTimeUnknown, number, v.status, v.size);
+}
+
+/// Receives for as many requests as the session may send at once, if there are any left. A quarter
+/// is for the engine's own calls: whoever serves may have to call others for that.
+[[gnu::cold, gnu::noinline]] void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
+  if (r.reserved_receives + s.window > r.receive_budget ||
+      r.server_reserved_receives + s.window > r.receive_budget - r.receive_budget / 4)
+    return;
+  r.reserved_receives += s.window;
+  r.server_reserved_receives += s.window;
+  s.advertised_window = s.window;
+  post_reserved_receives(r);
+}
+
+[[gnu::cold, gnu::noinline]] void refuse(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                         Status status, std::string_view text) noexcept {
+  const std::size_t size = std::min(text.size(), kShortCall);
+  (void)answer_call(r, session, number, status, reinterpret_cast<const std::byte*>(text.data()),
+                    size, nullptr);
+}
+
+/// A request of the session's client. Answers whether the block was kept.
+[[gnu::always_inline]] inline bool run_request(Rpc& r, ServerSession& s, wire::RpcWords words,
+                                               Block* block, std::byte* payload,
+                                               std::uint64_t now) noexcept {
+  const RpcHeader header = wire::unpack(words);
+  s.last_heard = now;
+  ServerSlot& v = s.slots[header.number & (s.window - 1)];
+  if (static_cast<std::int32_t>(header.number - v.number) <= 0) [[unlikely]]
+    return on_duplicate_request(r, s, v, header.number), false;
+  release_payload(v.payload);
+  v.number = header.number;
+  v.state = ServerSlotState::running;
+  v.payload.arrived_at = r.oldest_arrival;
+  if (s.advertised_window != s.window) [[unlikely]]
+    reserve_window_receives(r, s);
+  if (header.method >= r.method_count || !r.handlers[header.method]) [[unlikely]] {
+    refuse(r, header.session, header.number, Status::unsupported, "no such method");
+    return false;
+  }
+  ++r.stats.served;
+  Request request({&r, header.session, header.number}, header.method, block, payload,
+                  header.length);
+  r.current_call = {words.low, &s, &v};
+  r.handlers[header.method](request);
+  if (!request.answered()) [[unlikely]]
+    refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
+  return request.kept();
+}
+
+/// Answers whether the block was kept.
+[[gnu::always_inline]] inline bool on_request(Rpc& r, wire::RpcWords words, const ibv_wc& wc,
+                                              const Arrival& at) noexcept {
+  ServerSession* const s = find_server(r, static_cast<std::uint32_t>(words.low));
+  if (s == nullptr || !s->peer_address->source_filter.matches(wc, at.grh)) [[unlikely]]
+    return on_unknown_session(r, wire::unpack(words), wc, at.grh), false;
+  return run_request(r, *s, words, at.block, at.payload(), r.context.now);
+}
+
+/// Any other, and replies that tell of something.
+[[gnu::cold, gnu::noinline]] bool on_other_datagram(Rpc& r, const ibv_wc& wc,
+                                                    const Arrival& at) noexcept {
+  RpcHeader header;
+  if (wc.status != IBV_WC_SUCCESS || wc.byte_len < kGrhBytes ||
+      !wire::decode(at.datagram(), wc.byte_len - kGrhBytes, header)) [[unlikely]] {
+    return ++r.stats.bad_datagrams, false;
+  }
+  switch (header.kind) {
+    case RpcKind::request:  // a good one was known before
+      return ++r.stats.bad_datagrams, false;
+    case RpcKind::reply:
+      return on_reply(r, wire::pack(header), wc, at);
+    case RpcKind::ping:
+    case RpcKind::close:
+      return on_client_control(r, header, wc, at.grh), false;
+    default:
+      return on_server_control(r, header, wc, at.grh), false;
+  }
+}
+
+/// Answers whether the block was kept.
+[[gnu::always_inline]] inline bool on_datagram(Rpc& r, const ibv_wc& wc,
+                                               const Arrival& at) noexcept {
+  wire::RpcWords words{};
+  std::memcpy(&words, at.datagram(), sizeof words);
+  const std::uint64_t bytes = std::uint64_t{wc.byte_len} - kGrhBytes - wire::kRpcHeaderBytes;
+  if (wc.status == IBV_WC_SUCCESS) [[likely]] {
+    if (wire::is_request(words, bytes)) return on_request(r, words, wc, at);
+    if (wire::is_good_reply(words, bytes)) return on_reply(r, words, wc, at);
+  }
+  return on_other_datagram(r, wc, at);
+}
+
+/// One of a run that is neither of the two that are quick, or of a queue pair that we have not
+/// heard from: as if it had come by the verbs.
+[[gnu::cold, gnu::noinline]] bool on_indirect_datagram(Rpc& r, const base::DirectRun& run,
+                                                       const base::Line& line,
+                                                       std::uint32_t length) noexcept {
+  ibv_wc wc{};
+  wc.status = IBV_WC_SUCCESS;
+  wc.byte_len = static_cast<std::uint32_t>(kGrhBytes) + length;
+  wc.qp_num = r.port->qp_num();
+  wc.src_qp = static_cast<std::uint32_t>(run.source) & 0xffffff;
+  wc.wc_flags = IBV_WC_GRH;
+  const Arrival at{r.port->spare(), r.port->copy_to_spare(run, line, length)};
+  RpcHeader header;
+  if (wire::decode(at.datagram(), length, header)) {
+    const ServerSession* const s = find_server(r, header.session);
+    const ClientSession* const c = find_client(r, header.session);
+    PeerAddress* const peer_address =
+        header.kind == RpcKind::request && s != nullptr ? s->peer_address
+        : header.kind == RpcKind::reply && c != nullptr ? c->peer_address
+                                                        : nullptr;
+    if (peer_address != nullptr && peer_address->source_filter.matches(wc, at.grh))
+      peer_address->direct_source = run.source;
+  }
+  return on_datagram(r, wc, at);
+}
+
+/// Answers whether the spare block was kept.
+[[gnu::always_inline]] inline bool on_direct_datagram(Rpc& r, const base::DirectRun& run,
+                                                      base::Line& line, std::uint64_t length,
+                                                      Block* spare, std::uint64_t now) noexcept {
+  wire::RpcWords words{};
+  std::memcpy(&words.low, line.payload, sizeof words.low);
+  std::memcpy(&words.high, line.payload + sizeof words.low, sizeof words.high);
+  const std::uint64_t bytes = length - wire::kRpcHeaderBytes;
+  const auto session = static_cast<std::uint32_t>(words.low);
+  if (wire::is_request(words, bytes)) {
+    ServerSession* const s = find_server(r, session);
+    if (s != nullptr && s->peer_address->direct_source == run.source) [[likely]]
+      return run_request(r, *s, words, spare, line.payload + wire::kRpcHeaderBytes, now);
+  } else if (wire::is_good_reply(words, bytes)) {
+    ClientSession* const c = find_client(r, session);
+    if (c != nullptr && c->peer_address->direct_source == run.source) [[likely]]
+      return complete_call(r, *c, words, spare, line.payload + wire::kRpcHeaderBytes, now);
+  }
+  return on_indirect_datagram(r, run, line, static_cast<std::uint32_t>(length));
+}
+
+/// With more than this, sessions are not in the caches.
+constexpr std::uint32_t kManySessions = 128;
+
+/// Whether a completion is one of a receive with a datagram.
+inline bool is_datagram(const Rpc& r, const ibv_wc& wc) noexcept {
+  return agent::is_receive(wc.wr_id) && !r.port->is_run_completion(wc.wr_id);
+}
+
+/// Asks for the records that a datagram is for.
+inline void prefetch_session(const Rpc& r, const std::byte* datagram) noexcept {
+  wire::RpcWords words{};
+  std::memcpy(&words, datagram, sizeof words);
+  const RpcHeader header = wire::unpack(words);
+  const std::uint32_t index = wire::RpcName::index(header.session);
+  if (header.kind == RpcKind::request) r.servers.prefetch(index, header.number);
+  if (header.kind == RpcKind::reply) r.clients.prefetch(index, header.number);
+}
+
+[[gnu::noinline]] void prefetch_sessions(const Rpc& r, const ibv_wc* wcs,
+                                         const ibv_wc* end) noexcept {
+  for (const ibv_wc* wc = wcs; wc != end; ++wc) {
+    if (is_datagram(r, *wc) && wc->status == IBV_WC_SUCCESS)
+      prefetch_session(r, r.port->arrival(agent::slot_of(wc->wr_id)) + kGrhBytes);
+  }
+}
+
+[[gnu::noinline]] void prefetch_sessions(const Rpc& r, const base::DirectRun& run) noexcept {
+  std::uint64_t length = 0;
+  for (const base::Line* line = run.first; line != run.end() && run.has(*line, length); ++line)
+    prefetch_session(r, line->payload);
+}
+
+bool many_sessions(const Rpc& r) noexcept {
+  return r.clients.size() + r.servers.size() > kManySessions;
+}
+
+/// Datagrams where the device has them. Answers how many there were.
+[[gnu::noinline]] std::uint32_t process_run(Rpc& r, const base::DirectRun run) noexcept {
+  if (many_sessions(r)) [[unlikely]]
+    prefetch_sessions(r, run);
+  const base::Line* const end = run.end();
+  const std::uint64_t now = r.context.now;
+  base::Line* line = run.first;
+  Block* spare = r.port->spare();
+  for (std::uint64_t length = 0; spare != nullptr && line != end && run.has(*line, length);
+       ++line) {
+    if (on_direct_datagram(r, run, *line, length, spare, now)) [[unlikely]]
+      spare = r.port->renew_spare();
+  }
+  const auto count = static_cast<std::uint32_t>(line - run.first);
+  r.port->give_back(run, count);
+  return count;
+}
+
+[[gnu::noinline]] std::uint32_t process_runs(Rpc& r) noexcept {
+  base::DirectRuns& runs = r.port->runs();
+  std::uint32_t taken = 0;
+  for (std::uint32_t i = 0; i != runs.count; ++i) taken += process_run(r, runs.runs[i]);
+  runs.count = 0;
+  return taken;
+}
+
+}  // namespace
+
+const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
+                                  std::uint32_t& events) noexcept {
+  DatagramPort& port = *r.port;
+  const ibv_wc* ahead = wcs + 1;
+  while (ahead != end && ahead->qp_num == wcs->qp_num) ++ahead;
+  end = ahead;
+  if (end - wcs == 1 && port.is_run_completion(wcs->wr_id)) return events += process_runs(r), end;
+  for (const ibv_wc* wc = wcs + 1; wc != end; ++wc) {
+    if (is_datagram(r, *wc))
+      __builtin_prefetch(port.arrival(agent::slot_of(wc->wr_id)) + kGrhBytes);
+  }
+  if (many_sessions(r)) [[unlikely]]
+    prefetch_sessions(r, wcs, end);
+  std::uint32_t taken = 0;
+  for (const ibv_wc* wc = wcs; wc != end; ++wc) {
+    if (!agent::is_receive(wc->wr_id)) {
+      port.on_sent(*wc);
+      continue;
+    }
+    if (port.is_run_completion(wc->wr_id)) {
+      taken += process_runs(r);
+      continue;
+    }
+    const std::uint32_t slot = agent::slot_of(wc->wr_id);
+    port.give_back(slot, on_datagram(r, *wc, {port.block(slot), port.arrival(slot)}));
+    ++taken;
+  }
+  events += taken;
+  return end;
+}
+
+}  // namespace spinwire::rpc
