@@ -116,8 +116,8 @@ class SPINWIRE_API PendingCall {
   PendingCall() noexcept = default;
   /// Copies the bytes. Errors: not_connected (the call is over for its client, as far as is known
   /// here: its deadline passed, it was cancelled, or the session ended; or it was answered),
-  /// message_too_long (than room()), no_buffer (the send pool is dry, for more than kShortCall),
-  /// wrong_thread, forked_child. Hot.
+  /// message_too_long (than max_reply()), no_buffer (the send pool is dry, for more than
+  /// kShortCall), wrong_thread, forked_child. Hot.
   Status reply(std::span<const std::byte> bytes) const noexcept;
   /// Copies nothing: holds a reference until the next call in the same place, the session's end, or
   /// until its client was idle for connections.keepalive; of a reply over a connection, until it is
@@ -126,18 +126,18 @@ class SPINWIRE_API PendingCall {
   /// Ends the call at its client with `refused` and as much of the text as fits.
   Status refuse(std::string_view why) const noexcept;
   /// Longest reply, bytes: a datagram's, or the memory that the client named; 0 once it is over.
-  [[nodiscard]] std::size_t room() const noexcept;
+  [[nodiscard]] std::size_t max_reply() const noexcept;
   /// Memory of the call's own place in its session, to write a reply of up to `size` bytes into:
   /// nothing is copied and, while the session is in use and the place has it, no pool is asked.
-  /// What it holds is undefined. It is this call's until it is answered or over, as room() tells:
-  /// then it is the next call's, or goes back to its pool. The client may give the call up in any
-  /// poll(), so ask room() before writing after one; what another thread or a device is to fill
-  /// takes a buffer of one's own, for reply(BufferSlice). Empty if `size` is more than a datagram
-  /// takes, the call names memory for its reply or is over, or memory is short. Hot.
-  [[nodiscard]] std::span<std::byte> reply_space(std::size_t size) const noexcept;
-  /// Replies with the first bytes of it. Errors: as reply(); invalid_argument (reply_space() was
+  /// What it holds is undefined. It is this call's until it is answered or over, as max_reply()
+  /// tells: then it is the next call's, or goes back to its pool. The client may give the call up
+  /// in any poll(), so ask max_reply() before writing after one; what another thread or a device is
+  /// to fill takes a buffer of one's own, for reply(BufferSlice). Empty if `size` is more than a
+  /// datagram takes, the call names memory for its reply or is over, or memory is short. Hot.
+  [[nodiscard]] std::span<std::byte> reserve_reply(std::size_t size) const noexcept;
+  /// Replies with the first bytes of it. Errors: as reply(); invalid_argument (reserve_reply() was
   /// not asked for as many). Hot.
-  Status reply_written(std::size_t size) const noexcept;
+  Status commit_reply(std::size_t size) const noexcept;
 
   /// For the library.
   PendingCall(rpc::Rpc* rpc, std::uint32_t session, std::uint32_t number) noexcept
@@ -150,7 +150,7 @@ class SPINWIRE_API PendingCall {
 };
 
 /// A call as the server's handler has it, in place where it arrived or, if it is long, in a block
-/// of the pool memory.large_bytes. To be answered by one of reply(), refuse() and later(), before
+/// of the pool memory.large_bytes. To be answered by one of reply(), refuse() and defer(), before
 /// the handler returns; else, and if none of them answered ok, the call is refused.
 class SPINWIRE_API Request {
  public:
@@ -168,13 +168,13 @@ class SPINWIRE_API Request {
   Status reply(std::span<const std::byte> bytes) noexcept { return note(call_.reply(bytes)); }
   Status reply(const BufferSlice& bytes) noexcept { return note(call_.reply(bytes)); }
   Status refuse(std::string_view why) noexcept { return note(call_.refuse(why)); }
-  [[nodiscard]] std::size_t room() const noexcept { return call_.room(); }
-  [[nodiscard]] std::span<std::byte> reply_space(std::size_t size) const noexcept {
-    return call_.reply_space(size);
+  [[nodiscard]] std::size_t max_reply() const noexcept { return call_.max_reply(); }
+  [[nodiscard]] std::span<std::byte> reserve_reply(std::size_t size) const noexcept {
+    return call_.reserve_reply(size);
   }
-  Status reply_written(std::size_t size) noexcept { return note(call_.reply_written(size)); }
+  Status commit_reply(std::size_t size) noexcept { return note(call_.commit_reply(size)); }
   /// The handler will answer, or not, when it likes.
-  [[nodiscard]] PendingCall later() noexcept {
+  [[nodiscard]] PendingCall defer() noexcept {
     answered_ = true;
     return call_;
   }
@@ -212,7 +212,7 @@ struct CallId {
 };
 
 struct CallOptions {
-  Nanoseconds deadline{0};  ///< from now; 0: rpc.call_timeout
+  Nanoseconds timeout{0};  ///< from now; 0: rpc.call_timeout
   /// When the request is on its way. One that has to wait (for the window, for credit, for its
   /// session's connection) goes out with the poll that finds the way free, whatever this says.
   Post post = Post::automatic;
@@ -236,16 +236,16 @@ class SPINWIRE_API Session {
   [[nodiscard]] bool ready() const noexcept { return state() == SessionState::ready; }
   /// Longest request and reply that take one datagram, bytes, and as much over a connection; 0
   /// unless ready.
-  [[nodiscard]] std::size_t longest() const noexcept;
+  [[nodiscard]] std::size_t max_inline_call() const noexcept;
   /// Longest request of all, bytes: connections.message_bytes here and, as soon as there is a
   /// connection for long calls, at the server; 0 unless ready.
-  [[nodiscard]] std::size_t longest_bulk() const noexcept;
+  [[nodiscard]] std::size_t max_call() const noexcept;
 
   /// Calls a method: done() runs exactly once, in a poll(), if this answers ok. The request is held
   /// by reference until then and must not be changed. As many calls as the window are under way at
   /// once, and as many long ones; further ones wait here. Errors: would_block (rpc.backlog calls of
-  /// either sort wait already), message_too_long (than longest_bulk()), not_connected (not ready),
-  /// invalid_argument (a deadline below 0; no callback; `reply_into` is empty memory, or no memory
+  /// either sort wait already), message_too_long (than max_call()), not_connected (not ready),
+  /// invalid_argument (a timeout below 0; no callback; `reply_into` is empty memory, or no memory
   /// of this engine's), unsupported (`reply_into`, but queue_pair.access does not let peers write,
   /// or leases.maximum, whose records are used for it, is 0), no_buffer (a call has to wait,
   /// and the send pool has no room for that), no_memory (a session's

@@ -46,7 +46,7 @@ class RpcBulkHostile : public testing::Test {
       ++runs_;
       (void)r.reply(r.bytes());
     }));
-    ASSERT_TRUE(server_->core->serve(kLater, [this](Request& r) { later_.push_back(r.later()); }));
+    ASSERT_TRUE(server_->core->serve(kLater, [this](Request& r) { later_.push_back(r.defer()); }));
     SessionOptions options;
     options.on_closed = [this](Session, const Error&) { ++closed_; };
     session_ = client_->core->open_session(listener_.address(), options).value();

@@ -68,7 +68,7 @@ TEST(RpcBulkLoss, OneThatIsPulledIsCancelledWhenTheServerHasLetGo) {
   EXPECT_EQ(t.ended[1].status, Status::cancelled);
   settle(t);
   for (const auto& each : t.later) {
-    EXPECT_EQ(each.call.room(), 0u);
+    EXPECT_EQ(each.call.max_reply(), 0u);
     EXPECT_EQ(each.call.reply(filled(9, 9)), Status::not_connected);
   }
   EXPECT_EQ(t.call(kFold, filled(kLong, 2)).bytes, fold_of(filled(kLong, 2)));
@@ -117,14 +117,14 @@ TEST(RpcBulkLoss, ADeadlineIsACancel) {
   BulkCalls t;
   Buffer b = t.room(100);
   CallOptions late = t.into(b);
-  late.deadline = 5ms * slowness();
+  late.timeout = 5ms * slowness();
   EXPECT_EQ(t.call(kLater, filled(5000, 1), late).status, Status::timed_out);
   late.reply_into = {};
   EXPECT_EQ(t.call(kLater, filled(5000, 1), late).status, Status::timed_out);
   settle(t);
   EXPECT_EQ(t.later[0].call.reply(filled(9, 9)), Status::not_connected);
   EXPECT_EQ(t.client.engine.stats().connected, 1u);
-  late.deadline = Nanoseconds(0);
+  late.timeout = Nanoseconds(0);
   b.reset();
   t.finish_bulk();
 }
@@ -238,7 +238,7 @@ class Whims {
     if (!later_.empty() && random_.below(3) == 0) {
       const PendingCall call = later_.front();
       later_.pop_front();
-      const std::size_t room = call.room();
+      const std::size_t room = call.max_reply();
       const Bytes reply(room < 5000 ? room : random_.below(room), std::byte{0x33});
       const Status status = call.reply(reply);
       EXPECT_TRUE(status == Status::ok || (room == 0 && status == Status::not_connected));
@@ -254,8 +254,7 @@ class Whims {
     Room* room = &rooms_[random_.below(rooms_.size())];
     if (room->used || random_.below(2) == 0) room = nullptr;
     if (room != nullptr) options.reply_into = room->memory.slice();
-    if (random_.below(8) == 0)
-      options.deadline = std::chrono::microseconds(random_.below(3000) + 1);
+    if (random_.below(8) == 0) options.timeout = std::chrono::microseconds(random_.below(3000) + 1);
     const auto done = [this, id, room](Reply& r) { end(id, room, r); };
     if (t_.session.call(20, request.slice(), done, options) != Status::ok) return;
     if (room != nullptr) room->used = true;
@@ -278,7 +277,7 @@ class Whims {
     std::memcpy(&id, r.bytes().data(), sizeof id);
     ASSERT_LT(id, runs_.size());
     ++runs_[id];
-    later_.push_back(r.later());
+    later_.push_back(r.defer());
   }
 
   spinwire::base::Random random_;
@@ -378,7 +377,7 @@ int serve_long(int in, int out) {
   node.listen();
   std::vector<PendingCall> held;
   serve_bulk(node.engine);
-  EXPECT_TRUE(node.engine.serve(kLater, [&held](Request& r) { held.push_back(r.later()); }));
+  EXPECT_TRUE(node.engine.serve(kLater, [&held](Request& r) { held.push_back(r.defer()); }));
   write_line(out, node.listener.address());
   while (command(in) != 'q') {
     for (int i = 0; i < 100; ++i) (void)node.poll();

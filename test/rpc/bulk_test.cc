@@ -9,12 +9,12 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 
 TEST(RpcBulk, RequestsOfAnyLengthArriveWhole) {
   BulkCalls t;
-  const std::size_t datagram = t.session.longest();
+  const std::size_t datagram = t.session.max_inline_call();
   const std::size_t eager = t.client.engine.config().connections.eager_bytes;
-  EXPECT_EQ(t.session.longest_bulk(), t.client.engine.config().connections.message_bytes);
+  EXPECT_EQ(t.session.max_call(), t.client.engine.config().connections.message_bytes);
   for (const std::size_t size :
        {std::size_t{0}, std::size_t{1}, datagram - 1, datagram, datagram + 1, eager - 1, eager,
-        eager + 1, std::size_t{128} << 10, t.session.longest_bulk()}) {
+        eager + 1, std::size_t{128} << 10, t.session.max_call()}) {
     const Bytes bytes = filled(size, static_cast<std::uint32_t>(size));
     const Ended e = t.call(kFold, bytes);
     EXPECT_EQ(e.status, Status::ok) << size;
@@ -29,7 +29,7 @@ TEST(RpcBulk, RequestsOfAnyLengthArriveWhole) {
 
 TEST(RpcBulk, RepliesOfAnyLengthAreWrittenWhereTheyAreWanted) {
   BulkCalls t;
-  const auto datagram = static_cast<std::uint32_t>(t.session.longest());
+  const auto datagram = static_cast<std::uint32_t>(t.session.max_inline_call());
   for (const std::uint32_t size :
        {0u, 1u, 49u, datagram, datagram + 1, 4096u - 32u, 4096u, 4097u, 1u << 20}) {
     t.expect_into(kMake, number(size), filled(size, size));
@@ -49,7 +49,7 @@ TEST(RpcBulk, LongBothWays) {
 TEST(RpcBulk, OneGoesOutAtOnceUnlessItIsToWait) {
   BulkCalls t;
   Buffer room = t.room(100);
-  const std::size_t body = t.session.longest() + 1;
+  const std::size_t body = t.session.max_inline_call() + 1;
   const auto settle = [&t] {
     ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
     for (int i = 0; i < 64; ++i) (void)(t.client.poll() + t.server.poll());
@@ -229,7 +229,7 @@ TEST(RpcBulk, ARefusalThatLacksMemoryComesWhenThereIsSome) {
 TEST(RpcBulk, AReplyIsNoLongerThanItsRoom) {
   BulkCalls t;
   // Without memory of its own, a datagram's length is the limit.
-  const auto datagram = static_cast<std::uint32_t>(t.session.longest());
+  const auto datagram = static_cast<std::uint32_t>(t.session.max_inline_call());
   const Bytes padding = filled(5000, 1);
   const auto request = [&](std::uint32_t size) {
     Bytes bytes = number(size);
@@ -246,12 +246,12 @@ TEST(RpcBulk, AReplyIsNoLongerThanItsRoom) {
   ASSERT_EQ(t.begin(kLater, filled(5, 1), t.into(b)), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 2; }));
   std::vector<std::size_t> rooms;
-  for (const auto& each : t.later) rooms.push_back(each.call.room());
+  for (const auto& each : t.later) rooms.push_back(each.call.max_reply());
   std::sort(rooms.begin(), rooms.end());
   EXPECT_EQ(rooms, (std::vector<std::size_t>{datagram, 10000}));
   for (const auto& each : t.later) {
     EXPECT_EQ(each.call.reply(each.bytes), Status::ok);
-    EXPECT_EQ(each.call.room(), 0u);
+    EXPECT_EQ(each.call.max_reply(), 0u);
     EXPECT_EQ(each.call.reply(each.bytes), Status::not_connected);
   }
   ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
@@ -318,7 +318,7 @@ TEST(SlowRpcBulk, TheLongestThereIsByDefault) {
   config.memory.send_bytes = 72u << 20;
   config.memory.large_bytes = Config().memory.large_bytes;
   BulkCalls t(config);
-  const std::size_t size = t.session.longest_bulk();
+  const std::size_t size = t.session.max_call();
   EXPECT_EQ(size, 64u << 20);
   std::vector<std::byte> own(size);
   MemoryRegion region = *t.client.engine.register_memory(own, Access::local);

@@ -9,7 +9,7 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 
 TEST(RpcCalls, BytesComeBackInEveryLength) {
   Calls t;
-  const std::size_t longest = t.session.longest();
+  const std::size_t longest = t.session.max_inline_call();
   EXPECT_GE(longest, 240u);
   for (const std::size_t size : {std::size_t{0}, std::size_t{1}, kShortCall - 1, kShortCall,
                                  kShortCall + 1, std::size_t{200}, longest - 1, longest}) {
@@ -19,7 +19,7 @@ TEST(RpcCalls, BytesComeBackInEveryLength) {
     EXPECT_EQ(e.status, Status::ok) << to_string(e.status);
     EXPECT_EQ(e.bytes, bytes);
   }
-  EXPECT_EQ(t.begin(kEcho, filled(t.session.longest_bulk() + 1, 1)), Status::message_too_long);
+  EXPECT_EQ(t.begin(kEcho, filled(t.session.max_call() + 1, 1)), Status::message_too_long);
   EXPECT_EQ(t.client.engine.rpc_stats().calls, 8u);
   EXPECT_EQ(t.server.engine.rpc_stats().served, 8u);
   t.finish();
@@ -63,7 +63,7 @@ TEST(RpcCalls, EveryRefusalTellsItsReason) {
   EXPECT_TRUE(t.server.engine.serve(kRefuse, nullptr));
   EXPECT_EQ(t.call(kRefuse, {}).status, Status::unsupported);
   CallOptions never;
-  never.deadline = Nanoseconds(-1);
+  never.timeout = Nanoseconds(-1);
   EXPECT_EQ(t.begin(kEcho, {}, never), Status::invalid_argument);
   EXPECT_EQ(t.session.call(kEcho, std::span<const std::byte>(), nullptr), Status::invalid_argument);
   EXPECT_EQ(t.session.call(kEcho, filled(kShortCall + 1, 1), [](Reply&) {}),
@@ -164,7 +164,7 @@ TEST(RpcCalls, AHandlerMayCallOthers) {
   static Nested nested;
   nested.inner = &inner;
   ASSERT_TRUE(t.server.engine.serve(50, [](Request& r) {
-    nested.outer = r.later();
+    nested.outer = r.defer();
     const spinwire::ReplyCallback pass_on = [](Reply& reply) {
       EXPECT_EQ(nested.outer.reply(reply.bytes()), Status::ok);
     };
@@ -209,21 +209,21 @@ TEST(RpcCalls, RequestsAndRepliesCanBeKept) {
 
 TEST(RpcCalls, RepliesCanBeWrittenWhereTheyAreSentFrom) {
   Calls t;
-  const std::size_t longest = t.session.longest();
+  const std::size_t longest = t.session.max_inline_call();
   std::size_t size = 0;
   std::set<const std::byte*> places;
   const spinwire::MethodHandler write = [&](Request& r) {
-    EXPECT_TRUE(r.reply_space(longest + 1).empty());
-    const std::span<std::byte> space = r.reply_space(size);
+    EXPECT_TRUE(r.reserve_reply(longest + 1).empty());
+    const std::span<std::byte> space = r.reserve_reply(size);
     ASSERT_EQ(space.size(), size);
     const Bytes bytes = filled(size, 7);
     std::copy(bytes.begin(), bytes.end(), space.begin());
     places.insert(space.data());
-    EXPECT_EQ(r.reply_written(size), Status::ok);
-    EXPECT_TRUE(r.reply_space(1).empty()) << "it is over";
+    EXPECT_EQ(r.commit_reply(size), Status::ok);
+    EXPECT_TRUE(r.reserve_reply(1).empty()) << "it is over";
   };
   const spinwire::MethodHandler rash = [](Request& r) {
-    EXPECT_EQ(r.reply_written(1), Status::invalid_argument) << "none was asked for";
+    EXPECT_EQ(r.commit_reply(1), Status::invalid_argument) << "none was asked for";
     EXPECT_EQ(r.reply(std::span<const std::byte>{}), Status::ok);
   };
   const spinwire::Method method = 9;
@@ -236,9 +236,9 @@ TEST(RpcCalls, RepliesCanBeWrittenWhereTheyAreSentFrom) {
   }
   size = 100;
   const spinwire::MethodHandler greedy = [&](Request& r) {
-    ASSERT_EQ(r.reply_space(size).size(), size);
-    EXPECT_EQ(r.reply_written(size + 1), Status::invalid_argument) << "more than was asked for";
-    EXPECT_EQ(r.reply_written(0), Status::ok);
+    ASSERT_EQ(r.reserve_reply(size).size(), size);
+    EXPECT_EQ(r.commit_reply(size + 1), Status::invalid_argument) << "more than was asked for";
+    EXPECT_EQ(r.commit_reply(0), Status::ok);
   };
   ASSERT_TRUE(t.server.engine.serve(method, greedy));
   EXPECT_EQ(t.call(method, filled(3, 1)).bytes, Bytes{});
@@ -254,24 +254,24 @@ TEST(RpcCalls, ASpaceForTheReplyIsACallsUntilItIsOver) {
   Calls t(rpc_config(), nullptr, 1);
   std::vector<PendingCall> calls;
   ASSERT_TRUE(t.server.engine.serve(9, [&](Request& r) {
-    const auto space = r.reply_space(200);
+    const auto space = r.reserve_reply(200);
     ASSERT_EQ(space.size(), 200u);
     std::fill(space.begin(), space.end(), r.bytes()[0]);
-    calls.push_back(r.later());
+    calls.push_back(r.defer());
   }));
   ASSERT_EQ(t.begin(9, filled(1, 1)), Status::ok);
   ASSERT_TRUE(t.until([&] { return calls.size() == 1; }));
-  EXPECT_NE(calls[0].room(), 0u);
+  EXPECT_NE(calls[0].max_reply(), 0u);
   EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
   ASSERT_EQ(t.begin(9, filled(1, 2)), Status::ok);
   ASSERT_TRUE(t.until([&] { return calls.size() == 2; }));
   // Who asks is told that the place is another call's.
-  EXPECT_EQ(calls[0].room(), 0u);
-  EXPECT_TRUE(calls[0].reply_space(200).empty());
-  EXPECT_EQ(calls[0].reply_written(200), Status::not_connected);
-  EXPECT_EQ(calls[1].reply_written(201), Status::invalid_argument);
-  EXPECT_EQ(calls[1].reply_written(200), Status::ok);
-  EXPECT_EQ(calls[1].reply_written(200), Status::not_connected);
+  EXPECT_EQ(calls[0].max_reply(), 0u);
+  EXPECT_TRUE(calls[0].reserve_reply(200).empty());
+  EXPECT_EQ(calls[0].commit_reply(200), Status::not_connected);
+  EXPECT_EQ(calls[1].commit_reply(201), Status::invalid_argument);
+  EXPECT_EQ(calls[1].commit_reply(200), Status::ok);
+  EXPECT_EQ(calls[1].commit_reply(200), Status::not_connected);
   ASSERT_TRUE(t.until([&] { return t.all_ended(); }));
   EXPECT_EQ(t.ended.back().bytes, Bytes(200, filled(1, 2)[0]));
   t.finish();
@@ -281,8 +281,8 @@ TEST(RpcCalls, AReplyThatFailsIsNoAnswer) {
   Calls t;
   auto& server = t.server.engine;
   const auto fail = [](Request& r) {
-    EXPECT_EQ(r.reply(Bytes(r.room() + 1)), Status::message_too_long);
-    EXPECT_EQ(r.reply_written(1), Status::invalid_argument);
+    EXPECT_EQ(r.reply(Bytes(r.max_reply() + 1)), Status::message_too_long);
+    EXPECT_EQ(r.commit_reply(1), Status::invalid_argument);
   };
   ASSERT_TRUE(server.serve(9, fail));
   Ended e = t.call(9, filled(4, 1));
@@ -296,7 +296,7 @@ TEST(RpcCalls, AReplyThatFailsIsNoAnswer) {
   EXPECT_EQ(t.call(9, filled(4, 2)).text, "too long");
   // Who has said that he will answer later still may.
   ASSERT_TRUE(server.serve(9, [&](Request& r) {
-    t.later.push_back({r.later(), bytes_of(r.bytes())});
+    t.later.push_back({r.defer(), bytes_of(r.bytes())});
     fail(r);
   }));
   ASSERT_EQ(t.begin(9, filled(4, 3)), Status::ok);
@@ -350,8 +350,8 @@ TEST(RpcCalls, DeadlinesEndCallsAndTheSessionGoesOn) {
   std::uint64_t now = 1'000'000'000;
   Calls t(rpc_config(), &now);
   CallOptions short_one, long_one;
-  short_one.deadline = 1s;
-  long_one.deadline = 100s;
+  short_one.timeout = 1s;
+  long_one.timeout = 100s;
   ASSERT_EQ(t.begin(kLater, filled(5, 1), short_one), Status::ok);
   ASSERT_EQ(t.begin(kLater, filled(5, 2), long_one), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() >= 1; }));

@@ -106,8 +106,8 @@ TEST(RpcCarrier, EnginesWithAndWithoutDatagramsCallEachOther) {
   Session there = with_them.open(without);
   Session back = without.open(with_them);
   ASSERT_TRUE(all.until([&] { return datagrams.ready() && there.ready() && back.ready(); }));
-  EXPECT_EQ(there.longest(), datagrams.longest());
-  EXPECT_EQ(there.longest_bulk(), datagrams.longest_bulk());
+  EXPECT_EQ(there.max_inline_call(), datagrams.max_inline_call());
+  EXPECT_EQ(there.max_call(), datagrams.max_call());
   expect_echoes(all, datagrams, 20);
   EXPECT_EQ(with_them.stats().bulk_calls, 0u);
   expect_echoes(all, there, 20);
@@ -230,25 +230,25 @@ TEST(RpcCarrier, ASessionThatCannotBeConnectedIsNotOpened) {
 TEST(RpcCarrier, RepliesOfLongCallsCanBeWrittenWhereTheyAreSentFrom) {
   BulkCalls t;
   ASSERT_TRUE(t.server.engine.serve(9, [](Request& r) {
-    const std::span<std::byte> space = r.reply_space(r.room());
-    ASSERT_EQ(space.size(), r.room());
+    const std::span<std::byte> space = r.reserve_reply(r.max_reply());
+    ASSERT_EQ(space.size(), r.max_reply());
     const Bytes bytes = filled(space.size(), 3);
     std::copy(bytes.begin(), bytes.end(), space.begin());
-    EXPECT_EQ(r.reply_written(space.size()), Status::ok);
+    EXPECT_EQ(r.commit_reply(space.size()), Status::ok);
   }));
-  const std::size_t longest = t.session.longest();
+  const std::size_t longest = t.session.max_inline_call();
   for (int i = 0; i < 20; ++i) EXPECT_EQ(t.call(9, filled(50000, 1)).bytes, filled(longest, 3));
   // What the application has is only read, wherever it begins.
   Buffer own = t.server.filled(500, 6);
   ASSERT_TRUE(t.server.engine.serve(9, [&own](Request& r) {
-    (void)r.reply_space(100);
+    (void)r.reserve_reply(100);
     EXPECT_EQ(r.reply(own.slice(spinwire::wire::kRpcMessageHeaderBytes, 300)), Status::ok);
   }));
   for (int i = 0; i < 3; ++i) EXPECT_EQ(t.call(9, filled(50000, 1)).bytes.size(), 300u);
   EXPECT_TRUE(Node::holds(own.bytes().first(500), 6));
   own.reset();
   ASSERT_TRUE(t.server.engine.serve(9, [](Request& r) {
-    EXPECT_TRUE(r.reply_space(1).empty()) << "the client has named the memory for it";
+    EXPECT_TRUE(r.reserve_reply(1).empty()) << "the client has named the memory for it";
     EXPECT_EQ(r.reply(filled(10, 4)), Status::ok);
   }));
   t.expect_into(9, filled(9, 1), filled(10, 4));
@@ -259,7 +259,7 @@ TEST(RpcCarrier, RepliesOfLongCallsCanBeWrittenWhereTheyAreSentFrom) {
 struct Losing {
   explicit Losing(const Config& c = with(RpcCarrier::connections))
       : server(all.add(c)), client(all.add(c)) {
-    EXPECT_TRUE(server.core.serve(kLater, [this](Request& r) { later.push_back(r.later()); }));
+    EXPECT_TRUE(server.core.serve(kLater, [this](Request& r) { later.push_back(r.defer()); }));
     session = client.open(server);
     EXPECT_TRUE(all.until([&] { return session.ready(); }));
   }

@@ -192,7 +192,7 @@ class SlowServer {
         takes_(takes) {
     listener_ = std::move(*server_.core->listen("127.0.0.1:0", {}));
     EXPECT_TRUE(server_.core->serve(
-        kLater, [this](Request& r) { later_.emplace_back(now_ + takes_, r.later()); }));
+        kLater, [this](Request& r) { later_.emplace_back(now_ + takes_, r.defer()); }));
     session_ = client_.core->open_session(listener_.address(), {}).value();
     for (int i = 0; i < 100'000 && !session_.ready(); ++i) step(kStep);
     EXPECT_TRUE(session_.ready());

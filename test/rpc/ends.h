@@ -93,7 +93,7 @@ struct Calls {
     auto& engine = server.engine;
     EXPECT_TRUE(engine.serve(kEcho, [](Request& r) { EXPECT_EQ(r.reply(r.bytes()), Status::ok); }));
     EXPECT_TRUE(engine.serve(kLater, [this](Request& r) {
-      later.push_back({r.later(), bytes_of(r.bytes())});
+      later.push_back({r.defer(), bytes_of(r.bytes())});
     }));
     EXPECT_TRUE(engine.serve(
         kRefuse, [](Request& r) { EXPECT_EQ(r.refuse("not on a Sunday"), Status::ok); }));

@@ -16,7 +16,7 @@ class RpcHostile : public testing::Test {
  protected:
   RpcHostile() : server_(config()), client_(config()), other_(config()) {
     listener_ = std::move(*server_.core->listen("127.0.0.1:0", {}));
-    EXPECT_TRUE(server_.core->serve(kLater, [this](Request& r) { later_.push_back(r.later()); }));
+    EXPECT_TRUE(server_.core->serve(kLater, [this](Request& r) { later_.push_back(r.defer()); }));
     session_ = client_.core->open_session(listener_.address(), {}).value();
     theirs_ = other_.core->open_session(listener_.address(), {}).value();
     EXPECT_TRUE(run([&] { return session_.ready() && theirs_.ready(); }));

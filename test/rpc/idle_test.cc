@@ -19,13 +19,13 @@ struct Idle {
   explicit Idle(const Config& c = over(RpcCarrier::datagrams)) : server(c, &now), client(c, &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();
     serve(kEcho, [](Request& r) { EXPECT_EQ(r.reply(r.bytes()), Status::ok); });
-    serve(kLater, [this](Request& r) { later.push_back(r.later()); });
+    serve(kLater, [this](Request& r) { later.push_back(r.defer()); });
     serve(kCopied, [](Request& r) { EXPECT_EQ(r.reply(filled(kLong, 1)), Status::ok); });
     serve(kWritten, [](Request& r) {
-      const std::span<std::byte> space = r.reply_space(kLong);
+      const std::span<std::byte> space = r.reserve_reply(kLong);
       ASSERT_EQ(space.size(), kLong);
       std::fill(space.begin(), space.end(), std::byte{2});
-      EXPECT_EQ(r.reply_written(kLong), Status::ok);
+      EXPECT_EQ(r.commit_reply(kLong), Status::ok);
     });
     session = client.core->open_session(listener.address(), {}).value();
     EXPECT_TRUE(until([&] { return session.ready(); }));
@@ -165,11 +165,11 @@ TEST(RpcIdle, OverAConnectionToo) {
   // One that is not answered yet has what it is written into.
   ASSERT_EQ(t.begin(kLater), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
-  const std::span<std::byte> space = t.later[0].reply_space(kLong);
+  const std::span<std::byte> space = t.later[0].reserve_reply(kLong);
   ASSERT_EQ(space.size(), kLong);
   t.rest(3s);
   std::fill(space.begin(), space.end(), std::byte{3});
-  EXPECT_EQ(t.later[0].reply_written(kLong), Status::ok);
+  EXPECT_EQ(t.later[0].commit_reply(kLong), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.ended.size() == 2 * window + 1; }));
   EXPECT_EQ(t.replies.back(), Bytes(kLong, std::byte{3}));
   t.client.expect_clean();
@@ -184,16 +184,16 @@ TEST(RpcIdle, ACallThatTheClientHasGivenUpIsOver) {
   for (int i = 0; i < 2; ++i) ASSERT_EQ(t.begin(kLater), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 2; }));
   const PendingCall call = t.later[0];
-  EXPECT_EQ(call.reply_space(kLong).size(), kLong);
+  EXPECT_EQ(call.reserve_reply(kLong).size(), kLong);
   EXPECT_EQ(t.session.cancel({t.session.last_call().number - 1}), Status::ok);
   t.rest(3s);
-  EXPECT_NE(call.room(), 0u) << "the client has another one under way, and says nothing";
+  EXPECT_NE(call.max_reply(), 0u) << "the client has another one under way, and says nothing";
   EXPECT_EQ(t.later[1].reply(Bytes()), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.ended.size() == 3; }));
   t.rest(3s);
-  EXPECT_EQ(call.room(), 0u);
-  EXPECT_TRUE(call.reply_space(kLong).empty());
-  EXPECT_EQ(call.reply_written(kLong), Status::not_connected);
+  EXPECT_EQ(call.max_reply(), 0u);
+  EXPECT_TRUE(call.reserve_reply(kLong).empty());
+  EXPECT_EQ(call.commit_reply(kLong), Status::not_connected);
   EXPECT_EQ(call.reply(Bytes(5)), Status::not_connected);
   EXPECT_EQ(t.used(), 0u);
   for (int i = 0; i < 200; ++i) t.poll();

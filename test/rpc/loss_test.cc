@@ -89,7 +89,7 @@ class Storm {
     if (id % 5 != 0) {
       EXPECT_EQ(r.reply(r.bytes()), Status::ok);
     } else {
-      later_.push_back({r.later(), bytes_of(r.bytes())});
+      later_.push_back({r.defer(), bytes_of(r.bytes())});
     }
   }
   template <typename Done>
@@ -135,7 +135,7 @@ int serve_echo(int in, int out) {
   node.listen();
   std::vector<PendingCall> held;
   EXPECT_TRUE(node.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
-  EXPECT_TRUE(node.engine.serve(kLater, [&held](Request& r) { held.push_back(r.later()); }));
+  EXPECT_TRUE(node.engine.serve(kLater, [&held](Request& r) { held.push_back(r.defer()); }));
   write_line(out, node.listener.address());
   while (command(in) != 'q') {
     for (int i = 0; i < 100; ++i) (void)node.poll();

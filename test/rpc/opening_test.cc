@@ -204,7 +204,7 @@ TEST(RpcOpening, NamesThatComeAgainNameNothingOfBefore) {
   const auto listener = server.core->listen("127.0.0.1:0", {});
   ASSERT_TRUE(listener);
   std::vector<PendingCall> later;
-  ASSERT_TRUE(server.core->serve(kLater, [&later](Request& r) { later.push_back(r.later()); }));
+  ASSERT_TRUE(server.core->serve(kLater, [&later](Request& r) { later.push_back(r.defer()); }));
   const auto until = [&](const auto& done) {
     return engine_test::until({}, [&] {
       (void)client.core->poll();
@@ -245,7 +245,7 @@ TEST(RpcOpening, NamesThatComeAgainNameNothingOfBefore) {
   EXPECT_EQ(sessions[0].state(), SessionState::closed);
   EXPECT_EQ(sessions[0].close(), Status::not_connected);
   EXPECT_FALSE(sessions[0] == sessions[1]);
-  EXPECT_EQ(later[0].room(), 0u);
+  EXPECT_EQ(later[0].max_reply(), 0u);
   EXPECT_EQ(later[0].reply(filled(9, 1)), Status::not_connected);
   EXPECT_EQ(later[1].reply(filled(9, 2)), Status::ok);
   ASSERT_TRUE(until([&] { return ended.size() == 2; }));

@@ -15,7 +15,7 @@ struct Patience {
       : server(over(RpcCarrier::datagrams), &now), client(over(RpcCarrier::datagrams), &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();
     EXPECT_TRUE(server.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
-    EXPECT_TRUE(server.core->serve(kLater, [this](Request& r) { later.push_back(r.later()); }));
+    EXPECT_TRUE(server.core->serve(kLater, [this](Request& r) { later.push_back(r.defer()); }));
     session = client.core->open_session(listener.address(), {}).value();
     EXPECT_TRUE(both_until([&] { return session.ready(); }));
     begin();  // from now on the window is whole
@@ -42,7 +42,7 @@ struct Patience {
   void pass(std::uint64_t ticks) { until(now + ticks); }
   void begin(std::uint64_t deadline = 0, spinwire::Method method = kEcho) {
     CallOptions options;
-    options.deadline = Nanoseconds(static_cast<std::int64_t>(deadline));
+    options.timeout = Nanoseconds(static_cast<std::int64_t>(deadline));
     const auto done = [this](Reply&) { ++ended; };
     ASSERT_EQ(session.call(method, std::span<const std::byte>(), done, options), Status::ok);
   }

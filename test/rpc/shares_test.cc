@@ -110,7 +110,7 @@ TEST(RpcShares, NoMoreCallsAreUnderWayThanThereAreReceivesFor) {
   server.listen();
   std::vector<PendingCall> later;
   ASSERT_TRUE(server.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
-  ASSERT_TRUE(server.engine.serve(kLater, [&later](Request& r) { later.push_back(r.later()); }));
+  ASSERT_TRUE(server.engine.serve(kLater, [&later](Request& r) { later.push_back(r.defer()); }));
   std::uint32_t begun = 0, ended = 0;
   const auto done = [&ended](Reply& r) {
     EXPECT_EQ(r.status(), Status::ok);

@@ -101,7 +101,7 @@ TEST(RpcStates, OnlyTheEnginesThreadCallsAndAnswers) {
   const CallId id = t.session.last_call();
   ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
   const PendingCall pending = t.later[0].call;
-  ASSERT_EQ(pending.reply_space(8).size(), 8u);
+  ASSERT_EQ(pending.reserve_reply(8).size(), 8u);
   BufferSlice slice = t.client.buffer(300).slice();
   BufferSlice answer = t.server.buffer(300).slice();
   std::vector<Status> got;
@@ -118,10 +118,10 @@ TEST(RpcStates, OnlyTheEnginesThreadCallsAndAnswers) {
            pending.reply(filled(3, 1)),
            pending.reply(answer),
            pending.refuse("no"),
-           pending.reply_written(8)};
-    EXPECT_EQ(t.session.longest(), 0u);
-    EXPECT_EQ(pending.room(), 0u);
-    EXPECT_TRUE(pending.reply_space(8).empty());
+           pending.commit_reply(8)};
+    EXPECT_EQ(t.session.max_inline_call(), 0u);
+    EXPECT_EQ(pending.max_reply(), 0u);
+    EXPECT_TRUE(pending.reserve_reply(8).empty());
   }).join();
   EXPECT_EQ(got, std::vector<Status>(12, Status::wrong_thread));
   slice = answer = {};

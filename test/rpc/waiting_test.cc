@@ -107,7 +107,7 @@ TEST(RpcWaiting, DeadlinesOfThoseThatWaitPassInAnyOrder) {
   ASSERT_EQ(t.begin(kLater, filled(4, 0)), Status::ok);
   for (const int ms : {900, 30, 700, 20, 800, 10}) {
     CallOptions options;
-    options.deadline = std::chrono::milliseconds(ms);
+    options.timeout = std::chrono::milliseconds(ms);
     ASSERT_EQ(t.begin(kEcho, filled(4, 1), options), Status::ok);
   }
   const auto late = [&] {

@@ -26,8 +26,8 @@ class CallLoad {
     session_ = open(client_, server_);
     inner_ = open(server_, client_);
     EXPECT_TRUE(until({&server_, &client_}, [&] { return session_.ready() && inner_.ready(); }));
-    long_ = client_.buffer(session_.longest());
-    long_answer_ = server_.buffer(session_.longest());
+    long_ = client_.buffer(session_.max_inline_call());
+    long_answer_ = server_.buffer(session_.max_inline_call());
   }
   /// Polls both so many times, with calls of all kinds under way.
   void run(std::uint32_t polls) {
@@ -72,9 +72,9 @@ class CallLoad {
     }));
     EXPECT_TRUE(e.serve(kRefused, [](Request& r) { (void)r.refuse("not on a Sunday"); }));
     EXPECT_TRUE(e.serve(kDeferred,
-                        [this](Request& r) { later_[later_end_++ % later_.size()] = r.later(); }));
+                        [this](Request& r) { later_[later_end_++ % later_.size()] = r.defer(); }));
     EXPECT_TRUE(e.serve(kNested, [this](Request& r) {
-      const PendingCall outer = r.later();
+      const PendingCall outer = r.defer();
       const auto pass_on = [this, outer](Reply& reply) {
         nested_ += outer.reply(reply.bytes()) == Status::ok ? 1 : 0;
       };

@@ -53,7 +53,7 @@ TEST(Sim, TimeOutsCostNothing) {
   const Session s = town.ready(0, 1);
   int ended = 0;
   CallOptions options;
-  options.deadline = 10s;
+  options.timeout = 10s;
   ASSERT_EQ(s.state(), SessionState::ready);
   Session(s).call(
       kNever, std::span<const std::byte>(), [&ended](Reply&) { ++ended; }, options);
@@ -162,7 +162,7 @@ TEST(Sim, WhoIsKilledInALongCallLeavesNoMemoryBehind) {
       Session s = town.ready(0, 1);
       const Buffer request = town.sim.engine(0).allocate(20'000);
       CallOptions options;
-      options.deadline = 10s;
+      options.timeout = 10s;
       options.reply_into = town.sim.engine(0).allocate(20'000).slice();
       ASSERT_EQ(s.call(
                     kNever, request.slice(), [](Reply&) {}, options),

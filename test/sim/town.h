@@ -46,7 +46,7 @@ struct Town {
       (void)r.reply(r.bytes());
     }));
     ASSERT_TRUE(
-        sim.engine(node).serve(kNever, [&home](Request& r) { home.pending.push_back(r.later()); }));
+        sim.engine(node).serve(kNever, [&home](Request& r) { home.pending.push_back(r.defer()); }));
     ListenOptions options;
     options.handlers.on_message = [&home](Connection, Message&) { ++home.messages; };
     auto listener = sim.engine(node).listen(Simulation::address(node), options);
@@ -78,7 +78,7 @@ struct Town {
     std::vector<Status> ended;
     for (int i = 0; i < count; ++i) {
       CallOptions options;
-      options.deadline = deadline;
+      options.timeout = deadline;
       const ReplyCallback done = [this, &ended](Reply& r) {
         ended.push_back(r.status());
         sim.note(static_cast<std::uint64_t>(r.status()));

@@ -153,7 +153,7 @@ void PerfCaller::fail(std::string why) {
 
 /// What is too long for the engine; empty if nothing is.
 std::string PerfCaller::find_excess() const {
-  if (const std::size_t longest = session().longest_bulk(); shape_.size > longest) {
+  if (const std::size_t longest = session().max_call(); shape_.size > longest) {
     return fmt::format(
         "requests of {} bytes are longer than the {} that a session takes; raise "
         "connections.message_bytes at both ends",
@@ -175,7 +175,7 @@ bool PerfCaller::prepare() {
 }
 
 bool PerfCaller::take_memory() {
-  const bool long_replies = shape_.reply_size > session().longest();
+  const bool long_replies = shape_.reply_size > session().max_inline_call();
   started_.resize(shape_.window);
   numbers_.resize(shape_.window);
   ended_.reserve(shape_.window);

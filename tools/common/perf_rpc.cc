@@ -39,7 +39,7 @@ CallShape shape_back(CallShape shape) {
 
 CallOptions patient() {
   CallOptions options;
-  options.deadline = kStepPatience;
+  options.timeout = kStepPatience;
   return options;
 }
 
@@ -241,7 +241,7 @@ void RpcPerfServer::on_ask(Request& request) {
     (void)request.reply(std::span<const std::byte>());
     return;
   }
-  waiting_ = request.later();
+  waiting_ = request.defer();
   caller_ = std::make_unique<PerfCaller>(engine_);
   caller_->open(shape_back(shape_), std::string(perf_text(ask.caller)));
   state_ = State::calling_back;
@@ -249,7 +249,7 @@ void RpcPerfServer::on_ask(Request& request) {
 
 void RpcPerfServer::on_end(Request& request) {
   if (state_ != State::running) return static_cast<void>(request.refuse("nothing was begun"));
-  waiting_ = request.later();
+  waiting_ = request.defer();
   state_ = State::stopping;
   if (caller_ != nullptr) caller_->stop();
 }

@@ -132,7 +132,7 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds pati
   SimSession& s = sessions_[session];
   const std::uint64_t number = calls_.size();
   SimCall& c = calls_.emplace_back();
-  const std::size_t longest = s.handle.longest();
+  const std::size_t longest = s.handle.max_inline_call();
   c.session = session;
   c.method = method;
   c.size = method == kSimTiny ? static_cast<std::uint32_t>(sim_.random(8)) : pick_size(longest);
@@ -183,7 +183,7 @@ void SimWorld::make_bulk(SimCall& c, NodeId from) {
 Status SimWorld::post_call(SimSession& s, std::uint64_t number, const ReplyCallback& done) {
   SimCall& c = calls_[number];
   CallOptions options;
-  options.deadline = c.deadline - c.begun;
+  options.timeout = c.deadline - c.begun;
   if (sim_.chance(0.1)) options.post = Post::defer;
   options.reply_into = c.into;
   if (c.size <= kShortCall && sim_.chance(0.5)) {
@@ -347,13 +347,13 @@ void SimWorld::on_request(NodeId node, Request& request) {
 void SimWorld::answer(std::uint64_t number, NodeId node, Request& request) {
   switch (request.method()) {
     case kSimEcho:
-      return check_answered(number, give_reply(number, node, request.later()));
+      return check_answered(number, give_reply(number, node, request.defer()));
     case kSimLater:
-      return answer_later(number, node, request.later());
+      return answer_later(number, node, request.defer());
     case kSimRefuse:
       return check_answered(number, request.refuse(fmt::format("no {}", number)));
     case kSimTooLong: {
-      const Buffer buffer = sim_.engine(node).allocate(request.room() + 1);
+      const Buffer buffer = sim_.engine(node).allocate(request.max_reply() + 1);
       if (request.reply(buffer.slice()) != Status::message_too_long)
         fail("a reply of {} bytes is taken", buffer.size());
       return check_answered(number, request.refuse("too long"));
@@ -363,7 +363,7 @@ void SimWorld::answer(std::uint64_t number, NodeId node, Request& request) {
         const auto i = static_cast<std::uint32_t>(sim_.random(sessions_.size()));
         const SimSession& s = sessions_[i];
         const bool ours = s.from == node && !s.over && s.handle.ready();
-        const PendingCall outer = request.later();
+        const PendingCall outer = request.defer();
         if (ours && begin_call(i, kSimEcho, 200ms, &outer, number)) return;
       }
       return check_answered(number, request.refuse("nobody to ask"));

@@ -131,7 +131,7 @@ class Run {
   /// The first node: confirmed when the second has it.
   void pass_on(Request& request) {
     const Add add = read(request);
-    const PendingCall client = request.later();
+    const PendingCall client = request.defer();
     const ReplyCallback done = [client](Reply& r) {
       if (r.status() == Status::ok) {
         client.reply(std::span<const std::byte>());
@@ -140,7 +140,7 @@ class Run {
       }
     };
     stores_[kFirst].take(add);
-    if (to_second_.call(kAdd, bytes_of(add), done, {.deadline = 20ms}) != Status::ok)
+    if (to_second_.call(kAdd, bytes_of(add), done, {.timeout = 20ms}) != Status::ok)
       client.refuse("the second node is not there");
   }
 
@@ -160,7 +160,7 @@ class Run {
       }
       soon();
     };
-    if (to_first_->call(kAdd, bytes_of(*next_), done, {.deadline = 30ms}) != Status::ok) soon();
+    if (to_first_->call(kAdd, bytes_of(*next_), done, {.timeout = 30ms}) != Status::ok) soon();
   }
   void soon() {
     sim_.at(sim_.now() + 1ms, [this] { ask(); });

@@ -165,7 +165,7 @@ bool advance(Rpc& r, ConnectionClient& b) noexcept;
 void post_calls(Rpc& r, ConnectionClient& b) noexcept;
 
 // In bulk_server.cc.
-/// As reply_space() and space_of().
+/// As reserve_reply() and space_of().
 std::span<std::byte> reserve_on_connection(Rpc& r, std::uint32_t session, std::uint32_t number,
                                            std::size_t size) noexcept;
 ReservedReply find_reserved_on_connection(Rpc& r, std::uint32_t session, std::uint32_t number,

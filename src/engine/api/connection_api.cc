@@ -1,14 +1,13 @@
 // The public face of a connection. Hot: the operations.
-#include "spinwire/connection.h"
-
 #include <algorithm>
 #include <array>
 #include <initializer_list>
 
 #include "agent/submit.h"
 #include "base/error.h"
+#include "engine/api/operate.h"
 #include "engine/engine_core.h"
-#include "engine/operate.h"
+#include "spinwire/connection.h"
 
 namespace spinwire {
 

@@ -1,11 +1,10 @@
 // The public face of leases, and of keys that are passed on as bytes.
-#include "agent/leases.h"
-
 #include <algorithm>
 #include <array>
 
+#include "agent/leases.h"
 #include "base/error.h"
-#include "engine/operate.h"
+#include "engine/api/operate.h"
 #include "spinwire/lease.h"
 #include "wire/token.h"
 

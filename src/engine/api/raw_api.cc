@@ -1,9 +1,8 @@
 // The public face of raw connections. Hot.
-#include "spinwire/raw.h"
-
 #include "agent/agent.h"
-#include "engine/operate.h"
+#include "engine/api/operate.h"
 #include "spinwire/connection.h"
+#include "spinwire/raw.h"
 
 namespace spinwire {
 

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "engine/api/operate.h"
 #include "engine/engine_core.h"
-#include "engine/operate.h"
 #include "rpc/client_call.h"
 #include "rpc/transport/connection_transport.h"
 
@@ -84,14 +84,14 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
   rpc::ClientSession* const c = locate(*core, id);
   if (c == nullptr) [[unlikely]]
     return Status::not_connected;
-  if (!done || (options != nullptr && options->deadline.count() < 0)) [[unlikely]]
+  if (!done || (options != nullptr && options->timeout.count() < 0)) [[unlikely]]
     return Status::invalid_argument;
   agent::EngineContext& s = core->context;
   rpc::Rpc& r = *core->calls;
   const std::uint64_t now = polling ? s.now : s.clock.now();
-  const std::uint64_t patience = options == nullptr || options->deadline.count() == 0
+  const std::uint64_t patience = options == nullptr || options->timeout.count() == 0
                                      ? r.call_timeout
-                                     : s.clock.ticks(options->deadline);
+                                     : s.clock.ticks(options->timeout);
   const rpc::CallRequest asked{method, data, size, block, now, now + patience};
   if (options != nullptr && options->reply_into) [[unlikely]]
     return begin_long_call(*core, *c, asked, *options, done);
@@ -110,12 +110,12 @@ SessionState Session::state() const noexcept {
   return c != nullptr ? c->state : SessionState::closed;
 }
 
-std::size_t Session::longest() const noexcept {
+std::size_t Session::max_inline_call() const noexcept {
   const rpc::ClientSession* const c = locate(core_, id_);
   return c != nullptr && c->state == SessionState::ready ? c->max_inline_call : 0;
 }
 
-std::size_t Session::longest_bulk() const noexcept {
+std::size_t Session::max_call() const noexcept {
   const rpc::ClientSession* const c = locate(core_, id_);
   return c != nullptr && c->state == SessionState::ready ? rpc::max_call(*core_->calls, *c) : 0;
 }
@@ -204,22 +204,22 @@ Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
   return answer(rpc_, session_, number_, Status::ok, bytes.data(), bytes.size(), bytes.block());
 }
 
-std::span<std::byte> PendingCall::reply_space(std::size_t size) const noexcept {
+std::span<std::byte> PendingCall::reserve_reply(std::size_t size) const noexcept {
   if (rpc_ == nullptr || !rpc_->context.core->guard.owned()) return {};
   return rpc::reserve_reply(*rpc_, session_, number_, size);
 }
 
-Status PendingCall::reply_written(std::size_t size) const noexcept {
+Status PendingCall::commit_reply(std::size_t size) const noexcept {
   rpc::ReservedReply written;
   if (rpc_ != nullptr && rpc_->context.core->guard.owned()) {
     written = rpc::find_reserved_reply(*rpc_, session_, number_, size);
     if (written.block == nullptr)
-      return room() == 0 ? Status::not_connected : Status::invalid_argument;
+      return max_reply() == 0 ? Status::not_connected : Status::invalid_argument;
   }
   return answer(rpc_, session_, number_, Status::ok, written.data, size, written.block);
 }
 
-std::size_t PendingCall::room() const noexcept {
+std::size_t PendingCall::max_reply() const noexcept {
   const bool owned = rpc_ != nullptr && rpc_->context.core->guard.owned();
   return owned ? rpc::max_reply(*rpc_, session_, number_) : 0;
 }

@@ -1,0 +1,185 @@
+// The public face of an engine and of its listeners. Cold, but for poll(), flush() and allocate().
+#include <utility>
+
+#include "base/error.h"
+#include "engine/engine_core.h"
+#include "spinwire/engine.h"
+
+namespace spinwire {
+
+using detail::EngineCore;
+
+namespace {
+
+memory::PoolId pool_id(Pool pool) noexcept {
+  return pool == Pool::send    ? memory::PoolId::send
+         : pool == Pool::lease ? memory::PoolId::lease
+                               : memory::PoolId::large;
+}
+
+/// A forked child shares the device and the slabs with its parent, who still uses them: there the
+/// engine is left as it is, for good.
+void close(std::unique_ptr<EngineCore>& core) noexcept {
+  if (core == nullptr) return;
+  if (core->guard.diagnose() == Status::forked_child) {
+    static EngineCore* kept = nullptr;
+    core->kept = std::exchange(kept, core.get());
+    (void)core.release();
+    return;
+  }
+  core->end();
+  core.reset();
+}
+
+}  // namespace
+
+Engine::Engine() noexcept = default;
+Engine::Engine(Engine&&) noexcept = default;
+Engine& Engine::operator=(Engine&& other) noexcept {
+  if (this == &other) return *this;
+  close(core_);
+  core_ = std::move(other.core_);
+  return *this;
+}
+Engine::~Engine() { close(core_); }
+Engine::Engine(std::unique_ptr<EngineCore> core) noexcept : core_(std::move(core)) {}
+
+Result<Engine> Engine::open(const Config& config, const Clock& clock) {
+  return base::no_throw("open an engine", [&]() -> Result<Engine> {
+    if (auto good = config.check(); !good) return tl::unexpected(good.error());
+    auto guard = base::OwnerGuard::create();
+    if (!guard) return tl::unexpected(guard.error());
+    auto core = std::make_unique<EngineCore>(config, clock, std::move(*guard));
+    if (auto opened = core->open(); !opened) return tl::unexpected(opened.error());
+    return Engine(std::move(core));
+  });
+}
+
+int Engine::poll() noexcept { return core_->poll(); }
+int Engine::poll_control() noexcept { return core_->poll_control(); }
+Status Engine::flush() noexcept { return core_->flush(); }
+
+Result<Listener> Engine::listen(std::string_view address, const ListenOptions& options) {
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "listen");
+  return base::no_throw("listen", [&] { return core_->listen(address, options); });
+}
+
+Result<Connection> Engine::connect(std::string_view address, const ConnectOptions& options) {
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "connect");
+  return base::no_throw("connect", [&] { return core_->connect(address, options); });
+}
+
+Result<Connection> Engine::prepare(const PrepareOptions& options) {
+  constexpr const char* kAsked = "prepare a connection";
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), kAsked);
+  return base::no_throw(kAsked, [&] { return core_->prepare(options); });
+}
+
+Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
+  if (!core_->guard.owned()) [[unlikely]] {
+    core_->allocate_status = core_->guard.diagnose();
+    return {};
+  }
+  const memory::PoolId id = pool_id(pool);
+  detail::Block* block = core_->context.arena->allocate(id, size);
+  if (block == nullptr) [[unlikely]] {
+    core_->allocate_status =
+        core_->context.arena->fits(id, size) ? Status::no_buffer : Status::invalid_argument;
+    return {};
+  }
+  return {block, size};
+}
+
+Status Engine::allocate_status() const noexcept { return core_->allocate_status; }
+
+Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access access) {
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "register memory");
+  return base::no_throw("register memory", [&]() -> Result<MemoryRegion> {
+    if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
+    auto registered = core_->context.registrations->register_memory(bytes, access);
+    if (!registered) return tl::unexpected(registered.error());
+    return MemoryRegion(std::move(registered->whole), registered->remote);
+  });
+}
+
+Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "expose memory");
+  return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
+    if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
+    return core_->context.registrations->expose(slice, access);
+  });
+}
+
+Status Engine::revoke(const RemoteRegion& region) {
+  if (!core_->guard.owned()) return core_->guard.diagnose();
+  return core_->context.registrations->revoke(region.rkey);
+}
+
+Status Engine::set_device_event_handler(const DeviceEventCallback& handler) noexcept {
+  if (!core_->guard.owned()) return core_->guard.diagnose();
+  core_->on_device_event = handler;
+  return Status::ok;
+}
+
+Result<void> Engine::audit() const {
+  constexpr const char* kAsked = "audit the engine";
+  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), kAsked);
+  return base::no_throw(kAsked, [&] { return core_->audit(); });
+}
+
+const Config& Engine::config() const noexcept { return core_->context.config; }
+const Clock& Engine::clock() const noexcept { return core_->context.clock; }
+std::string_view Engine::device_name() const noexcept { return device().name; }
+const DeviceInfo& Engine::device() const noexcept { return core_->context.device->info(); }
+
+EngineStats Engine::stats() const noexcept {
+  const agent::EngineContext& s = core_->context;
+  EngineStats stats = s.stats;
+  stats.polls = core_->polls;
+  for (std::uint32_t i = 0; i < s.agents.capacity(); ++i) {
+    if (!s.agents.in_use(i)) continue;  // those that ended are counted already
+    stats.operations += agent::outstanding(s.agents.at(i));
+    stats.messages_sent += agent::messages_sent(s.agents.at(i));
+    stats.messages_received += s.agents.at(i).messages_received;
+  }
+  stats.connections = s.agents.size();
+  stats.own_domains = static_cast<std::uint32_t>(s.device->domains());
+  stats.registrations = s.registrations->size();
+  stats.receives = s.posted_receives;
+  stats.windows_free = s.transfers->windows.free();
+  stats.credits_granted = s.allotted + (s.own != nullptr ? s.own->allotted : 0);
+  return stats;
+}
+
+MemoryStats Engine::memory_stats(Pool pool) const noexcept {
+  const memory::PoolStats p = core_->context.arena->stats(pool_id(pool));
+  return {p.chunks * memory::kChunkBytes, p.free_chunks * memory::kChunkBytes, p.blocks_used,
+          p.allocations, p.refusals};
+}
+
+Listener::Listener(Listener&& other) noexcept
+    : core_(std::exchange(other.core_, nullptr)),
+      index_(other.index_),
+      generation_(other.generation_) {}
+Listener& Listener::operator=(Listener&& other) noexcept {
+  Listener taken(std::move(other));
+  std::swap(core_, taken.core_);
+  std::swap(index_, taken.index_);
+  std::swap(generation_, taken.generation_);
+  return *this;
+}
+Listener::~Listener() {
+  // In a forked child the socket is still the parent's to use.
+  if (core_ != nullptr && *core_ != nullptr && (*core_)->guard.owned())
+    (*core_)->stop_listening(index_, generation_);
+}
+std::string Listener::address() const {
+  if (core_ == nullptr || *core_ == nullptr) return {};
+  const engine::Listening* listening = (*core_)->find_listener(index_, generation_);
+  if (listening == nullptr) return {};
+  if (!listening->cm) return listening->socket.local().str();
+  const auto bound = listening->cm.local_address();
+  return bound ? bound->str() : std::string();
+}
+
+}  // namespace spinwire
