@@ -23,12 +23,12 @@ void build_apart(const EngineContext& ctx, const Agent& a, Operation& op, std::u
 /// ends with that error.
 Status flush(EngineContext& ctx, Agent& a) noexcept;
 /// Whether no operation is outstanding.
-inline bool idle(const Agent& a) noexcept { return a.sq_used == 0; }
+inline bool idle(const Agent& a) noexcept { return a.send_queue.used == 0; }
 /// Whether a connection that is to end has nothing left to wait for. A goodbye may wait to be
 /// posted, as long as the queue pair takes it.
 inline bool is_drained(const Agent& a) noexcept {
-  return a.state != ConnectionState::ready && a.posted == nullptr &&
-         (a.deferred == nullptr || a.stage != Stage::up);
+  return a.state != ConnectionState::ready && a.send_queue.posted == nullptr &&
+         (a.send_queue.deferred == nullptr || a.stage != Stage::up);
 }
 /// Ends deferred operations that will not be posted any more, behind those that the device has.
 void flush_unposted(EngineContext& ctx, Agent& a) noexcept;
@@ -82,36 +82,36 @@ Result<void> post_first_receives(EngineContext& ctx);
 
 /// Takes the credit that messages told of. False: all that is known of is used.
 inline bool learn_credit(Agent& a) noexcept {
-  const auto news =
-      static_cast<std::uint16_t>(a.told_granted - static_cast<std::uint16_t>(a.granted_to_us));
+  const auto news = static_cast<std::uint16_t>(a.credit.header_granted -
+                                               static_cast<std::uint16_t>(a.credit.granted_to_us));
   if (news < 0x8000) {  // else it is older than what the cell told
-    a.granted_to_us += news;
-    a.send_limit = a.granted_to_us - a.returned_by_us;
+    a.credit.granted_to_us += news;
+    a.credit.send_limit = a.credit.granted_to_us - a.credit.returned_by_us;
   }
-  return a.sent != a.send_limit;
+  return a.credit.sent != a.credit.send_limit;
 }
 [[nodiscard]] inline std::uint32_t send_credits(const Agent& a) noexcept {
-  return a.send_limit - a.sent;
+  return a.credit.send_limit - a.credit.sent;
 }
 [[nodiscard]] inline const Tally& tally(const Agent& a, OperationKind kind) noexcept {
-  return a.tallies[static_cast<std::size_t>(kind)];
+  return a.traffic.tallies[static_cast<std::size_t>(kind)];
 }
 [[nodiscard]] inline std::uint64_t outstanding(const Tally& t) noexcept {
   return t.begun - t.done - t.failed;
 }
 inline void count_begin(Agent& a, OperationKind kind) noexcept {
-  ++a.tallies[static_cast<std::size_t>(kind)].begun;
+  ++a.traffic.tallies[static_cast<std::size_t>(kind)].begun;
 }
 [[nodiscard]] inline std::uint64_t messages_sent(const Agent& a) noexcept {
   return tally(a, OperationKind::send).done + tally(a, OperationKind::send_imm).done +
          tally(a, OperationKind::raw_send).done + tally(a, OperationKind::raw_send_imm).done;
 }
 [[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
-  return a.granted - a.returned - a.received;
+  return a.credit.granted - a.credit.returned - a.credit.received;
 }
 /// What has not ended: work requests accepted, and long messages that were offered.
 [[nodiscard]] inline std::uint32_t outstanding(const Agent& a) noexcept {
-  return a.sq_used + a.transfers.offers;
+  return a.send_queue.used + a.rendezvous.offers;
 }
 /// The same with what the peer has told of and nobody has looked at yet.
 std::uint32_t credits_in_sight(const Agent& a) noexcept;
@@ -122,7 +122,7 @@ bool find_credit(EngineContext& ctx, Agent& a) noexcept;
 bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept;
 /// What the agent's allotment is counted in.
 inline std::uint32_t& allotted_with(EngineContext& ctx, const Agent& a) noexcept {
-  return a.own_queue != kNone ? ctx.own->allotted : ctx.allotted;
+  return a.own_queue != kNone ? ctx.own_queues->reserved_receives : ctx.reserved_receives;
 }
 /// Keeps up to `wanted` receives for the peer, as many as the budget has.
 void grow_allotment(EngineContext& ctx, Agent& a, std::uint32_t wanted) noexcept;
@@ -133,16 +133,16 @@ void yield_credit(EngineContext& ctx, Agent& a) noexcept;
 void list_grant(EngineContext& ctx, Agent& a) noexcept;
 /// Lets the peer have credit up to its allotment.
 void grant_more(EngineContext& ctx, Agent& a) noexcept;
-/// The room that acceptance goes by: see Agent::sq_room.
+/// The room that acceptance goes by: see SendQueue::limit.
 [[nodiscard]] inline std::uint32_t& room_in_force(Agent& a) noexcept {
-  if (a.raw != nullptr) return a.raw->sq_room;
+  if (a.raw != nullptr) return a.raw->send_limit;
   OwnDomain* const own = a.domain.get();
-  return own != nullptr ? own->sq_room : a.sq_room;
+  return own != nullptr ? own->send_limit : a.send_queue.limit;
 }
 [[nodiscard]] inline std::uint32_t room_in_force(const Agent& a) noexcept {
-  if (a.raw != nullptr) return a.raw->sq_room;
+  if (a.raw != nullptr) return a.raw->send_limit;
   const OwnDomain* const own = a.domain.get();
-  return own != nullptr ? own->sq_room : a.sq_room;
+  return own != nullptr ? own->send_limit : a.send_queue.limit;
 }
 /// Work requests that the application may have in the send queue.
 [[nodiscard]] inline std::uint32_t room_of(const Agent& a) noexcept {
@@ -159,17 +159,17 @@ Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
 /// Gives an agent without a queue pair its attributes.
 inline void set_attributes(Agent& a, const Attributes& attributes) noexcept {
   a.attributes = attributes;
-  a.inline_bytes = attributes.queue_pair.inline_bytes;
+  a.send_queue.inline_bytes = attributes.queue_pair.inline_bytes;
 }
 /// The agents whose receives are in the same queue, or in one of their own, as this one's.
 inline QpnMap& neighbours(EngineContext& ctx, const Agent& a) noexcept {
   if (a.raw != nullptr) return ctx.raw->by_qpn;
-  return a.own_queue != kNone ? ctx.own->by_qpn : ctx.by_qpn;
+  return a.own_queue != kNone ? ctx.own_queues->by_qpn : ctx.by_qpn;
 }
 /// The agent of a queue pair; null if it is no more.
 inline Agent* find_by_qpn(EngineContext& ctx, std::uint32_t qp_num) noexcept {
   Agent* a = ctx.by_qpn.find(qp_num);
-  if (a == nullptr && ctx.own != nullptr) a = ctx.own->by_qpn.find(qp_num);
+  if (a == nullptr && ctx.own_queues != nullptr) a = ctx.own_queues->by_qpn.find(qp_num);
   return a == nullptr && ctx.raw != nullptr ? ctx.raw->by_qpn.find(qp_num) : a;
 }
 /// Where keys that are the agent's own are registered; null: in the engine's protection domain.

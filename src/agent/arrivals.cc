@@ -32,27 +32,28 @@ inline void repost(EngineContext& ctx, std::uint32_t slot) noexcept {
 
 /// Whether fewer receives are posted than this agent's peer might be granted.
 bool lacks_receives(EngineContext& ctx, const Agent& a) noexcept {
-  return a.own_queue != kNone ? lacks_own_receives(ctx, a) : ctx.deficit > kSpareReceives;
+  return a.own_queue != kNone ? lacks_own_receives(ctx, a) : ctx.receive_shortage > kSpareReceives;
 }
 
 /// Credit has to wait until receives are posted for it; what was granted before is told to a peer
 /// that has none left.
 void starve(EngineContext& ctx, Agent& a) noexcept {
-  if (a.grant_urgent && a.published != a.granted) list_grant(ctx, a);
-  if (a.starved) return;
-  a.starved = true;
-  ctx.starved.add(a);
+  if (a.credit.peer_needs_credit && a.credit.advertised != a.credit.granted) list_grant(ctx, a);
+  if (a.credit.waits_for_receives) return;
+  a.credit.waits_for_receives = true;
+  ctx.receive_waiters.add(a);
 }
 
 /// Lets the peer have credit up to its allotment, if receives are there for it.
 inline void grant(EngineContext& ctx, Agent& a) noexcept {
-  if (ctx.deficit > ctx.spare_receives && lacks_receives(ctx, a)) [[unlikely]]
+  if (ctx.receive_shortage > ctx.shortage_allowed && lacks_receives(ctx, a)) [[unlikely]]
     return starve(ctx, a);
-  const std::uint32_t target = a.received + a.returned + a.allotment;
-  if (static_cast<std::int32_t>(target - a.granted) <= 0) return;
-  a.granted = target;
+  const std::uint32_t target = a.credit.received + a.credit.returned + a.credit.reserved;
+  if (static_cast<std::int32_t>(target - a.credit.granted) <= 0) return;
+  a.credit.granted = target;
   // A message of ours may take it along; else it is told once it is worth a write of its own.
-  if (a.grant_urgent || (target - a.published) * 2 > a.allotment) list_grant(ctx, a);
+  if (a.credit.peer_needs_credit || (target - a.credit.advertised) * 2 > a.credit.reserved)
+    list_grant(ctx, a);
 }
 
 inline bool is_holding(const Agent& a) noexcept { return (a.detour & kHolding) != 0; }
@@ -60,14 +61,14 @@ inline bool is_holding(const Agent& a) noexcept { return (a.detour & kHolding) !
 /// A message's credit is used: its receive will be posted again for whoever has credit next, which
 /// take_run() tells the peer, once for all messages of a batch.
 inline void count_credit(EngineContext& ctx, Agent& a, bool wants_more, bool held) noexcept {
-  ++a.received;
+  ++a.credit.received;
   if (held) [[unlikely]]
     return;  // hold() takes it out of the allotment
-  if (ctx.scarce) [[unlikely]]
+  if (ctx.reservations_refused) [[unlikely]]
     yield_credit(ctx, a);
   if (wants_more) [[unlikely]] {
-    grow_allotment(ctx, a, a.allotment * 2 + 14);
-    a.grant_urgent = true;
+    grow_allotment(ctx, a, a.credit.reserved * 2 + 14);
+    a.credit.peer_needs_credit = true;
   }
 }
 
@@ -86,13 +87,13 @@ void malformed(EngineContext& ctx, Agent& a, std::uint32_t bytes) noexcept {
 /// The peer gives credit back, by a message that took one itself. What it could not know of stays
 /// allotted: credit that is on its way to it; what it was not told of is taken back.
 void take_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexcept {
-  ++a.received;
-  a.returned += credits;
-  a.granted = a.published;
+  ++a.credit.received;
+  a.credit.returned += credits;
+  a.credit.granted = a.credit.advertised;
   const std::uint32_t kept = std::max(peer_credits(a), 1u);
-  if (kept < a.allotment) {
-    allotted_with(ctx, a) -= a.allotment - kept;
-    a.allotment = kept;
+  if (kept < a.credit.reserved) {
+    allotted_with(ctx, a) -= a.credit.reserved - kept;
+    a.credit.reserved = kept;
   }
   grant(ctx, a);
 }
@@ -146,7 +147,7 @@ bool take_message(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) 
     malformed(ctx, a, wc.byte_len);
     return false;
   }
-  a.told_granted = header.granted;
+  a.credit.header_granted = header.granted;
   if (header.kind != wire::MessageKind::data) [[unlikely]] {
     if (is_note(header.kind)) {
       take_note(ctx, a, block, header, wc);
@@ -212,66 +213,67 @@ bool fill_slot(EngineContext& ctx, std::uint32_t slot) noexcept {
 
 template <bool own>
 void replace_kept(EngineContext& ctx, std::uint32_t slot) noexcept {
-  if (!fill_slot<own>(ctx, slot)) ctx.missing[ctx.deficit++] = slot;
+  if (!fill_slot<own>(ctx, slot)) ctx.empty_slots[ctx.receive_shortage++] = slot;
 }
 
 /// Whether the peer may still send what we need.
 bool takes_part(const Agent& a) noexcept {
   return a.state == ConnectionState::ready ||
-         (a.stage == Stage::up && (a.transfers.offered != nullptr || !a.transfers.notes.empty()));
+         (a.stage == Stage::up && (a.rendezvous.offered != nullptr || !a.rendezvous.notes.empty()));
 }
 
 /// Grants what had to wait, where receives are there again.
 void feed_starved(EngineContext& ctx) noexcept {
   post_receives(ctx);
   std::uint32_t kept = 0;
-  for (std::uint32_t i = 0; i < ctx.starved.count(); ++i) {
-    Agent& a = ctx.starved[i];
+  for (std::uint32_t i = 0; i < ctx.receive_waiters.count(); ++i) {
+    Agent& a = ctx.receive_waiters[i];
     if (lacks_receives(ctx, a)) {
-      ctx.starved.keep(kept++, a);
+      ctx.receive_waiters.keep(kept++, a);
       continue;
     }
-    a.starved = false;
+    a.credit.waits_for_receives = false;
     if (!takes_part(a)) continue;
-    const std::uint32_t target = a.received + a.returned + a.allotment;
-    if (static_cast<std::int32_t>(target - a.granted) <= 0) continue;
-    a.granted = target;
+    const std::uint32_t target = a.credit.received + a.credit.returned + a.credit.reserved;
+    if (static_cast<std::int32_t>(target - a.credit.granted) <= 0) continue;
+    a.credit.granted = target;
     list_grant(ctx, a);
   }
-  ctx.starved.cut(kept);
+  ctx.receive_waiters.cut(kept);
 }
 
 void fill_deficit(EngineContext& ctx) noexcept {
-  while (ctx.deficit != 0 && fill_slot(ctx, ctx.missing[ctx.deficit - 1])) --ctx.deficit;
-  if (ctx.starved.count() != 0) feed_starved(ctx);
+  while (ctx.receive_shortage != 0 && fill_slot(ctx, ctx.empty_slots[ctx.receive_shortage - 1]))
+    --ctx.receive_shortage;
+  if (ctx.receive_waiters.count() != 0) feed_starved(ctx);
 }
 
 /// Tells peers of credit that no message took along, and what else there is to be told.
 void tell_credit(EngineContext& ctx) noexcept {
   std::uint32_t kept = 0;
-  for (std::uint32_t i = 0; i < ctx.grants.count(); ++i) {
-    Agent& a = ctx.grants[i];
-    const bool told = a.transfers.notes.empty() || post_notes(ctx, a);
-    if ((a.published != a.granted || a.tell_again) && takes_part(a)) {
-      if (a.credit_write_pending || !submit_control(ctx, a, OperationKind::credit_write)) {
-        ctx.grants.keep(kept++, a);  // when the one under way has ended
+  for (std::uint32_t i = 0; i < ctx.credit_queue.count(); ++i) {
+    Agent& a = ctx.credit_queue[i];
+    const bool told = a.rendezvous.notes.empty() || post_notes(ctx, a);
+    if ((a.credit.advertised != a.credit.granted || a.credit.write_again) && takes_part(a)) {
+      if (a.credit.write_pending || !submit_control(ctx, a, OperationKind::credit_write)) {
+        ctx.credit_queue.keep(kept++, a);  // when the one under way has ended
         continue;
       }
     }
     if (!told) {
-      ctx.grants.keep(kept++, a);  // when there is credit
+      ctx.credit_queue.keep(kept++, a);  // when there is credit
       continue;
     }
-    a.grant_listed = a.grant_urgent = a.tell_again = false;
+    a.credit.in_credit_queue = a.credit.peer_needs_credit = a.credit.write_again = false;
   }
-  ctx.grants.cut(kept);
+  ctx.credit_queue.cut(kept);
 }
 
 }  // namespace
 
 void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept {
-  ++a.messages_received;
-  a.bytes_received += message.size();
+  ++a.traffic.messages_received;
+  a.traffic.bytes_received += message.size();
   if ((a.detour & kReplaced) != 0) [[unlikely]]
     replace_handlers(a);
   if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
@@ -280,56 +282,59 @@ void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept {
 void grant_more(EngineContext& ctx, Agent& a) noexcept { grant(ctx, a); }
 
 bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept {
-  if (a.cell == nullptr) return true;
-  const auto granted = static_cast<std::uint32_t>(a.cell->granted.load(std::memory_order_acquire));
-  const std::uint32_t news = granted - a.granted_to_us;
+  if (a.credit.cell == nullptr) return true;
+  const auto granted =
+      static_cast<std::uint32_t>(a.credit.cell->granted.load(std::memory_order_acquire));
+  const std::uint32_t news = granted - a.credit.granted_to_us;
   if (news >= 0x80000000u) return true;  // a message told of more already
   if (news > 0x8000) [[unlikely]] {
     bad_credit(ctx, a);
     return false;
   }
-  a.granted_to_us = granted;
-  a.told_granted = static_cast<std::uint16_t>(granted);  // what was told before is old by now
-  a.send_limit = granted - a.returned_by_us;
+  a.credit.granted_to_us = granted;
+  a.credit.header_granted =
+      static_cast<std::uint16_t>(granted);  // what was told before is old by now
+  a.credit.send_limit = granted - a.credit.returned_by_us;
   return true;
 }
 
 void list_grant(EngineContext& ctx, Agent& a) noexcept {
-  if (a.grant_listed) return;
-  a.grant_listed = true;
-  ctx.grants.add(a);
+  if (a.credit.in_credit_queue) return;
+  a.credit.in_credit_queue = true;
+  ctx.credit_queue.add(a);
 }
 
 void grow_allotment(EngineContext& ctx, Agent& a, std::uint32_t wanted) noexcept {
   if (a.own_queue != kNone) {  // nobody else could have them
     const std::uint32_t more =
-        std::max(std::min(wanted, ctx.own->share.credits), a.allotment) - a.allotment;
-    ctx.own->allotted += more;
-    a.allotment += more;
+        std::max(std::min(wanted, ctx.own_queues->share.credits), a.credit.reserved) -
+        a.credit.reserved;
+    ctx.own_queues->reserved_receives += more;
+    a.credit.reserved += more;
     return;
   }
   std::uint32_t most = std::min(wanted, ctx.config.connections.credits);
-  if (ctx.scarce) most = std::min(most, fair_share(ctx));
-  if (most <= a.allotment) return;
+  if (ctx.reservations_refused) most = std::min(most, fair_share(ctx));
+  if (most <= a.credit.reserved) return;
   // A quarter is kept for connections to come, as many as there can be.
   const std::uint32_t to_come =
-      std::min(ctx.agents.capacity() - ctx.agents.size(), ctx.receive_capacity / 4);
-  const std::uint32_t taken = ctx.allotted + to_come;
-  const std::uint32_t free = ctx.receive_capacity - std::min(taken, ctx.receive_capacity);
-  const std::uint32_t more = std::min(most - a.allotment, free);
-  a.allotment += more;
-  ctx.allotted += more;
-  ctx.scarce = a.allotment < most;
+      std::min(ctx.agents.capacity() - ctx.agents.size(), ctx.reservable_receives / 4);
+  const std::uint32_t taken = ctx.reserved_receives + to_come;
+  const std::uint32_t free = ctx.reservable_receives - std::min(taken, ctx.reservable_receives);
+  const std::uint32_t more = std::min(most - a.credit.reserved, free);
+  a.credit.reserved += more;
+  ctx.reserved_receives += more;
+  ctx.reservations_refused = a.credit.reserved < most;
 }
 
 std::uint32_t fair_share(const EngineContext& ctx) noexcept {
-  return std::max(ctx.receive_capacity / std::max(ctx.agents.size(), 1u), 1u);
+  return std::max(ctx.reservable_receives / std::max(ctx.agents.size(), 1u), 1u);
 }
 
 void yield_credit(EngineContext& ctx, Agent& a) noexcept {
-  if (a.own_queue != kNone || a.allotment <= fair_share(ctx)) return;
-  --a.allotment;
-  --ctx.allotted;
+  if (a.own_queue != kNone || a.credit.reserved <= fair_share(ctx)) return;
+  --a.credit.reserved;
+  --ctx.reserved_receives;
 }
 
 namespace {
@@ -341,7 +346,7 @@ bool take_other(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) no
     on_receive_failed(ctx, a, wc);
     return false;
   }
-  a.last_heard = ctx.now;
+  a.liveness.last_heard = ctx.now;
   // A first message may overtake the last frame of the handshake, or our own last step.
   if (a.state == ConnectionState::exchanging) overtake_handshake(ctx, a);
   if (a.state != ConnectionState::ready) {
@@ -379,7 +384,7 @@ inline bool is_plain(const EngineContext& ctx, const Agent& a, const ibv_wc& wc,
                      std::uint64_t header) noexcept {
   return is_success(wc) && wc.opcode == IBV_WC_RECV && (wc.wc_flags & kUnusualFlags) == 0 &&
          wire::is_plain(header, wc.byte_len) && a.state == ConnectionState::ready &&
-         peer_credits(a) != 0 && !ctx.scarce && a.detour == 0;
+         peer_credits(a) != 0 && !ctx.reservations_refused && a.detour == 0;
 }
 
 /// A message of an agent's; answers whether the block was kept.
@@ -389,10 +394,10 @@ inline bool take_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_w
   if (!is_plain(ctx, a, wc, header)) [[unlikely]]
     return take_unusual(ctx, a, block, wc);
   const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
-  a.told_granted = wire::granted_of(header);
-  ++a.received;
-  ++a.messages_received;
-  a.bytes_received += size;
+  a.credit.header_granted = wire::granted_of(header);
+  ++a.credit.received;
+  ++a.traffic.messages_received;
+  a.traffic.bytes_received += size;
   Message message({block, reinterpret_cast<std::byte*>(block + 1), size, 0, false, false});
   if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
   return message.taken();
@@ -414,7 +419,7 @@ inline const ibv_wc* take_run_of(EngineContext& ctx, Agent& a, const ibv_wc* wc,
       give_back<own>(ctx, slot);
     }
   } while (++wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
-  a.last_heard = ctx.now;
+  a.liveness.last_heard = ctx.now;
   if (a.state == ConnectionState::ready) grant(ctx, a);
   return wc;
 }
@@ -422,7 +427,7 @@ inline const ibv_wc* take_run_of(EngineContext& ctx, Agent& a, const ibv_wc* wc,
 /// The same of a queue pair that does not share the receive queue, or is no more.
 [[gnu::noinline]] const ibv_wc* take_other_run(EngineContext& ctx, const ibv_wc* wc,
                                                const ibv_wc* end) noexcept {
-  Agent* const a = ctx.own != nullptr ? ctx.own->by_qpn.find(wc->qp_num) : nullptr;
+  Agent* const a = ctx.own_queues != nullptr ? ctx.own_queues->by_qpn.find(wc->qp_num) : nullptr;
   if (a != nullptr) return take_run_of<true>(ctx, *a, wc, end);
   if (is_raw_receive(wc->wr_id)) return take_raw_run(ctx, wc, end);
   take_stray(ctx, *wc);
@@ -464,29 +469,29 @@ void take_while_draining(EngineContext& ctx, Agent& a, const Block* block,
   if (!wire::decode(block->payload - wire::kMessageHeaderBytes, wc.byte_len, header)) return;
   if (header.kind == wire::MessageKind::goodbye) return on_goodbye(ctx, a);
   if (peer_credits(a) == 0) return;
-  ++a.received;
-  if (a.transfers.offered != nullptr) grant_more(ctx, a);
+  ++a.credit.received;
+  if (a.rendezvous.offered != nullptr) grant_more(ctx, a);
   if (a.stage == Stage::up && header.kind == wire::MessageKind::offer)
     return take_offer(ctx, a, wc, {block->payload, header.length});
-  if (a.transfers.offered == nullptr) return;
+  if (a.rendezvous.offered == nullptr) return;
   if (header.kind == wire::MessageKind::answer)
     take_answer(ctx, a, wc, {block->payload, header.length});
 }
 
 void finish_poll(EngineContext& ctx) noexcept {
-  if (ctx.deficit != 0) [[unlikely]]
+  if (ctx.receive_shortage != 0) [[unlikely]]
     fill_deficit(ctx);
   // Receives first: credit told below counts on them.
   if (ctx.receives.count() >= ctx.list_length) post_receives(ctx);
-  if (ctx.lined_up != 0) [[unlikely]] {
+  if (ctx.queued_agents != 0) [[unlikely]] {
     if (ctx.raw != nullptr) post_raw_listed(ctx);
     pump_pulls(ctx);
   }
   flush_all(ctx);
-  if (ctx.grants.count() != 0) {
+  if (ctx.credit_queue.count() != 0) {
     tell_credit(ctx);
     // Last, so that what is cancelled meanwhile is listed for the next poll.
-    if (ctx.untold != 0) tell_cancelled(ctx);
+    if (ctx.pending_cancellations != 0) tell_cancelled(ctx);
     if (ctx.raw != nullptr) tell_raw_posted(ctx);
     flush_all(ctx);
   }
@@ -502,7 +507,7 @@ void make_receives(EngineContext& ctx) {
     ctx.receives.make(depth, receive_id);
     make_own_queues(ctx, share, 0, std::min(depth / share.slots, ctx.config.connections.maximum));
     ctx.config.connections.credits = share.credits;
-    ctx.receive_capacity = ctx.own->queues.capacity() * share.credits;
+    ctx.reservable_receives = ctx.own_queues->queues.capacity() * share.credits;
     ctx.list_length = 1;
     return;
   }
@@ -510,9 +515,9 @@ void make_receives(EngineContext& ctx) {
   const std::uint32_t domains = ctx.config.connections.own_domains;
   ctx.receives.make(depth + domains * share.slots, receive_id);
   for (std::uint32_t i = 0; i < depth; ++i) ctx.receives.queue(i) = kNone;
-  ctx.receive_capacity = depth - ctx.config.queues.receive_postlist - kSpareReceives;
+  ctx.reservable_receives = depth - ctx.config.queues.receive_postlist - kSpareReceives;
   ctx.list_length = ctx.config.queues.receive_postlist;
-  ctx.spare_receives = kSpareReceives;
+  ctx.shortage_allowed = kSpareReceives;
   if (domains != 0) make_own_queues(ctx, share, depth, domains);
 }
 
@@ -521,7 +526,7 @@ void make_receives(EngineContext& ctx) {
 Result<void> post_first_receives(EngineContext& ctx) {
   make_receives(ctx);
   const std::uint32_t count = ctx.receives.size();
-  ctx.missing = std::make_unique<std::uint32_t[]>(count);
+  ctx.empty_slots = std::make_unique<std::uint32_t[]>(count);
   const std::size_t bytes = ctx.config.connections.eager_bytes + wire::kMessageHeaderBytes;
   for (std::uint32_t i = 0; i < count; ++i) {
     if (!fill_slot(ctx, i)) {

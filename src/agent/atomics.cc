@@ -43,7 +43,7 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
     return submit_atomic<kind>(ctx, a, {real, r.expected, r.operand, r.done, r.defer});
   }
   if (const Status status = check_atomic(ctx, r.remote); status != Status::ok) return status;
-  if (a.sq_used >= room_in_force(a)) return Status::would_block;
+  if (a.send_queue.used >= room_in_force(a)) return Status::would_block;
   Operation* const op = ctx.operations.acquire();
   if (op == nullptr) return Status::would_block;
   op->block = nullptr;
@@ -77,10 +77,10 @@ void follow(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t leng
             Status status) noexcept {
   switch (kind) {
     case OperationKind::credit_write:
-      a.credit_write_pending = false;
+      a.credit.write_pending = false;
       break;
     case OperationKind::keepalive:
-      a.keepalive_pending = false;
+      a.liveness.keepalive_pending = false;
       break;
     case OperationKind::pull:
       on_pulled(ctx, a, length, status);
@@ -107,7 +107,7 @@ void follow(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t leng
 
 void end_unusual(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
   if (op.kind == OperationKind::cancelled) return end_cancelled(ctx, a, op, status);
-  --a.sq_used;
+  --a.send_queue.used;
   Completion completion;
   completion.status = status;
   count_end(a, op, status == Status::ok);

@@ -52,7 +52,8 @@ class Auditor {
     where_ = fmt::format("connection {}: ", a.index);
     expect(a.generation == s_.agents.generation(a.index), "its handle names another");
     expect(a.qp == nullptr || find_by_qpn(s_, a.qp->qp_num) == &a, "its queue pair is not its own");
-    expect(a.cell_block == nullptr || a.cell_block->refs != 0, "its credit cell is free memory");
+    expect(a.credit_cells.block == nullptr || a.credit_cells.block->refs != 0,
+           "its credit cell is free memory");
     check_offers(a);
     check_operations(a);
     check_credits_of(a);
@@ -68,8 +69,8 @@ class Auditor {
   void check_offers(const Agent& a) {
     std::uint32_t count = 0;
     const base::IndexPool<Transfer>& all = s_.transfers->offered;
-    for (const Transfer* t = a.transfers.offered; t != nullptr && ok(); t = t->next) {
-      if (!expect(count++ < a.transfers.offers && all.in_use(t->index) && &all.at(t->index) == t,
+    for (const Transfer* t = a.rendezvous.offered; t != nullptr && ok(); t = t->next) {
+      if (!expect(count++ < a.rendezvous.offers && all.in_use(t->index) && &all.at(t->index) == t,
                   "the list of long messages is broken") ||
           !expect(t->agent == &a, "long message {} is another connection's", t->index)) {
         return;
@@ -77,13 +78,14 @@ class Auditor {
       expect(t->block != nullptr && t->block->refs != 0, "long message {} uses memory that is free",
              t->index);
       expect(t->cancelled || !(t->untold || t->unoffered), "a callback is due for nothing");
-      expect(!t->untold || a.grant_listed, "no poll will run the callback of what was cancelled");
+      expect(!t->untold || a.credit.in_credit_queue,
+             "no poll will run the callback of what was cancelled");
       windows_ += t->window != memory::WindowPool::kNone ? 1 : 0;
       untold_ += t->untold ? 1 : 0;
       ++offers_;
     }
-    expect(count == a.transfers.offers, "{} long messages are outstanding, {} counted", count,
-           a.transfers.offers);
+    expect(count == a.rendezvous.offers, "{} long messages are outstanding, {} counted", count,
+           a.rendezvous.offers);
   }
 
   void check_untold_long() {
@@ -110,21 +112,23 @@ class Auditor {
 
   void check_operations(const Agent& a) {
     KindCounts kinds{};
-    const std::uint32_t posted = walk(a, a.posted, nullptr, "posted", kinds);
+    const std::uint32_t posted = walk(a, a.send_queue.posted, nullptr, "posted", kinds);
     const std::uint32_t deferred =
-        a.deferred == nullptr ? 0 : walk(a, a.deferred, a.deferred_last, "deferred", kinds);
+        a.send_queue.deferred == nullptr
+            ? 0
+            : walk(a, a.send_queue.deferred, a.send_queue.deferred_last, "deferred", kinds);
     const std::uint32_t given_up = walk_given_up(a, kinds);
-    expect(a.sq_used == posted + deferred + given_up,
-           "{} operations are outstanding: {} posted, {} deferred and {} given up", a.sq_used,
-           posted, deferred, given_up);
+    expect(a.send_queue.used == posted + deferred + given_up,
+           "{} operations are outstanding: {} posted, {} deferred and {} given up",
+           a.send_queue.used, posted, deferred, given_up);
     const std::uint32_t depth = a.attributes.queue_pair.send_depth;
-    expect(a.state != ConnectionState::ready || a.sq_used <= depth,
-           "{} operations are in a send queue for {}", a.sq_used, depth);
-    kinds[static_cast<std::size_t>(OperationKind::send)] += a.transfers.offers;
-    expect(a.deferred == nullptr || a.stage != Stage::up || a.dirty,
+    expect(a.state != ConnectionState::ready || a.send_queue.used <= depth,
+           "{} operations are in a send queue for {}", a.send_queue.used, depth);
+    kinds[static_cast<std::size_t>(OperationKind::send)] += a.rendezvous.offers;
+    expect(a.send_queue.deferred == nullptr || a.stage != Stage::up || a.in_flush_queue,
            "operations are deferred and nobody will post them");
     for (std::size_t i = 0; i < kOperationKinds; ++i) {
-      const Tally& t = a.tallies[i];
+      const Tally& t = a.traffic.tallies[i];
       expect(t.begun == t.done + t.failed + kinds[i],
              "of kind {}, {} operations were accepted, {} are done, {} failed, "
              "{} outstanding",
@@ -144,7 +148,7 @@ class Auditor {
       at = op;
       ++count;
     }
-    const Operation* const end = last != nullptr ? last : a.posted_last;
+    const Operation* const end = last != nullptr ? last : a.send_queue.posted_last;
     expect(count == 0 || at == end, "the list of {} operations ends before its last", what);
     return count;
   }
@@ -153,12 +157,12 @@ class Auditor {
   std::uint32_t walk_given_up(const Agent& a, KindCounts& kinds) {
     std::uint32_t count = 0;
     std::uint32_t left = s_.operations.capacity();
-    for (const Operation* op = s_.untold_first; op != nullptr && ok(); op = op->next_untold) {
+    for (const Operation* op = s_.first_cancelled; op != nullptr && ok(); op = op->next_untold) {
       if (!expect(s_.operations.owns(op) && left-- != 0, "the list of cancelled ones is broken"))
         return count;
       expect(op->untold && op->kind == OperationKind::cancelled, "a callback is due for nothing");
       if (op->agent != &a) continue;
-      expect(a.grant_listed, "no poll will run the callback of what was cancelled");
+      expect(a.credit.in_credit_queue, "no poll will run the callback of what was cancelled");
       if (op->with_device) continue;
       if (!take(a, op, "cancelled", kinds)) return count;
       ++count;
@@ -190,12 +194,14 @@ class Auditor {
   }
 
   void check_credits_of(const Agent& a) {
-    expect(static_cast<std::int32_t>(a.send_limit - a.sent) >= 0,
-           "{} messages were sent with credit for {}", a.sent, a.send_limit);
-    expect(static_cast<std::int32_t>(a.granted - a.published) >= 0,
-           "the peer was told of {} credits, {} are granted", a.published, a.granted);
-    expect(peer_credits(a) <= a.allotment, "the peer has {} credits, {} receives are kept for it",
-           peer_credits(a), a.allotment);
+    expect(static_cast<std::int32_t>(a.credit.send_limit - a.credit.sent) >= 0,
+           "{} messages were sent with credit for {}", a.credit.sent, a.credit.send_limit);
+    expect(static_cast<std::int32_t>(a.credit.granted - a.credit.advertised) >= 0,
+           "the peer was told of {} credits, {} are granted", a.credit.advertised,
+           a.credit.granted);
+    expect(peer_credits(a) <= a.credit.reserved,
+           "the peer has {} credits, {} receives are kept for it", peer_credits(a),
+           a.credit.reserved);
   }
 
   /// What the agent counts of leases is what there is.
@@ -254,29 +260,35 @@ class Auditor {
   }
 
   void check_lists() {
-    check_list(s_.dirty, &Agent::dirty, "something deferred");
-    check_list(s_.grants, &Agent::grant_listed, "credit to be told");
-    check_list(s_.starved, &Agent::starved, "credit that waits for receives");
+    check_list(
+        s_.flush_queue, [](const Agent& a) { return a.in_flush_queue; }, "deferred operations");
+    check_list(
+        s_.credit_queue, [](const Agent& a) { return a.credit.in_credit_queue; },
+        "credit to advertise");
+    check_list(
+        s_.receive_waiters, [](const Agent& a) { return a.credit.waits_for_receives; },
+        "credit that waits for receives");
   }
 
-  /// Who says that it is in a list is there, once.
-  void check_list(AgentList& list, bool Agent::*flag, const char* what) {
+  /// Every agent whose flag says that it is in the list is there, once.
+  template <typename Flag>
+  void check_list(AgentList& list, Flag is_flagged, const char* what) {
     std::uint32_t flagged = 0;
     for (std::uint32_t i = 0; i < s_.agents.capacity(); ++i)
-      flagged += s_.agents.in_use(i) && s_.agents.at(i).*flag ? 1 : 0;
+      flagged += s_.agents.in_use(i) && is_flagged(s_.agents.at(i)) ? 1 : 0;
     expect(flagged == list.count(), "{} connections have {}, {} are listed", flagged, what,
            list.count());
     for (std::uint32_t i = 0; i < list.count() && ok(); ++i) {
-      expect(s_.agents.in_use(list[i].index) && list[i].*flag, "connection {} is listed for {}",
-             list[i].index, what);
+      expect(s_.agents.in_use(list[i].index) && is_flagged(list[i]),
+             "connection {} is listed for {}", list[i].index, what);
     }
   }
 
   /// Each slot has a block of its own, or is one of those that lack one.
   void check_slots() {
     std::vector<const Block*> blocks;
-    for (std::uint32_t i = 0; i < s_.deficit; ++i) {
-      const std::uint32_t slot = s_.missing[i];
+    for (std::uint32_t i = 0; i < s_.receive_shortage; ++i) {
+      const std::uint32_t slot = s_.empty_slots[i];
       if (!expect(slot < slots_.size() && !slots_[slot] && s_.receives.memory(slot) == nullptr,
                   "receive {} counts as missing", slot)) {
         return;
@@ -314,7 +326,8 @@ class Auditor {
 
   /// Shared receives come first, then those of each connection that has its own.
   void check_receives() {
-    const std::uint32_t shared = s_.own == nullptr ? s_.receives.size() : s_.own->first;
+    const std::uint32_t shared =
+        s_.own_queues == nullptr ? s_.receives.size() : s_.own_queues->first;
     check_chain(s_.receives.chain(), 0, shared);
     std::uint32_t posted = unmarked(0, shared);
     for (std::uint32_t i = 0; i < s_.agents.capacity() && ok(); ++i) {
@@ -322,10 +335,10 @@ class Auditor {
       const Agent& a = s_.agents.at(i);
       if (a.raw != nullptr) posted += raw_receives_posted(a);
       if (a.own_queue == kNone) continue;
-      OwnQueue& queue = s_.own->queues.at(a.own_queue);
+      OwnQueue& queue = s_.own_queues->queues.at(a.own_queue);
       expect(queue.agent == &a, "connection {} has the receives of another", i);
-      const std::uint32_t from = s_.own->first + a.own_queue * s_.own->share.slots;
-      const std::uint32_t to = from + s_.own->share.slots;
+      const std::uint32_t from = s_.own_queues->first + a.own_queue * s_.own_queues->share.slots;
+      const std::uint32_t to = from + s_.own_queues->share.slots;
       check_chain(queue.back, from, to);
       posted += unmarked(from, to);
     }
@@ -346,17 +359,17 @@ class Auditor {
     for (std::uint32_t i = 0; i < s_.agents.capacity(); ++i) {
       if (!s_.agents.in_use(i)) continue;
       const Agent& a = s_.agents.at(i);
-      (a.own_queue != kNone ? own : allotted) += a.allotment + held_back(a);
+      (a.own_queue != kNone ? own : allotted) += a.credit.reserved + held_back(a);
       credits += peer_credits(a);
     }
-    expect(allotted == s_.allotted, "{} receives are kept for peers, {} counted", allotted,
-           s_.allotted);
-    const std::uint64_t counted = s_.own != nullptr ? s_.own->allotted : 0;
+    expect(allotted == s_.reserved_receives, "{} receives are kept for peers, {} counted", allotted,
+           s_.reserved_receives);
+    const std::uint64_t counted = s_.own_queues != nullptr ? s_.own_queues->reserved_receives : 0;
     expect(own == counted, "{} receives of their own are kept for peers, {} counted", own, counted);
-    expect(allotted <= s_.receive_capacity, "{} receives are kept for peers, of {}", allotted,
-           s_.receive_capacity);
+    expect(allotted <= s_.reservable_receives, "{} receives are kept for peers, of {}", allotted,
+           s_.reservable_receives);
     // Where the application keeps more than the spare ones, credit has run ahead of them.
-    const bool plenty = s_.own == nullptr && s_.deficit <= s_.spare_receives;
+    const bool plenty = s_.own_queues == nullptr && s_.receive_shortage <= s_.shortage_allowed;
     expect(!plenty || credits <= std::uint64_t{s_.posted_receives} + s_.receives.count(),
            "peers have {} credits, {} receives are posted", credits, s_.posted_receives);
   }
@@ -364,7 +377,7 @@ class Auditor {
   /// Receives of an agent's allotment that messages held for later count for.
   static std::uint32_t held_back(const Agent& a) {
     std::uint32_t count = 0;
-    for (const Arrival* v = a.transfers.held.first; v != nullptr; v = v->next)
+    for (const Arrival* v = a.rendezvous.held.first; v != nullptr; v = v->next)
       count += v->credited ? 1 : 0;
     return count;
   }

@@ -26,17 +26,17 @@ bool step_expose(EngineContext& ctx, Agent& a) noexcept {
     a.stage = Stage::create;
     return false;
   }
-  a.cell_block = ctx.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
-  if (a.cell_block == nullptr) {
+  a.credit_cells.block = ctx.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
+  if (a.credit_cells.block == nullptr) {
     return set_up_failed(ctx, a,
                          {Status::limit, "keep a credit cell for the connection",
                           "the control pool is used up", "lower connections.maximum"});
   }
-  a.cell = new (a.cell_block->payload) CreditCell{};
-  const BufferSlice cell(a.cell_block, a.cell_block->payload, sizeof(CreditCell));
+  a.credit.cell = new (a.credit_cells.block->payload) CreditCell{};
+  const BufferSlice cell(a.credit_cells.block, a.credit_cells.block->payload, sizeof(CreditCell));
   auto exposed = ctx.registrations->expose(cell, Access::remote_write, registrations_of(a));
   if (!exposed) return set_up_failed(ctx, a, exposed.error());
-  a.cell_region = *exposed;
+  a.credit_cells.region = *exposed;
   a.stage = Stage::create;
   return true;
 }
@@ -52,15 +52,15 @@ bool step_create(EngineContext& ctx, Agent& a) noexcept {
     return set_up_failed(ctx, a, base::out_of_memory());
   }
   const std::int32_t psn = a.attributes.psn;
-  a.psn = static_cast<std::uint32_t>(psn >= 0 ? static_cast<std::uint64_t>(psn)
-                                              : base::random_seed() & 0xffffff);
-  a.stage = a.cm != nullptr && !a.cm->resolved ? Stage::resolve : Stage::init;
+  a.setup.psn = static_cast<std::uint32_t>(psn >= 0 ? static_cast<std::uint64_t>(psn)
+                                                    : base::random_seed() & 0xffffff);
+  a.stage = a.setup.cm != nullptr && !a.setup.cm->resolved ? Stage::resolve : Stage::init;
   return true;
 }
 
 /// Both ends' smaller one.
 verbs::RemoteQueuePair reachable(const Agent& a) noexcept {
-  verbs::RemoteQueuePair remote = a.remote;
+  verbs::RemoteQueuePair remote = a.peer.queue_pair;
   remote.mtu = std::min({remote.mtu, a.attributes.mtu, a.attributes.queue_pair.place.mtu});
   return remote;
 }
@@ -70,7 +70,7 @@ Result<void> bring(const EngineContext& ctx, const Agent& a, ibv_qp_state state)
   const verbs::QueuePairOptions& options = a.attributes.queue_pair;
   if (state == IBV_QPS_INIT) return ctx.device->to_init(a.qp, options);
   if (state == IBV_QPS_RTR) return ctx.device->to_rtr(a.qp, options, reachable(a));
-  return ctx.device->to_rts(a.qp, options, a.psn, a.remote);
+  return ctx.device->to_rts(a.qp, options, a.setup.psn, a.peer.queue_pair);
 }
 
 /// What was asked for otherwise than by default goes before what rdma_cm found.
@@ -93,7 +93,7 @@ Result<void> bring_through_cm(const EngineContext& ctx, const Agent& a, ibv_qp_s
   const verbs::RetryOptions& retry = options.retry;
   ibv_qp_attr attr{};
   int mask = 0;
-  if (auto known = a.cm->id.attributes(state, attr, mask); !known) return known;
+  if (auto known = a.setup.cm->id.attributes(state, attr, mask); !known) return known;
   if (state == IBV_QPS_INIT) attr.qp_access_flags = static_cast<unsigned>(options.access);
   if (state == IBV_QPS_RTR) {
     refine(attr.ah_attr, options.path);
@@ -119,12 +119,13 @@ bool step_up(EngineContext& ctx, Agent& a) noexcept {
     ibv_qp_state state;
     Stage next;
   };
-  const Step step = a.stage == Stage::init
-                        ? Step{IBV_QPS_INIT, a.remote.qp_num != 0 ? Stage::rtr : Stage::wait}
-                    : a.stage == Stage::rtr ? Step{IBV_QPS_RTR, Stage::rts}
-                                            : Step{IBV_QPS_RTS, Stage::up};
+  const Step step =
+      a.stage == Stage::init
+          ? Step{IBV_QPS_INIT, a.peer.queue_pair.qp_num != 0 ? Stage::rtr : Stage::wait}
+      : a.stage == Stage::rtr ? Step{IBV_QPS_RTR, Stage::rts}
+                              : Step{IBV_QPS_RTS, Stage::up};
   const Result<void> done = base::no_throw("bring a queue pair up", [&] {
-    return a.cm != nullptr ? bring_through_cm(ctx, a, step.state) : bring(ctx, a, step.state);
+    return a.setup.cm != nullptr ? bring_through_cm(ctx, a, step.state) : bring(ctx, a, step.state);
   });
   if (!done) return set_up_failed(ctx, a, done.error());
   if (step.state == IBV_QPS_INIT && a.own_queue != kNone) {
@@ -170,7 +171,7 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   // Of the addresses that the port has on InfiniBand, packets come from the one asked for.
   info.lid = static_cast<std::uint16_t>(place.lid | a.attributes.queue_pair.path.src_path_bits);
   info.qp_num = a.qp->qp_num;
-  info.psn = a.psn;
+  info.psn = a.setup.psn;
   info.mtu = static_cast<std::uint16_t>(std::min(a.attributes.mtu, place.mtu));
   info.incarnation = ctx.incarnation;
   info.max_rd_atomic = a.attributes.queue_pair.rd_atomic;
@@ -178,9 +179,9 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   if (info.raw) return info;
   info.max_message = ctx.config.connections.message_bytes;
   info.eager_bytes = ctx.config.connections.eager_bytes;
-  info.credits = a.granted;
-  info.control_address = reinterpret_cast<std::uint64_t>(a.cell);
-  info.control_rkey = a.cell_region.rkey;
+  info.credits = a.credit.granted;
+  info.control_address = reinterpret_cast<std::uint64_t>(a.credit.cell);
+  info.control_rkey = a.credit_cells.region.rkey;
   return info;
 }
 
@@ -193,32 +194,33 @@ Result<void> take_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer) {
                       "device.address, so that both take the same version");
   }
   // Of one that comes in, the application has the last word before it is answered.
-  if (auto agreed = a.outbound ? agree_on_raw(a, peer.raw) : Result<void>{}; !agreed) return agreed;
+  if (auto agreed = a.setup.outbound ? agree_on_raw(a, peer.raw) : Result<void>{}; !agreed)
+    return agreed;
   if (peer.credits == 0 && !peer.raw) {
     return base::fail(Status::protocol, "take the peer's endpoint", "it grants no credit",
                       "the peer is broken");
   }
-  std::copy(peer.gid.begin(), peer.gid.end(), a.remote.gid.raw);
-  a.remote.lid = peer.lid;
-  a.remote.qp_num = peer.qp_num;
-  a.remote.psn = peer.psn;
-  a.remote.mtu = peer.mtu;
-  a.remote.rd_atomic = peer.max_rd_atomic;
-  a.peer_raw = peer.raw;
-  a.peer_incarnation = peer.incarnation;
+  std::copy(peer.gid.begin(), peer.gid.end(), a.peer.queue_pair.gid.raw);
+  a.peer.queue_pair.lid = peer.lid;
+  a.peer.queue_pair.qp_num = peer.qp_num;
+  a.peer.queue_pair.psn = peer.psn;
+  a.peer.queue_pair.mtu = peer.mtu;
+  a.peer.queue_pair.rd_atomic = peer.max_rd_atomic;
+  a.peer.is_raw = peer.raw;
+  a.peer.incarnation = peer.incarnation;
   if (peer.raw) {
-    a.max_message = a.longest_message = kLongestRaw;
+    a.send_queue.max_eager = a.max_message = kLongestRaw;
     return {};
   }
-  a.max_message = std::min(peer.eager_bytes, ctx.config.connections.eager_bytes);
+  a.send_queue.max_eager = std::min(peer.eager_bytes, ctx.config.connections.eager_bytes);
   // A long message is READ by the peer, which it must have the right to.
-  a.longest_message = allows(a.attributes.access, Access::remote_read)
-                          ? std::min(peer.max_message, ctx.config.connections.message_bytes)
-                          : a.max_message;
-  a.granted_to_us = a.send_limit = peer.credits;
-  a.told_granted = static_cast<std::uint16_t>(peer.credits);
-  a.peer_cell = peer.control_address;
-  a.peer_cell_key = peer.control_rkey;
+  a.max_message = allows(a.attributes.access, Access::remote_read)
+                      ? std::min(peer.max_message, ctx.config.connections.message_bytes)
+                      : a.send_queue.max_eager;
+  a.credit.granted_to_us = a.credit.send_limit = peer.credits;
+  a.credit.header_granted = static_cast<std::uint16_t>(peer.credits);
+  a.credit_cells.peer_address = peer.control_address;
+  a.credit_cells.peer_key = peer.control_rkey;
   return {};
 }
 

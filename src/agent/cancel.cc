@@ -16,20 +16,20 @@ void give_up(EngineContext& ctx, Agent& a, Operation& op, bool with_device) noex
   op.succeeded = false;
   op.untold = true;
   op.next_untold = nullptr;
-  (ctx.untold_first == nullptr ? ctx.untold_first : ctx.untold_last->next_untold) = &op;
-  ctx.untold_last = &op;
-  ++ctx.untold;
+  (ctx.first_cancelled == nullptr ? ctx.first_cancelled : ctx.last_cancelled->next_untold) = &op;
+  ctx.last_cancelled = &op;
+  ++ctx.pending_cancellations;
   list_grant(ctx, a);
 }
 
 /// Takes a deferred operation out of its agent's order.
 void unlink(Agent& a, Operation* before, Operation& op) noexcept {
-  const bool last = &op == a.deferred_last;
+  const bool last = &op == a.send_queue.deferred_last;
   if (before == nullptr) {
-    a.deferred = last ? nullptr : op.next();
+    a.send_queue.deferred = last ? nullptr : op.next();
   } else {
     before->wr.next = op.wr.next;
-    if (last) a.deferred_last = before;
+    if (last) a.send_queue.deferred_last = before;
   }
 }
 
@@ -37,14 +37,14 @@ void unlink(Agent& a, Operation* before, Operation& op) noexcept {
 /// heard of otherwise.
 void take_credit_back(Agent& a, OperationKind kind) noexcept {
   if (!uses_credit(kind)) return;
-  --a.sent;
-  if (has_header(kind)) a.tell_again = true;
+  --a.credit.sent;
+  if (has_header(kind)) a.credit.write_again = true;
 }
 
 /// Neither the device nor the application is owed anything: the record is free, the block is the
 /// caller's to release.
 Block* give_back(EngineContext& ctx, Agent& a, Operation& op) noexcept {
-  --a.sq_used;
+  --a.send_queue.used;
   Block* const block = op.block;
   if (op.beside) block->header_in_use = 0;
   op.kind = op.was;
@@ -85,19 +85,19 @@ void drop_unposted(EngineContext& ctx, Agent& a, Operation* before, Operation& o
 bool withdraw(EngineContext& ctx, Agent& a, const Transfer& t) noexcept {
   Operation* before_bind = nullptr;
   Operation* before = nullptr;
-  Operation* op = a.deferred;
+  Operation* op = a.send_queue.deferred;
   while (op != nullptr && !(is_offer(op->kind) && offered_by(ctx, a, *op) == &t)) {
     before_bind = before;
     before = op;
-    op = op == a.deferred_last ? nullptr : op->next();
+    op = op == a.send_queue.deferred_last ? nullptr : op->next();
   }
   if (op == nullptr) return false;
   const bool bound = t.window != memory::WindowPool::kNone;
   if (bound && (before == nullptr || before->kind != OperationKind::bind)) return false;
   drop_unposted(ctx, a, before, *op);
   if (bound) drop_unposted(ctx, a, before_bind, *before);
-  --a.sent;
-  a.tell_again = true;
+  --a.credit.sent;
+  a.credit.write_again = true;
   return true;
 }
 
@@ -110,7 +110,7 @@ bool cancel_long(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
   Transfers& all = *ctx.transfers;
   (all.untold_first == nullptr ? all.untold_first : all.untold_last->next_untold) = t;
   all.untold_last = t;
-  ++ctx.untold;
+  ++ctx.pending_cancellations;
   list_grant(ctx, a);
   return true;
 }
@@ -157,7 +157,7 @@ void tell(EngineContext& ctx, Operation& op) noexcept {
 bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
   if (names_long(name)) return cancel_long(ctx, a, name);
   Operation* before = nullptr;
-  for (Operation* op = a.deferred; op != nullptr;) {
+  for (Operation* op = a.send_queue.deferred; op != nullptr;) {
     if (op->wr.wr_id == name && is_users(op->kind)) {
       unlink(a, before, *op);
       take_credit_back(a, op->kind);
@@ -165,9 +165,9 @@ bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
       return true;
     }
     before = op;
-    op = op == a.deferred_last ? nullptr : op->next();
+    op = op == a.send_queue.deferred_last ? nullptr : op->next();
   }
-  for (Operation* op = a.posted; op != nullptr; op = op->next()) {
+  for (Operation* op = a.send_queue.posted; op != nullptr; op = op->next()) {
     if (op->wr.wr_id == name && is_users(op->kind)) {
       give_up(ctx, a, *op, true);
       return true;
@@ -177,10 +177,10 @@ bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
 }
 
 void tell_cancelled(EngineContext& ctx) noexcept {
-  const std::uint32_t due = std::exchange(ctx.untold, 0);
+  const std::uint32_t due = std::exchange(ctx.pending_cancellations, 0);
   // Those that callbacks give up meanwhile come into a list of their own: the next poll's.
-  Operation* op = ctx.untold_first;
-  ctx.untold_first = nullptr;
+  Operation* op = ctx.first_cancelled;
+  ctx.first_cancelled = nullptr;
   while (op != nullptr) {
     Operation* const next = op->next_untold;
     tell(ctx, *op);
@@ -202,7 +202,7 @@ namespace {
 
 /// The newest long message that is neither cancelled nor ended.
 OperationId last_long(const EngineContext& ctx, const Agent& a) noexcept {
-  for (const Transfer* t = a.transfers.offered; t != nullptr; t = t->next) {
+  for (const Transfer* t = a.rendezvous.offered; t != nullptr; t = t->next) {
     if (!t->cancelled) return name_of(ctx, *t);
   }
   return {};
@@ -219,17 +219,19 @@ OperationId name_of(const EngineContext& ctx, const Agent& a, const Operation& o
 }  // namespace
 
 OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept {
-  const Operation* const last = a.deferred != nullptr ? a.deferred_last : a.posted_last;
-  if (last != nullptr && (a.deferred != nullptr || a.posted != nullptr) && is_users(last->kind))
+  const Operation* const last =
+      a.send_queue.deferred != nullptr ? a.send_queue.deferred_last : a.send_queue.posted_last;
+  if (last != nullptr && (a.send_queue.deferred != nullptr || a.send_queue.posted != nullptr) &&
+      is_users(last->kind))
     return {last->wr.wr_id};
   // The agent's own come between.
   OperationId found;
   const auto look = [&](const Operation& op) {
     if (const OperationId name = name_of(ctx, a, op)) found = name;
   };
-  for (const Operation* op = a.posted; op != nullptr; op = op->next()) look(*op);
-  for (const Operation* op = a.deferred; op != nullptr;
-       op = op == a.deferred_last ? nullptr : op->next())
+  for (const Operation* op = a.send_queue.posted; op != nullptr; op = op->next()) look(*op);
+  for (const Operation* op = a.send_queue.deferred; op != nullptr;
+       op = op == a.send_queue.deferred_last ? nullptr : op->next())
     look(*op);
   // Long messages whose offers the device is done with are older than what it has.
   return found ? found : last_long(ctx, a);

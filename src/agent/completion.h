@@ -11,7 +11,7 @@ namespace spinwire::agent {
 Status status_of(ibv_wc_status status) noexcept;
 
 inline void count_end(Agent& a, const Operation& op, bool ok) noexcept {
-  Tally& tally = a.tallies[static_cast<std::size_t>(op.kind)];
+  Tally& tally = a.traffic.tallies[static_cast<std::size_t>(op.kind)];
   tally.done += ok ? 1 : 0;
   tally.failed += ok ? 0 : 1;
   tally.bytes += ok ? op.length : 0;
@@ -25,7 +25,7 @@ void end_unusual(EngineContext& ctx, Agent& a, Operation& op, Status status) noe
 inline void end(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
   if (!is_plain(op.kind)) [[unlikely]]
     return end_unusual(ctx, a, op, status);
-  --a.sq_used;
+  --a.send_queue.used;
   const bool ok = status == Status::ok;
   const std::uint32_t bytes = ok ? op.length : 0;
   count_end(a, op, ok);
@@ -44,8 +44,8 @@ inline void end(EngineContext& ctx, Agent& a, Operation& op, Status status) noex
 
 /// Ends the oldest operation that the device has.
 inline void end_posted(EngineContext& ctx, Agent& a, Status status) noexcept {
-  Operation& op = *a.posted;
-  a.posted = op.next();
+  Operation& op = *a.send_queue.posted;
+  a.send_queue.posted = op.next();
   end(ctx, a, op, status);
 }
 
@@ -59,9 +59,9 @@ inline std::uint32_t on_send_completion(EngineContext& ctx, const ibv_wc& wc) no
   Agent& a = *op->agent;
   std::uint32_t ended = 1;
   // A work request completes all before it.
-  for (; a.posted != op; ++ended) end_posted(ctx, a, Status::ok);
+  for (; a.send_queue.posted != op; ++ended) end_posted(ctx, a, Status::ok);
   if (wc.status == IBV_WC_SUCCESS) [[likely]] {
-    a.last_heard = ctx.now;
+    a.liveness.last_heard = ctx.now;
     end_posted(ctx, a, Status::ok);
   } else {
     on_operation_failed(ctx, a, op->kind == OperationKind::cancelled ? op->was : op->kind, wc);

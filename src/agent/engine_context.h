@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -90,90 +91,126 @@ struct Attributes {
 inline constexpr std::uint8_t kReplaced = 1;  ///< by `next_handlers`, before the next of them runs
 inline constexpr std::uint8_t kHolding = 2;   ///< an earlier one is being pulled
 
-/// One connection. Hot fields first.
-struct alignas(64) Agent {
-  ibv_qp* qp = nullptr;
-  ConnectionState state = ConnectionState::closed;
-  Stage stage = Stage::idle;
-  bool dirty = false;         ///< in EngineContext::dirty
-  bool grant_listed = false;  ///< in EngineContext::grants
-  bool grant_urgent = false;  ///< the peer asked for credit
-  bool credit_write_pending = false;
-  bool starved = false;  ///< in EngineContext::starved
-  bool goodbye_sent = false;
-  bool goodbye_received = false;
-  bool closing = false;     ///< by either application: errors are no fault any more
-  bool tell_again = false;  ///< what told the latest credit was cancelled
-  std::uint8_t detour = 0;  ///< why messages cannot go straight to the handler
-  std::uint32_t index = 0;
-  std::uint32_t generation = 0;  ///< 0: a free record
-  // Operations in order: those with the device, then those that wait to be posted. The last one's
-  // link has no meaning until it is posted; `posted_last` and `deferred_last` only while there is
-  // a first.
+/// Operations in order: the posted ones, then the deferred ones, which wait to be posted. The last
+/// operation's link has no meaning until it is posted; `posted_last` and `deferred_last` mean
+/// something only while there is a first.
+struct SendQueue {
   Operation* posted = nullptr;
   Operation* posted_last = nullptr;
   Operation* deferred = nullptr;
   Operation* deferred_last = nullptr;
-  std::uint32_t sq_used = 0;  ///< work requests accepted, not completed
-  std::uint32_t sq_room = 0;  ///< for the application's; 0 unless ready, and with `domain` or `raw`
-  std::uint32_t max_message = 0;   ///< sent as one SEND
+  std::uint32_t used = 0;          ///< work requests accepted, not completed
+  std::uint32_t limit = 0;         ///< for the application's; 0 unless the connection is ready and
+                                   ///< has neither a `domain` nor a `raw` queue
+  std::uint32_t max_eager = 0;     ///< longest message sent as one SEND, bytes
   std::uint32_t inline_bytes = 0;  ///< sent inline up to this many, header included
-  // Credits, all counted since the start, modulo 2^32. Ours to spend: granted - returned - sent.
+};
+
+/// Credit in both directions. All counts run from the start, modulo 2^32.
+struct Credit {
+  // What we may spend: granted_to_us - returned_by_us - sent.
   std::uint32_t sent = 0;
-  std::uint32_t send_limit = 0;    ///< granted - returned, as far as looked at
-  std::uint16_t told_granted = 0;  ///< low bits of all granted, as the last message told
+  std::uint32_t send_limit = 0;      ///< granted_to_us - returned_by_us, as far as looked at
+  std::uint16_t header_granted = 0;  ///< low bits of the total in the last message's header
+  bool in_credit_queue = false;      ///< in EngineContext::credit_queue
+  bool peer_needs_credit = false;    ///< the peer asked for credit
+  bool write_pending = false;        ///< a credit write is outstanding
+  bool write_again = false;          ///< the message that advertised the latest was cancelled
+  bool waits_for_receives = false;   ///< in EngineContext::receive_waiters
   std::uint32_t granted_to_us = 0;
   std::uint32_t returned_by_us = 0;
-  // The peer's: granted - returned - received.
+  // What the peer may spend: granted - returned - received.
   std::uint32_t received = 0;
   std::uint32_t granted = 0;
   std::uint32_t returned = 0;
-  std::uint32_t published = 0;  ///< of `granted`, known to the peer
-  std::uint32_t allotment = 0;  ///< receives kept for the peer
-  CreditCell* cell = nullptr;
-  std::uint64_t last_heard = 0;  ///< tick of the last sign of life
-  std::uint64_t last_sent = 0;   ///< tick of the last use of credit
-  ConnectionHandlers handlers;
+  std::uint32_t advertised = 0;  ///< of `granted`, known to the peer
+  std::uint32_t reserved = 0;    ///< receives reserved for the peer
+  CreditCell* cell = nullptr;    ///< where the peer writes its grants
+};
+
+/// The application's operations and messages, counted.
+struct Traffic {
   std::array<Tally, kOperationKinds> tallies{};
   std::uint64_t messages_received = 0;
   std::uint64_t bytes_received = 0;
+};
+
+/// When the peer last gave a sign of life, and how long it has been silent.
+struct Liveness {
+  std::uint64_t last_heard = 0;    ///< tick of the peer's last sign of life
+  std::uint64_t last_sent = 0;     ///< tick of the last use of credit
+  std::uint64_t last_check = 0;    ///< tick of the last check that found operations outstanding
+  std::uint64_t silent_ticks = 0;  ///< ticks of silence while operations were outstanding
+  base::Timer timer;               ///< of the next check
+  bool keepalive_pending = false;
+};
+
+/// Bringing a connection up and taking it down. Cold.
+struct Setup {
+  std::uint64_t deadline = 0;
+  base::Timer timer;
+  Nanoseconds timeout{0};          ///< from the first attempt to `ready`
+  std::uint32_t exchange = kNone;  ///< the handshake in use
+  std::uint32_t next = kNone;      ///< in the setup queue
+  std::uint32_t psn = 0;
+  bool in_queue = false;  ///< waits for a control verb
+  bool outbound = false;
+  bool was_ready = false;
+  bool out_of_band = false;         ///< no exchange: the application brings the peer's endpoint
+  bool endpoint_delivered = false;  ///< out-of-band: on_endpoint has run
+  Callback<void(Connection, const Endpoint&)> on_endpoint;
+  std::unique_ptr<CmLink> cm;  ///< if through rdma_cm
+};
+
+/// The peer, as the handshake described it.
+struct Peer {
+  verbs::RemoteQueuePair queue_pair;
+  std::uint64_t incarnation = 0;
+  bool is_raw = false;
+  std::array<char, 72> name{};
+};
+
+/// Memory in which credit is granted: our cell is open to the peer, the peer's is open to us.
+struct CreditCells {
+  Block* block = nullptr;
+  RemoteRegion region;  ///< our cell, as the peer is told of it
+  std::uint64_t peer_address = 0;
+  std::uint32_t peer_key = 0;
+};
+
+/// One connection. Hot fields first: what every operation touches is in the first two cache lines.
+struct alignas(64) Agent {
+  ibv_qp* qp = nullptr;
+  ConnectionState state = ConnectionState::closed;
+  Stage stage = Stage::idle;
+  bool in_flush_queue = false;  ///< in EngineContext::flush_queue
+  bool goodbye_sent = false;
+  bool goodbye_received = false;
+  bool closing = false;     ///< by either application: errors are no fault any more
+  std::uint8_t detour = 0;  ///< why messages cannot go straight to the handler
+  std::uint32_t index = 0;
+  std::uint32_t generation = 0;  ///< 0: a free record
+  SendQueue send_queue;
+  Credit credit;
+  ConnectionHandlers handlers;
+  Traffic traffic;
+  Liveness liveness;
   // Cold.
-  std::uint32_t longest_message = 0;
-  AgentTransfers transfers;
+  std::uint32_t max_message = 0;    ///< longest message that the peer takes, bytes
+  std::uint32_t own_queue = kNone;  ///< its own queue of receives; kNone: it shares one
+  AgentTransfers rendezvous;
   AgentLeases leases;
+  Setup setup;
+  Peer peer;
+  CreditCells credit_cells;
   Attributes attributes;
   ConnectionHandlers next_handlers;
-  std::uint64_t looked_at = 0;  ///< tick of the last look that found operations outstanding
-  std::uint64_t waited = 0;     ///< ticks of silence seen while operations were outstanding
-  Error cause;                  ///< why it ends; ok for a regular close
-  std::uint64_t deadline = 0;
-  base::Timer deadline_timer;
-  base::Timer idle_timer;
-  bool keepalive_pending = false;
-  bool outbound = false;
-  bool setup_listed = false;
-  bool was_ready = false;
-  std::uint32_t handshake = kNone;  ///< exchange in use
-  std::uint32_t own_queue = kNone;  ///< of receives, unless it shares one
-  bool by_hand = false;             ///< no exchange: the application brings the peer's endpoint
-  bool endpoint_told = false;       ///< then: on_endpoint has run
-  Nanoseconds patience{0};          ///< from the first attempt to `ready`
-  Callback<void(Connection, const Endpoint&)> on_endpoint;
-  std::unique_ptr<CmLink> cm;         ///< if through rdma_cm
-  std::unique_ptr<Again> again;       ///< if it is made again when lost
-  std::unique_ptr<OwnDomain> domain;  ///< of its own
+  Error cause;                        ///< why it ends; ok for a regular close
+  std::unique_ptr<Again> reconnect;   ///< if it is made again when lost
+  std::unique_ptr<OwnDomain> domain;  ///< a protection domain of its own
   std::unique_ptr<RawQueue> raw;      ///< if it is raw
-  bool peer_raw = false;              ///< as the handshake told
-  std::uint32_t next_setup = kNone;
-  Block* cell_block = nullptr;
-  RemoteRegion cell_region;  ///< what the peer is told of the cell
-  std::uint64_t peer_cell = 0;
-  std::uint32_t peer_cell_key = 0;
-  std::uint32_t psn = 0;
-  std::uint64_t peer_incarnation = 0;
-  verbs::RemoteQueuePair remote;
-  std::array<char, 72> peer{};
 };
+static_assert(offsetof(Agent, handlers) == 128, "the hot fields fill two cache lines");
 
 /// A list of agents that want something at the end of the poll; each is in it at most once.
 class AgentList {
@@ -199,8 +236,8 @@ class AgentList {
 
 /// Agents listed for the end of the poll; together one word, so that one compare tells of none.
 struct alignas(8) Work {
-  std::uint32_t dirty = 0;
-  std::uint32_t grants = 0;
+  std::uint32_t flush = 0;
+  std::uint32_t credit = 0;
 };
 
 /// Work requests that an agent may have posted besides the application's: a credit write, a
@@ -234,17 +271,17 @@ struct EngineContext {
   QpnMap by_qpn;                        ///< those that share the receive queue
   verbs::ReceiveSlots<Block> receives;  ///< by the slot that a receive's wr_id names
   Work work;
-  std::uint32_t lined_up = 0;  ///< agents with something to pull, or receives of their own to post
-  AgentList dirty;             ///< with deferred operations
-  AgentList grants;            ///< with credit to be told
+  std::uint32_t queued_agents = 0;  ///< with rendezvous READs, or raw receives, to post
+  AgentList flush_queue;            ///< with deferred operations
+  AgentList credit_queue;           ///< with credit to advertise
   std::uint32_t posted_receives = 0;
-  std::uint32_t list_length = 0;             ///< receives that are posted together
-  std::uint32_t spare_receives = 0;          ///< may be missing before credit has to wait
-  std::unique_ptr<std::uint32_t[]> missing;  ///< slots without a block: the application
-  std::uint32_t deficit = 0;                 ///< keeps theirs and the pool is dry
-  std::uint32_t allotted = 0;                ///< sum of the allotments out of the shared queue
-  bool scarce = false;           ///< somebody was refused an allotment: who has most yields
-  std::byte* staging = nullptr;  ///< kStagingBytes for each operation
+  std::uint32_t list_length = 0;                 ///< receives that are posted together
+  std::uint32_t shortage_allowed = 0;            ///< receives missing before credit has to wait
+  std::unique_ptr<std::uint32_t[]> empty_slots;  ///< the application keeps their blocks and the
+  std::uint32_t receive_shortage = 0;            ///< pool is empty; this many of them
+  std::uint32_t reserved_receives = 0;           ///< of the shared queue, for all peers together
+  bool reservations_refused = false;             ///< lately: peers with more than their share yield
+  std::byte* staging = nullptr;                  ///< kStagingBytes for each operation
   Block* staging_block = nullptr;
   EngineStats stats;
   // Cold.
@@ -253,18 +290,18 @@ struct EngineContext {
   std::uint32_t setup_first = kNone;  ///< agents with a control verb to do
   std::uint32_t setup_last = kNone;
   std::uint64_t incarnation = 0;
-  std::uint32_t receive_capacity = 0;    ///< receives that credit may be granted for
-  std::unique_ptr<Transfers> transfers;  ///< long messages
+  std::uint32_t reservable_receives = 0;  ///< receives that credit may be granted for
+  std::unique_ptr<Transfers> transfers;   ///< long messages
   std::unique_ptr<Leases> leases;
-  std::unique_ptr<OwnQueues> own;     ///< of connections that do not share; null: all do
-  std::uint32_t own_domains = 0;      ///< connections that have one
-  std::unique_ptr<RawShared> raw;     ///< once there was a raw connection
-  std::uint32_t untold = 0;           ///< cancelled ones whose callback is due; the agents
-                                      ///< that have any are in `grants`
-  Operation* untold_first = nullptr;  ///< of those, but for long messages; oldest first
-  Operation* untold_last = nullptr;
-  std::uint32_t starved_count = 0;
-  AgentList starved;  ///< refused credit while receives were missing
+  std::unique_ptr<OwnQueues> own_queues;  ///< of connections that do not share; null: all do
+  std::uint32_t own_domains = 0;          ///< connections that have one
+  std::unique_ptr<RawShared> raw;         ///< once there was a raw connection
+  /// Cancelled operations whose callback is due; their agents are in `credit_queue`.
+  std::uint32_t pending_cancellations = 0;
+  Operation* first_cancelled = nullptr;  ///< but for rendezvous messages; oldest first
+  Operation* last_cancelled = nullptr;
+  std::uint32_t receive_waiter_count = 0;
+  AgentList receive_waiters;  ///< with credit to grant once receives are posted again
 
   [[nodiscard]] Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
     if (index >= agents.capacity()) [[unlikely]]

@@ -56,7 +56,7 @@ bool is_lease_time(const EngineContext& ctx, Nanoseconds time) noexcept {
          static_cast<std::uint64_t>(time.count()) <= wire::kLongestLease;
 }
 
-bool may_tell(const Agent& a) noexcept { return a.transfers.notes_waiting < kNotesOfItsOwn / 2; }
+bool may_tell(const Agent& a) noexcept { return a.rendezvous.notes_waiting < kNotesOfItsOwn / 2; }
 
 // The device repeats for 4.096 us * 2^ack_timeout, up to four times that (InfiniBand specification,
 // 9.7.6.1.3), and that retry_count times more. By our settings: both ends are meant to have the

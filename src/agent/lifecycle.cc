@@ -25,16 +25,16 @@ Nanoseconds idle_period(const Config::Connections& c) noexcept {
 
 /// Tells rdma_cm that the connection is over, and a peer that still waits for our answer why.
 void leave_cm(Agent& a) noexcept {
-  if (a.cm == nullptr) return;
-  if (!a.outbound && !a.cm->spoken) {
+  if (a.setup.cm == nullptr) return;
+  if (!a.setup.outbound && !a.setup.cm->spoken) {
     const Status status = a.cause.status == Status::ok ? Status::refused : a.cause.status;
     const wire::Frame no = wire::encode_cm_refusal(wire::make_refuse(
         status, a.cause.found.empty() ? "the application refused" : a.cause.found));
-    a.cm->id.reject(no.bytes());
-  } else if (a.was_ready) {
-    a.cm->id.disconnect();
+    a.setup.cm->id.reject(no.bytes());
+  } else if (a.setup.was_ready) {
+    a.setup.cm->id.disconnect();
   }
-  a.cm.reset();
+  a.setup.cm.reset();
 }
 
 /// Whether nothing of the agent's is with the device, in ERR, any more: a receive that completed
@@ -60,12 +60,13 @@ bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
 
 bool step_conceal(EngineContext& ctx, Agent& a) noexcept {
   leave_cm(a);
-  const bool exposed = static_cast<bool>(a.cell_region);
+  const bool exposed = static_cast<bool>(a.credit_cells.region);
   // The peer may be in the midst of a write to the cell: its key is dead from now on, and the
   // registration keeps the block until the write has ended.
-  if (exposed) (void)ctx.registrations->revoke(std::exchange(a.cell_region, {}).rkey);
-  if (a.cell_block != nullptr) detail::release(std::exchange(a.cell_block, nullptr));
-  a.cell = nullptr;
+  if (exposed) (void)ctx.registrations->revoke(std::exchange(a.credit_cells.region, {}).rkey);
+  if (a.credit_cells.block != nullptr)
+    detail::release(std::exchange(a.credit_cells.block, nullptr));
+  a.credit.cell = nullptr;
   a.stage = a.domain != nullptr ? Stage::leave : Stage::over;
   return exposed;
 }
@@ -162,8 +163,8 @@ Error operation_error(const EngineContext& ctx, const Agent& a, OperationKind ki
   return base::make_error(
       failed ? Status::local_error : status_of(wc.status),
       fmt::format("{} on queue pair {:#x} ({}) to {}, queue pair {:#x} ({})", kind_text(kind),
-                  wc.qp_num, verbs::gid_text(ours.place.gid), a.peer.data(), a.remote.qp_num,
-                  verbs::gid_text(a.remote.gid)),
+                  wc.qp_num, verbs::gid_text(ours.place.gid), a.peer.name.data(),
+                  a.peer.queue_pair.qp_num, verbs::gid_text(a.peer.queue_pair.gid)),
       fmt::format("completion status {} ({}), vendor error {:#x}; ack_timeout {}, retry_count {}, "
                   "rnr_retry {}",
                   static_cast<int>(wc.status), ibv_wc_status_str(wc.status), wc.vendor_err,
@@ -178,7 +179,7 @@ Error receive_error(const Agent& a, const ibv_wc& wc) {
                      wc.status == IBV_WC_REM_INV_REQ_ERR;
   return base::make_error(
       peers ? Status::protocol : status_of(wc.status),
-      fmt::format("receive a message from {}", a.peer.data()),
+      fmt::format("receive a message from {}", a.peer.name.data()),
       fmt::format("completion status {} ({}), vendor error {:#x}", static_cast<int>(wc.status),
                   ibv_wc_status_str(wc.status), wc.vendor_err),
       peers ? "the peer sent more than the limit it was told"
@@ -207,32 +208,33 @@ EngineContext::EngineContext(const Config& settings, const Clock& time)
       agents(settings.connections.maximum),
       operations(settings.queues.operations,
                  kControlRequests * settings.connections.maximum + kTransferRecords),
-      dirty(settings.connections.maximum, work.dirty),
-      grants(settings.connections.maximum, work.grants),
+      flush_queue(settings.connections.maximum, work.flush),
+      credit_queue(settings.connections.maximum, work.credit),
       timers(time.ticks(std::chrono::microseconds(100)), time.now()),
       incarnation(base::random_seed() | 1),
       transfers(make_transfers(settings)),
       leases(std::make_unique<Leases>(settings.leases.maximum)),
-      starved(settings.connections.maximum, starved_count) {}
+      receive_waiters(settings.connections.maximum, receive_waiter_count) {}
 
 void prepare_timers(Agent& a) noexcept {
-  a.deadline_timer.index = a.idle_timer.index = a.index;
-  a.deadline_timer.kind = kDeadlineTimer;
-  a.idle_timer.kind = kIdleTimer;
+  a.setup.timer.index = a.liveness.timer.index = a.index;
+  a.setup.timer.kind = kDeadlineTimer;
+  a.liveness.timer.kind = kIdleTimer;
   a.cause.status = Status::ok;
 }
 
 bool promise_receive(EngineContext& ctx, Agent& a) noexcept {
   if (a.raw != nullptr) {
-    a.last_heard = a.last_sent = ctx.clock.now();
+    a.liveness.last_heard = a.liveness.last_sent = ctx.clock.now();
     return true;
   }
   const bool shares = ctx.device->srq() != nullptr;
-  if (shares ? ctx.allotted >= ctx.receive_capacity : !take_own_queue(ctx, a)) return false;
+  if (shares ? ctx.reserved_receives >= ctx.reservable_receives : !take_own_queue(ctx, a))
+    return false;
   ++allotted_with(ctx, a);
-  a.allotment = 1;
-  a.granted = a.published = 1;
-  a.last_heard = a.last_sent = ctx.clock.now();
+  a.credit.reserved = 1;
+  a.credit.granted = a.credit.advertised = 1;
+  a.liveness.last_heard = a.liveness.last_sent = ctx.clock.now();
   return true;
 }
 
@@ -245,7 +247,7 @@ Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
   new (&a) Agent();
   a.index = index;
   a.generation = ctx.agents.generation(index);
-  a.outbound = outbound;
+  a.setup.outbound = outbound;
   prepare_timers(a);
   set_attributes(a, ctx.attributes);
   if (!promise_receive(ctx, a)) {
@@ -253,9 +255,9 @@ Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
     ctx.agents.release(index);
     return nullptr;
   }
-  a.patience = patience.count() != 0 ? patience
-               : outbound            ? ctx.config.connections.connect_timeout
-                                     : ctx.config.connections.handshake_timeout;
+  a.setup.timeout = patience.count() != 0 ? patience
+                    : outbound            ? ctx.config.connections.connect_timeout
+                                          : ctx.config.connections.handshake_timeout;
   a.stage = Stage::domain;
   enter(ctx, a, state);
   list_setup(ctx, a);
@@ -264,39 +266,41 @@ Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
 
 void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
   a.state = state;
-  if (a.again != nullptr && state != ConnectionState::resolving) a.again->resting = false;
+  if (a.reconnect != nullptr && state != ConnectionState::resolving) a.reconnect->resting = false;
   room_in_force(a) = state == ConnectionState::ready ? room_of(a) : 0;
-  ctx.timers.cancel(a.deadline_timer);
+  ctx.timers.cancel(a.setup.timer);
   const Config::Connections& c = ctx.config.connections;
   switch (state) {
     case ConnectionState::resolving:
-      a.deadline = after(ctx, a.again != nullptr && a.again->resting ? a.again->delay : a.patience);
+      a.setup.deadline =
+          after(ctx, a.reconnect != nullptr && a.reconnect->resting ? a.reconnect->delay
+                                                                    : a.setup.timeout);
       break;
     case ConnectionState::exchanging:
       // After `resolving` the deadline of the whole attempt goes on.
-      if (a.deadline == 0) a.deadline = after(ctx, a.patience);
+      if (a.setup.deadline == 0) a.setup.deadline = after(ctx, a.setup.timeout);
       break;
     case ConnectionState::draining:
-      a.deadline = after(ctx, c.close_timeout);
+      a.setup.deadline = after(ctx, c.close_timeout);
       break;
     case ConnectionState::ready:
-      ctx.timers.reschedule(a.idle_timer, after(ctx, idle_period(c)));
+      ctx.timers.reschedule(a.liveness.timer, after(ctx, idle_period(c)));
       return;
     case ConnectionState::closed:
-      ctx.timers.cancel(a.idle_timer);
+      ctx.timers.cancel(a.liveness.timer);
       return;
   }
-  ctx.timers.schedule(a.deadline_timer, a.deadline);
+  ctx.timers.schedule(a.setup.timer, a.setup.deadline);
 }
 
 void list_setup(EngineContext& ctx, Agent& a) noexcept {
-  if (a.setup_listed) return;
-  a.setup_listed = true;
-  a.next_setup = kNone;
+  if (a.setup.in_queue) return;
+  a.setup.in_queue = true;
+  a.setup.next = kNone;
   if (ctx.setup_last == kNone) {
     ctx.setup_first = a.index;
   } else {
-    ctx.agents.at(ctx.setup_last).next_setup = a.index;
+    ctx.agents.at(ctx.setup_last).setup.next = a.index;
   }
   ctx.setup_last = a.index;
 }
@@ -402,7 +406,7 @@ void on_drained(EngineContext& ctx, Agent& a) noexcept {
   const bool speaks = a.stage == Stage::up && a.raw == nullptr;
   if (speaks && a.closing && !a.goodbye_sent && !a.goodbye_received) {
     // Until our offers are answered, and the peer's.
-    if (a.transfers.offered != nullptr || !a.transfers.notes.empty()) return;
+    if (a.rendezvous.offered != nullptr || !a.rendezvous.notes.empty()) return;
     a.goodbye_sent = true;
     if (submit_control(ctx, a, OperationKind::goodbye)) return;
   }
@@ -416,12 +420,12 @@ namespace {
 void look_at_idle(EngineContext& ctx, Agent& a) noexcept {
   const Config::Connections& c = ctx.config.connections;
   const std::uint64_t now = ctx.clock.now();
-  a.looked_at = 0;  // the next look finds new operations, if any
+  a.liveness.last_check = 0;  // the next look finds new operations, if any
   if (a.raw != nullptr) return;
-  const std::uint64_t silent = now - std::min(a.last_heard, now);
-  if (silent > ctx.clock.ticks(c.keepalive) && !a.keepalive_pending)
+  const std::uint64_t silent = now - std::min(a.liveness.last_heard, now);
+  if (silent > ctx.clock.ticks(c.keepalive) && !a.liveness.keepalive_pending)
     (void)submit_control(ctx, a, OperationKind::keepalive);
-  const bool unused = now - std::min(a.last_sent, now) > ctx.clock.ticks(c.credit_idle);
+  const bool unused = now - std::min(a.liveness.last_sent, now) > ctx.clock.ticks(c.credit_idle);
   if (unused) (void)learn_credit(a);
   if (unused && read_credit_cell(ctx, a) && send_credits(a) >= 2) {
     // The return takes a credit itself and leaves one.
@@ -437,25 +441,26 @@ bool silent_too_long(EngineContext& ctx, Agent& a) noexcept {
   const Config::Connections& c = ctx.config.connections;
   const std::uint64_t now = ctx.clock.now();
   const std::uint64_t most = 2 * ctx.clock.ticks(idle_period(c));
-  if (a.last_heard >= a.looked_at) {
-    a.waited = 0;
+  if (a.liveness.last_heard >= a.liveness.last_check) {
+    a.liveness.silent_ticks = 0;
   } else {
-    a.waited += std::min(now - std::min(a.looked_at, now), most);
+    a.liveness.silent_ticks += std::min(now - std::min(a.liveness.last_check, now), most);
   }
-  a.looked_at = now;
-  return a.waited > ctx.clock.ticks(c.peer_timeout);
+  a.liveness.last_check = now;
+  return a.liveness.silent_ticks > ctx.clock.ticks(c.peer_timeout);
 }
 
 Error set_up_timed_out(const Agent& a) {
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(a.patience).count();
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(a.setup.timeout).count();
   const char* const remedy =
-      a.by_hand
+      a.setup.out_of_band
           ? "give the peer's endpoint to join(), or allow more time with PrepareOptions::timeout"
-      : a.outbound ? "see whether the peer polls its engine, or raise connections.connect_timeout"
-                   : "see what connects there, or raise connections.handshake_timeout";
+      : a.setup.outbound
+          ? "see whether the peer polls its engine, or raise connections.connect_timeout"
+          : "see what connects there, or raise connections.handshake_timeout";
   return {Status::timed_out,
-          fmt::format("{} {} within {} ms", a.outbound ? "connect to" : "shake hands with",
-                      a.peer.data(), ms),
+          fmt::format("{} {} within {} ms", a.setup.outbound ? "connect to" : "shake hands with",
+                      a.peer.name.data(), ms),
           fmt::format("still {}", to_string(a.state)), remedy};
 }
 
@@ -474,13 +479,13 @@ void on_timer(EngineContext& ctx, Agent& a, TimerKind kind) noexcept {
     return;
   }
   if (a.state != ConnectionState::ready) return;
-  ctx.timers.schedule(a.idle_timer, after(ctx, idle_period(c)));
+  ctx.timers.schedule(a.liveness.timer, after(ctx, idle_period(c)));
   if (idle(a)) {
     look_at_idle(ctx, a);
   } else if (silent_too_long(ctx, a)) {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(c.peer_timeout);
     fail(ctx, a,
-         {Status::peer_lost, fmt::format("operations on the connection to {}", a.peer.data()),
+         {Status::peer_lost, fmt::format("operations on the connection to {}", a.peer.name.data()),
           fmt::format("no sign of life for {} ms", ms.count()),
           "the peer's process hangs or its network is down"});
   }
@@ -488,46 +493,46 @@ void on_timer(EngineContext& ctx, Agent& a, TimerKind kind) noexcept {
 
 void become_ready(EngineContext& ctx, Agent& a) noexcept {
   if (a.state == ConnectionState::ready) return;
-  a.last_heard = a.last_sent = ctx.clock.now();
-  a.was_ready = true;
-  if (a.again != nullptr) {
-    a.again->ready_at = a.last_heard;
-    a.again->first.status = Status::ok;
+  a.liveness.last_heard = a.liveness.last_sent = ctx.clock.now();
+  a.setup.was_ready = true;
+  if (a.reconnect != nullptr) {
+    a.reconnect->ready_at = a.liveness.last_heard;
+    a.reconnect->first.status = Status::ok;
   }
   enter(ctx, a, ConnectionState::ready);
-  ++(a.outbound ? ctx.stats.connected : ctx.stats.accepted);
+  ++(a.setup.outbound ? ctx.stats.connected : ctx.stats.accepted);
   if ((a.detour & kReplaced) != 0) replace_handlers(a);
   if (a.handlers.on_ready) a.handlers.on_ready(handle(ctx, a));
 }
 
 void overtake_handshake(EngineContext& ctx, Agent& a) noexcept {
   // A peer that was given our endpoint by hand may send as soon as we can receive.
-  if (a.by_hand && a.stage == Stage::rts) (void)advance(ctx, a);
-  if (a.stage == Stage::up && (a.by_hand || !a.outbound)) become_ready(ctx, a);
+  if (a.setup.out_of_band && a.stage == Stage::rts) (void)advance(ctx, a);
+  if (a.stage == Stage::up && (a.setup.out_of_band || !a.setup.outbound)) become_ready(ctx, a);
 }
 
 void finish(EngineContext& ctx, Agent& a) noexcept {
   enter(ctx, a, ConnectionState::closed);
-  allotted_with(ctx, a) -= a.allotment;
-  a.allotment = 0;
+  allotted_with(ctx, a) -= a.credit.reserved;
+  a.credit.reserved = 0;
   if (a.own_queue != kNone) reclaim_own_receives(ctx, a);
   if (a.raw != nullptr) {
     flush_raw_receives(ctx, a);
     unlist_raw(ctx, a);
   }
-  ctx.dirty.remove(a);
-  ctx.grants.remove(a);
-  ctx.starved.remove(a);
+  ctx.flush_queue.remove(a);
+  ctx.credit_queue.remove(a);
+  ctx.receive_waiters.remove(a);
   if ((a.detour & kReplaced) != 0) replace_handlers(a);
   if (tries_again(a)) return rest(ctx, a);
   ++ctx.stats.closed;
   ctx.stats.messages_sent += messages_sent(a);
-  ctx.stats.messages_received += a.messages_received;
+  ctx.stats.messages_received += a.traffic.messages_received;
   const Callback<void(Connection, const Error&)> on_closed = a.handlers.on_closed;
   const Connection gone = handle(ctx, a);
   const Error cause = final_cause(a);
   a.generation = 0;
-  a.again.reset();
+  a.reconnect.reset();
   a.raw.reset();
   ctx.agents.release(a.index);
   if (on_closed) on_closed(gone, cause);

@@ -39,10 +39,10 @@ void build_note(EngineContext& ctx, Agent& a, Operation& op, const Note& note,
   op.wr.opcode = invalidates ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
   op.wr.num_sge = 1;
   if (invalidates) op.wr.invalidate_rkey = note.invalidate;
-  a.published = a.granted;
+  a.credit.advertised = a.credit.granted;
   build_control(ctx, a, op,
                 {note.kind, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
-                 static_cast<std::uint16_t>(a.granted), note.size},
+                 static_cast<std::uint16_t>(a.credit.granted), note.size},
                 {note.body.data(), note.size});
   if (note.fence) op.wr.send_flags |= IBV_SEND_FENCE;
 }
@@ -50,19 +50,19 @@ void build_note(EngineContext& ctx, Agent& a, Operation& op, const Note& note,
 /// False: it lacks credit or a record.
 bool post_note(EngineContext& ctx, Agent& a, const Note& note) noexcept {
   const bool message = note.unbind == nullptr;
-  if (message && a.sent == a.send_limit && !find_credit(ctx, a)) return false;
+  if (message && a.credit.sent == a.credit.send_limit && !find_credit(ctx, a)) return false;
   Operation* const op = ctx.operations.acquire_for_agent();
   if (op == nullptr) return false;
   bool wants_credit = false;
   if (message) {
-    if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
-    a.last_sent = ctx.now;
+    if (++a.credit.sent == a.credit.send_limit) wants_credit = !learn_credit(a);
+    a.liveness.last_sent = ctx.now;
   }
   build_note(ctx, a, *op, note, wants_credit);
   count_begin(a, op->kind);
   append(a, *op);
   defer(ctx, a);
-  ++a.transfers.notes_out;
+  ++a.rendezvous.notes_out;
   return true;
 }
 
@@ -71,33 +71,33 @@ bool post_note(EngineContext& ctx, Agent& a, const Note& note) noexcept {
 void tell(EngineContext& ctx, Agent& a, const Note& what) noexcept {
   // A peer that goes on to offer without letting us answer is none of ours.
   const std::uint32_t most = kNotesOfItsOwn + 4 * ctx.config.connections.credits +
-                             a.transfers.offers + 2 * (a.leases.lent + a.leases.held);
+                             a.rendezvous.offers + 2 * (a.leases.lent + a.leases.held);
   const std::uint32_t index =
-      a.transfers.notes_waiting < most ? ctx.transfers->notes.acquire() : kNone;
+      a.rendezvous.notes_waiting < most ? ctx.transfers->notes.acquire() : kNone;
   if (index == kNone) {
     return fail_bad(ctx, a,
                     {Status::protocol, "answer the peer",
-                     std::to_string(a.transfers.notes_waiting) + " answers wait for its credit",
+                     std::to_string(a.rendezvous.notes_waiting) + " answers wait for its credit",
                      "the peer takes no answers: it is broken or hostile"});
   }
-  ++a.transfers.notes_waiting;
+  ++a.rendezvous.notes_waiting;
   Note& note = ctx.transfers->notes.at(index);
   note = what;
   note.index = index;
-  a.transfers.notes.push(note);
+  a.rendezvous.notes.push(note);
   list_grant(ctx, a);
 }
 
 bool post_notes(EngineContext& ctx, Agent& a) noexcept {
-  Line<Note>& notes = a.transfers.notes;
+  Line<Note>& notes = a.rendezvous.notes;
   while (!notes.empty() && may_post(a)) {
-    if (a.transfers.notes_out >= kNotesAtOnce) return true;  // goes on when one of them has ended
+    if (a.rendezvous.notes_out >= kNotesAtOnce) return true;  // goes on when one of them has ended
     if (!post_note(ctx, a, *notes.first)) {
       hold_back(a, true);
       return false;
     }
     ctx.transfers->notes.release(notes.pop().index);
-    --a.transfers.notes_waiting;
+    --a.rendezvous.notes_waiting;
   }
   hold_back(a, false);
   return true;
@@ -109,8 +109,8 @@ void flush_notes(EngineContext& ctx, Agent& a) noexcept {
 }
 
 void on_note_done(EngineContext& ctx, Agent& a) noexcept {
-  --a.transfers.notes_out;
-  if (!a.transfers.notes.empty()) list_grant(ctx, a);
+  --a.rendezvous.notes_out;
+  if (!a.rendezvous.notes.empty()) list_grant(ctx, a);
 }
 
 }  // namespace spinwire::agent

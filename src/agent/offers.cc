@@ -30,15 +30,15 @@ Transfer* transfer_of(Transfers& all, const Agent& a, std::uint32_t id) noexcept
 void link(Agent& a, Transfer& t) noexcept {
   t.agent = &a;
   t.prev = nullptr;
-  t.next = a.transfers.offered;
+  t.next = a.rendezvous.offered;
   if (t.next != nullptr) t.next->prev = &t;
-  a.transfers.offered = &t;
-  ++a.transfers.offers;
+  a.rendezvous.offered = &t;
+  ++a.rendezvous.offers;
 }
 
 void unlink(Agent& a, Transfer& t) noexcept {
-  --a.transfers.offers;
-  (t.prev == nullptr ? a.transfers.offered : t.prev->next) = t.next;
+  --a.rendezvous.offers;
+  (t.prev == nullptr ? a.rendezvous.offered : t.prev->next) = t.next;
   if (t.next != nullptr) t.next->prev = t.prev;
 }
 
@@ -59,7 +59,7 @@ void end_offer(EngineContext& ctx, Agent& a, Transfer& t, Status status) noexcep
   Completion completion;
   completion.status = t.cancelled ? Status::cancelled : status;
   completion.bytes = ok && !t.cancelled ? t.length : 0;
-  Tally& tally = a.tallies[static_cast<std::size_t>(OperationKind::send)];
+  Tally& tally = a.traffic.tallies[static_cast<std::size_t>(OperationKind::send)];
   tally.done += ok ? 1 : 0;
   tally.failed += ok ? 0 : 1;
   tally.bytes += ok ? t.length : 0;
@@ -140,11 +140,11 @@ void make_offer(EngineContext& ctx, Agent& a, Operation& op, const Transfer& t, 
   op.wr.num_sge = 1;
   const auto body = wire::encode(wire::Offer{reinterpret_cast<std::uint64_t>(r.data), t.length,
                                              t.rkey, t.id, t.window != kNoWindow});
-  a.published = a.granted;
+  a.credit.advertised = a.credit.granted;
   build_control(
       ctx, a, op,
       {wire::MessageKind::offer, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
-       static_cast<std::uint16_t>(a.granted), wire::kOfferBytes},
+       static_cast<std::uint16_t>(a.credit.granted), wire::kOfferBytes},
       body);
   op.length = t.id;
 }
@@ -171,9 +171,9 @@ void close_unoffered(EngineContext& ctx, Transfer& t) noexcept {
 }
 
 Status submit_long(EngineContext& ctx, Agent& a, const Request& r, bool has_immediate) noexcept {
-  if (r.size > a.longest_message) return Status::message_too_long;
-  if (a.sq_used + 2 > room_in_force(a)) return Status::would_block;
-  if (a.sent == a.send_limit && !find_credit(ctx, a)) return Status::would_block;
+  if (r.size > a.max_message) return Status::message_too_long;
+  if (a.send_queue.used + 2 > room_in_force(a)) return Status::would_block;
+  if (a.credit.sent == a.credit.send_limit && !find_credit(ctx, a)) return Status::would_block;
   Transfers& all = *ctx.transfers;
   const std::uint32_t index = all.offered.acquire();
   if (index == base::IndexPool<Transfer>::kNone) return Status::would_block;
@@ -195,8 +195,8 @@ Status submit_long(EngineContext& ctx, Agent& a, const Request& r, bool has_imme
   t.done = r.done;
   link(a, t);
   bool wants_credit = false;
-  if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
-  a.last_sent = ctx.now;
+  if (++a.credit.sent == a.credit.send_limit) wants_credit = !learn_credit(a);
+  a.liveness.last_sent = ctx.now;
   op->kind = has_immediate ? OperationKind::offer_imm : OperationKind::offer;
   count_begin(a, op->kind);
   count_begin(a, OperationKind::send);  // the message itself
@@ -244,7 +244,7 @@ void on_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) n
 }
 
 bool end_offers(EngineContext& ctx, Agent& a) noexcept {
-  Transfer* const t = a.transfers.offered;
+  Transfer* const t = a.rendezvous.offered;
   if (t == nullptr) return true;
   if (t->window == kNoWindow) {
     if (!t->answered) (void)ctx.registrations->revoke(t->rkey);

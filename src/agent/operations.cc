@@ -10,14 +10,14 @@ namespace {
 
 /// What waits to be posted goes behind what the device has.
 inline void join_deferred(Agent& a) noexcept {
-  a.deferred_last->wr.next = nullptr;
-  if (a.posted == nullptr) {
-    a.posted = a.deferred;
+  a.send_queue.deferred_last->wr.next = nullptr;
+  if (a.send_queue.posted == nullptr) {
+    a.send_queue.posted = a.send_queue.deferred;
   } else {
-    a.posted_last->wr.next = &a.deferred->wr;
+    a.send_queue.posted_last->wr.next = &a.send_queue.deferred->wr;
   }
-  a.posted_last = a.deferred_last;
-  a.deferred = nullptr;
+  a.send_queue.posted_last = a.send_queue.deferred_last;
+  a.send_queue.deferred = nullptr;
 }
 
 /// The device took no more than what is before `bad`, of which nothing signaled need be left: the
@@ -25,15 +25,15 @@ inline void join_deferred(Agent& a) noexcept {
 /// at the close time-out if need be.
 [[gnu::cold, gnu::noinline]] void take_back(EngineContext& ctx, Agent& a, ibv_send_wr* bad,
                                             int error) noexcept {
-  a.deferred = Operation::of(bad);
-  a.deferred_last = a.posted_last;
-  if (a.posted == a.deferred) {
-    a.posted = nullptr;
+  a.send_queue.deferred = Operation::of(bad);
+  a.send_queue.deferred_last = a.send_queue.posted_last;
+  if (a.send_queue.posted == a.send_queue.deferred) {
+    a.send_queue.posted = nullptr;
   } else {
-    Operation* before = a.posted;
+    Operation* before = a.send_queue.posted;
     while (before->wr.next != bad) before = before->next();
     before->wr.next = nullptr;
-    a.posted_last = before;
+    a.send_queue.posted_last = before;
   }
   fail(ctx, a,
        {Status::local_error, "post a list of send work requests",
@@ -68,16 +68,16 @@ bool find_credit(EngineContext& ctx, Agent& a) noexcept {
 }
 
 std::uint32_t credits_in_sight(const Agent& a) noexcept {
-  std::uint32_t granted = a.granted_to_us;
+  std::uint32_t granted = a.credit.granted_to_us;
   const auto told =
-      static_cast<std::uint16_t>(a.told_granted - static_cast<std::uint16_t>(granted));
+      static_cast<std::uint16_t>(a.credit.header_granted - static_cast<std::uint16_t>(granted));
   if (told < 0x8000) granted += told;
-  if (a.cell != nullptr) {
+  if (a.credit.cell != nullptr) {
     const auto written =
-        static_cast<std::uint32_t>(a.cell->granted.load(std::memory_order_acquire));
+        static_cast<std::uint32_t>(a.credit.cell->granted.load(std::memory_order_acquire));
     if (written - granted <= 0x8000) granted = written;
   }
-  return granted - a.returned_by_us - a.sent;
+  return granted - a.credit.returned_by_us - a.credit.sent;
 }
 
 void build_apart(const EngineContext& ctx, const Agent& a, Operation& op, std::uint64_t header,
@@ -89,7 +89,7 @@ void build_apart(const EngineContext& ctx, const Agent& a, Operation& op, std::u
                 ctx.staging_block->lkey};
   const std::uint32_t length = op.length;
   const std::uint32_t bytes = length + std::uint32_t{wire::kMessageHeaderBytes};
-  const bool brief = bytes <= a.inline_bytes;
+  const bool brief = bytes <= a.send_queue.inline_bytes;
   op.wr.send_flags = brief ? unsigned{IBV_SEND_INLINE} : 0u;
   if (length == 0) return;
   if (brief && bytes <= kStagingBytes) {
@@ -112,7 +112,7 @@ void build_control(const EngineContext& ctx, const Agent& a, Operation& op,
   op.length = 0;
   op.wr.num_sge = 1;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(at), bytes, ctx.staging_block->lkey};
-  op.wr.send_flags = bytes <= a.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
+  op.wr.send_flags = bytes <= a.send_queue.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
   if (a.domain != nullptr) use_own_key(ctx, *a.domain, op);
 }
 
@@ -131,33 +131,34 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
   count_begin(a, kind);
   op.wr.num_sge = kind == OperationKind::keepalive ? 0 : 1;
   op.wr.send_flags = 0;
-  op.wr.wr.rdma.remote_addr = a.peer_cell;
-  op.wr.wr.rdma.rkey = a.peer_cell_key;
+  op.wr.wr.rdma.remote_addr = a.credit_cells.peer_address;
+  op.wr.wr.rdma.rkey = a.credit_cells.peer_key;
   if (has_header(kind)) {
     const bool returns = kind == OperationKind::credit_return;
     build_apart(
         ctx, a, op,
         wire::encode({returns ? wire::MessageKind::credit_return : wire::MessageKind::goodbye, 0,
-                      static_cast<std::uint16_t>(a.granted), credits}),
+                      static_cast<std::uint16_t>(a.credit.granted), credits}),
         nullptr, 0);
-    a.published = a.granted;
+    a.credit.advertised = a.credit.granted;
   }
   if (kind == OperationKind::credit_write) {
     // The value goes out of the cell's own block, whose second word is kept for it.
-    auto* value = reinterpret_cast<std::uint64_t*>(a.cell_block->payload) + 8;
-    *value = a.granted;
-    op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value, a.cell_block->lkey};
-    if (a.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;
-    op.block = a.cell_block;
+    auto* value = reinterpret_cast<std::uint64_t*>(a.credit_cells.block->payload) + 8;
+    *value = a.credit.granted;
+    op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value,
+                  a.credit_cells.block->lkey};
+    if (a.send_queue.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;
+    op.block = a.credit_cells.block;
     detail::retain(op.block);
-    a.published = a.granted;
-    a.credit_write_pending = true;
+    a.credit.advertised = a.credit.granted;
+    a.credit.write_pending = true;
   } else if (kind == OperationKind::credit_return) {
-    ++a.sent;
-    a.returned_by_us += credits;
-    a.send_limit -= credits;
+    ++a.credit.sent;
+    a.credit.returned_by_us += credits;
+    a.credit.send_limit -= credits;
   } else if (kind == OperationKind::keepalive) {
-    a.keepalive_pending = true;
+    a.liveness.keepalive_pending = true;
   }
   if (a.domain != nullptr) [[unlikely]]
     use_own_key(ctx, *a.domain, op);
@@ -169,14 +170,14 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
 namespace {
 
 inline void flush_one(EngineContext& ctx, Agent& a) noexcept {
-  Operation* const began = a.deferred;
+  Operation* const began = a.send_queue.deferred;
   if (began == nullptr || a.stage != Stage::up) return;
-  Operation& last = *a.deferred_last;
+  Operation& last = *a.send_queue.deferred_last;
   // The latest credit, on the last message that can tell it.
   if (has_header(last.kind)) {
     auto* at = reinterpret_cast<std::byte*>(last.sges[0].addr);
-    wire::put(wire::with_granted(wire::get(at), static_cast<std::uint16_t>(a.granted)), at);
-    a.published = a.granted;
+    wire::put(wire::with_granted(wire::get(at), static_cast<std::uint16_t>(a.credit.granted)), at);
+    a.credit.advertised = a.credit.granted;
   }
   last.wr.send_flags |= IBV_SEND_SIGNALED;
   join_deferred(a);
@@ -195,26 +196,27 @@ Status flush(EngineContext& ctx, Agent& a) noexcept {
 }
 
 void flush_all(EngineContext& ctx) noexcept {
-  for (std::uint32_t i = 0; i < ctx.dirty.count(); ++i) {
-    Agent& a = ctx.dirty[i];
-    a.dirty = false;
+  for (std::uint32_t i = 0; i < ctx.flush_queue.count(); ++i) {
+    Agent& a = ctx.flush_queue[i];
+    a.in_flush_queue = false;
     flush_one(ctx, a);
   }
-  ctx.dirty.cut(0);
+  ctx.flush_queue.cut(0);
 }
 
 void flush_unposted(EngineContext& ctx, Agent& a) noexcept {
   // They end behind those that the device has, so only when none of those is left.
-  while (a.posted == nullptr && a.deferred != nullptr) {
-    Operation& op = *a.deferred;
-    a.deferred = &op == a.deferred_last ? nullptr : op.next();
+  while (a.send_queue.posted == nullptr && a.send_queue.deferred != nullptr) {
+    Operation& op = *a.send_queue.deferred;
+    a.send_queue.deferred = &op == a.send_queue.deferred_last ? nullptr : op.next();
     end(ctx, a, op, Status::flushed);
   }
 }
 
 void flush_everything(EngineContext& ctx, Agent& a) noexcept {
-  if (a.deferred != nullptr) join_deferred(a);  // a flush() from a callback finds nothing to post
-  while (a.posted != nullptr) end_posted(ctx, a, Status::flushed);
+  if (a.send_queue.deferred != nullptr)
+    join_deferred(a);  // a flush() from a callback finds nothing to post
+  while (a.send_queue.posted != nullptr) end_posted(ctx, a, Status::flushed);
   tell_cancelled(ctx);
 }
 

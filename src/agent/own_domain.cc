@@ -31,10 +31,10 @@ Error too_many(const EngineContext& ctx) {
 /// In place of what it was promised of the shared queue.
 bool take_receives(EngineContext& ctx, Agent& a) noexcept {
   if (ctx.device->srq() == nullptr || a.raw != nullptr) return true;
-  const std::uint32_t promised = a.allotment;
+  const std::uint32_t promised = a.credit.reserved;
   if (!take_own_queue(ctx, a)) return false;
-  ctx.allotted -= promised;
-  ctx.own->allotted += promised;
+  ctx.reserved_receives -= promised;
+  ctx.own_queues->reserved_receives += promised;
   return true;
 }
 

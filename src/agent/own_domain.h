@@ -18,8 +18,8 @@ struct EngineContext;
 struct OwnDomain {
   verbs::Domain domain;
   memory::RegistrationTable::Group registrations;
-  std::uint32_t lkey = 0;     ///< of the pools
-  std::uint32_t sq_room = 0;  ///< what Agent::sq_room is for others
+  std::uint32_t lkey = 0;        ///< of the pools
+  std::uint32_t send_limit = 0;  ///< what SendQueue::limit is for other connections
 };
 
 // Steps of its life, with at most one control verb each; they answer as advance().

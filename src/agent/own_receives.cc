@@ -38,7 +38,7 @@ int post(EngineContext& ctx, OwnQueue& queue) noexcept {
 }
 
 std::uint32_t missing(EngineContext& ctx, std::uint32_t queue) noexcept {
-  const Range slots = slots_of(*ctx.own, queue);
+  const Range slots = slots_of(*ctx.own_queues, queue);
   std::uint32_t count = 0;
   for (std::uint32_t i = slots.begin; i != slots.end; ++i)
     count += ctx.receives.memory(i) == nullptr ? 1 : 0;
@@ -46,8 +46,8 @@ std::uint32_t missing(EngineContext& ctx, std::uint32_t queue) noexcept {
 }
 
 void aim(EngineContext& ctx, std::uint32_t index, std::uint32_t lkey) noexcept {
-  ctx.own->queues.at(index).lkey = lkey;
-  const Range slots = slots_of(*ctx.own, index);
+  ctx.own_queues->queues.at(index).lkey = lkey;
+  const Range slots = slots_of(*ctx.own_queues, index);
   for (std::uint32_t i = slots.begin; i != slots.end; ++i) {
     if (const Block* block = ctx.receives.memory(i); block != nullptr)
       aim_receive(ctx, i, *block, lkey);
@@ -58,10 +58,10 @@ void aim(EngineContext& ctx, std::uint32_t index, std::uint32_t lkey) noexcept {
 /// the application keeps the rest.
 bool line_up(EngineContext& ctx, std::uint32_t index) noexcept {
   constexpr std::uint32_t kLeast = 2;  // one that is granted, and one for a goodbye
-  OwnQueue& queue = ctx.own->queues.at(index);
+  OwnQueue& queue = ctx.own_queues->queues.at(index);
   (void)queue.back.take();
   aim(ctx, index, ctx.staging_block->lkey);
-  const Range slots = slots_of(*ctx.own, index);
+  const Range slots = slots_of(*ctx.own_queues, index);
   for (std::uint32_t i = slots.begin; i != slots.end; ++i) {
     if (ctx.receives.memory(i) != nullptr) queue.back.add(ctx.receives.request(i));
   }
@@ -88,26 +88,26 @@ std::uint32_t domain_slots(const Config& config) noexcept {
 
 void make_own_queues(EngineContext& ctx, const OwnShare& share, std::uint32_t first,
                      std::uint32_t count) {
-  ctx.own = std::make_unique<OwnQueues>(share, count);
-  ctx.own->first = first;
+  ctx.own_queues = std::make_unique<OwnQueues>(share, count);
+  ctx.own_queues->first = first;
   for (std::uint32_t i = first; i < ctx.receives.size(); ++i)
     ctx.receives.queue(i) = (i - first) / share.slots;
-  ctx.spare_receives = 0;
+  ctx.shortage_allowed = 0;
 }
 
 void repost_own(EngineContext& ctx, std::uint32_t slot) noexcept {
   const std::uint32_t index = ctx.receives.queue(slot);
   // What waits for a connection has no order; a rest too small for a queue is nobody's.
-  if (!ctx.own->queues.in_use(index)) return;
-  OwnQueue& queue = ctx.own->queues.at(index);
+  if (!ctx.own_queues->queues.in_use(index)) return;
+  OwnQueue& queue = ctx.own_queues->queues.at(index);
   queue.back.add(ctx.receives.request(slot));
-  if (queue.back.count() >= ctx.own->share.postlist && takes_receives(queue))
+  if (queue.back.count() >= ctx.own_queues->share.postlist && takes_receives(queue))
     (void)post(ctx, queue);
 }
 
 std::uint32_t own_lkey(const EngineContext& ctx, std::uint32_t slot, const Block& block) noexcept {
   const std::uint32_t index = ctx.receives.queue(slot);
-  return ctx.own->queues.in_use(index) ? ctx.own->queues.at(index).lkey : block.lkey;
+  return ctx.own_queues->queues.in_use(index) ? ctx.own_queues->queues.at(index).lkey : block.lkey;
 }
 
 void aim_own_receives(EngineContext& ctx, const Agent& a, std::uint32_t lkey) noexcept {
@@ -115,7 +115,7 @@ void aim_own_receives(EngineContext& ctx, const Agent& a, std::uint32_t lkey) no
 }
 
 bool take_own_queue(EngineContext& ctx, Agent& a) noexcept {
-  base::IndexPool<OwnQueue>& queues = ctx.own->queues;
+  base::IndexPool<OwnQueue>& queues = ctx.own_queues->queues;
   std::uint32_t passed = kNone;
   std::uint32_t index = queues.acquire();
   while (index != kNone && !line_up(ctx, index)) {
@@ -131,7 +131,7 @@ bool take_own_queue(EngineContext& ctx, Agent& a) noexcept {
 }
 
 int post_own_receives(EngineContext& ctx, Agent& a) noexcept {
-  return post(ctx, ctx.own->queues.at(a.own_queue));
+  return post(ctx, ctx.own_queues->queues.at(a.own_queue));
 }
 
 bool lacks_own_receives(EngineContext& ctx, const Agent& a) noexcept {
@@ -139,19 +139,19 @@ bool lacks_own_receives(EngineContext& ctx, const Agent& a) noexcept {
 }
 
 std::uint32_t own_receives_posted(EngineContext& ctx, const Agent& a) noexcept {
-  return ctx.own->share.slots - ctx.own->queues.at(a.own_queue).back.count() -
+  return ctx.own_queues->share.slots - ctx.own_queues->queues.at(a.own_queue).back.count() -
          missing(ctx, a.own_queue);
 }
 
 void stop_own_receives(EngineContext& ctx, const Agent& a) noexcept {
-  ctx.own->queues.at(a.own_queue).failed = true;
+  ctx.own_queues->queues.at(a.own_queue).failed = true;
 }
 
 void reclaim_own_receives(EngineContext& ctx, Agent& a) noexcept {
   ctx.posted_receives -= own_receives_posted(ctx, a);
   const std::uint32_t index = std::exchange(a.own_queue, kNone);
-  ctx.own->queues.at(index).agent = nullptr;
-  ctx.own->queues.release(index);
+  ctx.own_queues->queues.at(index).agent = nullptr;
+  ctx.own_queues->queues.release(index);
 }
 
 }  // namespace spinwire::agent

@@ -40,9 +40,9 @@ struct OwnQueue {
 struct OwnQueues {
   OwnQueues(const OwnShare& each, std::uint32_t count) : share(each), queues(count) {}
   OwnShare share;
-  QpnMap by_qpn;               ///< the agents that have a queue
-  std::uint32_t first = 0;     ///< slot of the first queue; those before it are shared
-  std::uint32_t allotted = 0;  ///< sum of the allotments out of these queues
+  QpnMap by_qpn;                        ///< the agents that have a queue
+  std::uint32_t first = 0;              ///< slot of the first queue; slots before it are shared
+  std::uint32_t reserved_receives = 0;  ///< of these queues, for all peers together
   base::IndexPool<OwnQueue> queues;
 };
 

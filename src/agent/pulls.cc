@@ -21,15 +21,15 @@ void protocol_error(EngineContext& ctx, Agent& a, const char* found) noexcept {
 }
 
 void line_up(EngineContext& ctx, AgentLine& line, Agent& a) noexcept {
-  a.transfers.lined_up = true;
-  ++ctx.lined_up;
+  a.rendezvous.lined_up = true;
+  ++ctx.queued_agents;
   line.push(a);
 }
 
 Agent& next_in(EngineContext& ctx, AgentLine& line) noexcept {
   Agent& a = line.pop();
-  a.transfers.lined_up = false;
-  --ctx.lined_up;
+  a.rendezvous.lined_up = false;
+  --ctx.queued_agents;
   return a;
 }
 
@@ -72,11 +72,11 @@ void hand_over(EngineContext& ctx, Agent& a, Arrival& item) noexcept {
 
 /// Delivers what is complete at the head of the line.
 void deliver_held(EngineContext& ctx, Agent& a) noexcept {
-  Line<Arrival>& held = a.transfers.held;
+  Line<Arrival>& held = a.rendezvous.held;
   while (!held.empty() && held.first->complete && a.state == ConnectionState::ready) {
     Arrival& v = held.pop();
     if (held.empty()) a.detour &= static_cast<std::uint8_t>(~kHolding);
-    if (v.credited) ++a.allotment;  // its receive may be used again
+    if (v.credited) ++a.credit.reserved;  // its receive may be used again
     hand_over(ctx, a, v);
   }
   if (a.state == ConnectionState::ready) grant_more(ctx, a);
@@ -106,7 +106,7 @@ bool post_read(EngineContext& ctx, Agent& a, Arrival& v) noexcept {
   v.asked += bytes;
   append(a, *op);
   defer(ctx, a);
-  ++a.transfers.pulls;
+  ++a.rendezvous.pulls;
   ++ctx.transfers->pulls;
   return true;
 }
@@ -116,7 +116,7 @@ void feed_dry(EngineContext& ctx) noexcept {
   AgentLine& dry = ctx.transfers->dry;
   while (dry.first != nullptr) {
     Agent& a = *dry.first;
-    Arrival* const v = a.transfers.pulling;
+    Arrival* const v = a.rendezvous.pulling;
     const bool goes_on = a.state == ConnectionState::ready && v != nullptr;
     if (goes_on && !find_room(ctx, *v)) return;
     (void)next_in(ctx, dry);
@@ -144,22 +144,22 @@ void ask(EngineContext& ctx, Agent& a, Arrival& v) noexcept {
 }  // namespace
 
 void AgentLine::push(Agent& a) noexcept {
-  a.transfers.next = nullptr;
-  (first == nullptr ? first : last->transfers.next) = &a;
+  a.rendezvous.next = nullptr;
+  (first == nullptr ? first : last->rendezvous.next) = &a;
   last = &a;
 }
 
 Agent& AgentLine::pop() noexcept {
   Agent& a = *first;
-  first = a.transfers.next;
+  first = a.rendezvous.next;
   return a;
 }
 
 void AgentLine::remove(const Agent& a) noexcept {
   Agent* before = nullptr;
-  for (Agent* each = first; each != nullptr; before = each, each = each->transfers.next) {
+  for (Agent* each = first; each != nullptr; before = each, each = each->rendezvous.next) {
     if (each != &a) continue;
-    (before == nullptr ? first : before->transfers.next) = a.transfers.next;
+    (before == nullptr ? first : before->rendezvous.next) = a.rendezvous.next;
     if (last == &a) last = before;
     return;
   }
@@ -177,11 +177,11 @@ Arrival* hold(EngineContext& ctx, Agent& a, const Arrival& what) noexcept {
   Arrival& v = ctx.transfers->arrivals.at(index);
   v = what;
   v.index = index;
-  a.transfers.held.push(v);
+  a.rendezvous.held.push(v);
   a.detour |= kHolding;
   // What is held keeps its credit: the peer can have no more here than it was granted.
-  v.credited = v.kind != Kind::goodbye && a.allotment != 0;
-  if (v.credited) --a.allotment;
+  v.credited = v.kind != Kind::goodbye && a.credit.reserved != 0;
+  if (v.credited) --a.credit.reserved;
   return &v;
 }
 
@@ -210,8 +210,8 @@ void take_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   if (!held.complete && !held.named && !ctx.arena->fits(memory::PoolId::large, held.length))
     refuse(ctx, a, held, wire::Verdict::no_room);
   if (held.complete) return deliver_held(ctx, a);
-  if (a.transfers.pulling == nullptr) a.transfers.pulling = &held;
-  if (!a.transfers.lined_up && a.transfers.pulls < kPullsOfOne)
+  if (a.rendezvous.pulling == nullptr) a.rendezvous.pulling = &held;
+  if (!a.rendezvous.lined_up && a.rendezvous.pulls < kPullsOfOne)
     line_up(ctx, ctx.transfers->pullers, a);
   list_grant(ctx, a);  // the end of the poll begins to pull
 }
@@ -221,7 +221,7 @@ void pump_pulls(EngineContext& ctx) noexcept {
   if (all.dry.first != nullptr) feed_dry(ctx);
   while (all.pulls < kPullsAtOnce && all.pullers.first != nullptr) {
     Agent& a = next_in(ctx, all.pullers);
-    Arrival* const v = a.transfers.pulling;
+    Arrival* const v = a.rendezvous.pulling;
     if (v == nullptr || a.state != ConnectionState::ready) continue;
     // Behind those that wait already, or short messages would take what a long one waits for.
     if (v->block == nullptr && (all.dry.first != nullptr || !find_room(ctx, *v))) {
@@ -230,8 +230,8 @@ void pump_pulls(EngineContext& ctx) noexcept {
       continue;
     }
     if (!post_read(ctx, a, *v)) return line_up(ctx, all.pullers, a);
-    if (v->asked == v->length) a.transfers.pulling = next_pull(v->next);
-    if (a.transfers.pulling != nullptr && a.transfers.pulls < kPullsOfOne)
+    if (v->asked == v->length) a.rendezvous.pulling = next_pull(v->next);
+    if (a.rendezvous.pulling != nullptr && a.rendezvous.pulls < kPullsOfOne)
       line_up(ctx, all.pullers, a);
   }
 }
@@ -241,37 +241,37 @@ void look_at_dry(EngineContext& ctx) noexcept {
   if (dry.first == nullptr) return;
   pump_pulls(ctx);
   while (dry.first != nullptr) {
-    Arrival* const first = dry.first->transfers.pulling;
+    Arrival* const first = dry.first->rendezvous.pulling;
     const bool waits = dry.first->state == ConnectionState::ready && first != nullptr;
     if (waits && first->deadline > ctx.now) return;
     Agent& a = next_in(ctx, dry);
     if (!waits) continue;  // it has closed meanwhile
     Arrival& v = *first;
-    a.transfers.pulling = next_pull(v.next);
+    a.rendezvous.pulling = next_pull(v.next);
     refuse(ctx, a, v, wire::Verdict::no_room);
-    if (a.transfers.pulling != nullptr) line_up(ctx, ctx.transfers->pullers, a);
+    if (a.rendezvous.pulling != nullptr) line_up(ctx, ctx.transfers->pullers, a);
     deliver_held(ctx, a);
   }
 }
 
 void refuse_held(EngineContext& ctx, Agent& a) noexcept {
-  if (a.transfers.pulls != 0 || a.stage != Stage::up) return;  // a READ needs its key
-  a.transfers.pulling = nullptr;
-  for (Arrival* v = a.transfers.held.first; v != nullptr && a.stage == Stage::up; v = v->next) {
+  if (a.rendezvous.pulls != 0 || a.stage != Stage::up) return;  // a READ needs its key
+  a.rendezvous.pulling = nullptr;
+  for (Arrival* v = a.rendezvous.held.first; v != nullptr && a.stage == Stage::up; v = v->next) {
     if (v->kind == Kind::pull && !v->complete) refuse(ctx, a, *v, wire::Verdict::closing);
   }
 }
 
 void on_pulled(EngineContext& ctx, Agent& a, std::uint32_t bytes, Status status) noexcept {
-  --a.transfers.pulls;
+  --a.rendezvous.pulls;
   --ctx.transfers->pulls;
   if (status != Status::ok) return;
   if (a.state != ConnectionState::ready) return refuse_held(ctx, a);
   // READs of a queue pair end in order.
-  Arrival* v = a.transfers.held.first;
+  Arrival* v = a.rendezvous.held.first;
   while (v->kind != Kind::pull || v->complete) v = v->next;
   v->arrived += bytes;
-  if (a.transfers.pulling != nullptr && !a.transfers.lined_up)
+  if (a.rendezvous.pulling != nullptr && !a.rendezvous.lined_up)
     line_up(ctx, ctx.transfers->pullers, a);
   if (v->arrived != v->length) return;
   v->complete = true;
@@ -280,19 +280,19 @@ void on_pulled(EngineContext& ctx, Agent& a, std::uint32_t bytes, Status status)
 }
 
 void drop_held(EngineContext& ctx, Agent& a) noexcept {
-  while (!a.transfers.held.empty()) {
-    Arrival& v = a.transfers.held.pop();
-    if (v.credited) ++a.allotment;
+  while (!a.rendezvous.held.empty()) {
+    Arrival& v = a.rendezvous.held.pop();
+    if (v.credited) ++a.credit.reserved;
     release_arrival(ctx, v);
   }
-  a.transfers.pulling = nullptr;
-  a.transfers.notes_waiting = 0;
-  while (!a.transfers.notes.empty()) ctx.transfers->notes.release(a.transfers.notes.pop().index);
-  if (a.transfers.lined_up) {
+  a.rendezvous.pulling = nullptr;
+  a.rendezvous.notes_waiting = 0;
+  while (!a.rendezvous.notes.empty()) ctx.transfers->notes.release(a.rendezvous.notes.pop().index);
+  if (a.rendezvous.lined_up) {
     ctx.transfers->pullers.remove(a);
     ctx.transfers->dry.remove(a);
-    a.transfers.lined_up = false;
-    --ctx.lined_up;
+    a.rendezvous.lined_up = false;
+    --ctx.queued_agents;
   }
   a.detour &= static_cast<std::uint8_t>(~kHolding);
 }

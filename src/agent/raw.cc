@@ -28,7 +28,7 @@ void list(EngineContext& ctx, Agent& a) noexcept {
   if (q.listed) return;
   q.listed = true;
   q.next_listed = std::exchange(ctx.raw->listed, &a);
-  ++ctx.lined_up;
+  ++ctx.queued_agents;
 }
 
 /// In a domain of its own the pools have another key.
@@ -138,8 +138,8 @@ void release_all(Block** blocks, int count) noexcept {
 
 /// Gives back what the agent was promised of receives that it does not need.
 void give_promised_back(EngineContext& ctx, Agent& a) noexcept {
-  allotted_with(ctx, a) -= a.allotment;
-  a.allotment = a.granted = a.published = 0;
+  allotted_with(ctx, a) -= a.credit.reserved;
+  a.credit.reserved = a.credit.granted = a.credit.advertised = 0;
   if (a.own_queue != kNone) reclaim_own_receives(ctx, a);
 }
 
@@ -231,7 +231,7 @@ Result<void> agree_on_raw(const Agent& a, bool peers) {
   const bool ours = a.raw != nullptr;
   if (ours == peers) return {};
   return base::fail(
-      Status::unsupported, fmt::format("connect to {}{}", ours ? "raw, " : "", a.peer.data()),
+      Status::unsupported, fmt::format("connect to {}{}", ours ? "raw, " : "", a.peer.name.data()),
       fmt::format("the end at {} is not raw, the other is", ours ? "the peer" : "this engine"),
       "give both ends ConnectionSettings::raw, or neither");
 }
@@ -244,7 +244,7 @@ std::uint32_t raw_receives_posted(const Agent& a) noexcept {
 
 void unlist_raw(EngineContext& ctx, Agent& a) noexcept {
   if (!std::exchange(a.raw->listed, false)) return;
-  --ctx.lined_up;
+  --ctx.queued_agents;
   Agent** at = &ctx.raw->listed;
   while (*at != &a) at = &(*at)->raw->next_listed;
   *at = a.raw->next_listed;
@@ -252,7 +252,7 @@ void unlist_raw(EngineContext& ctx, Agent& a) noexcept {
 
 void renew_raw(RawQueue& queue) noexcept {
   queue.failed = false;
-  queue.sq_room = 0;
+  queue.send_limit = 0;
 }
 
 Status post_receive(EngineContext& ctx, Agent& a, const RawPost& r) noexcept {
@@ -293,7 +293,7 @@ Error receive_error(const Agent& a, const ibv_wc& wc, Status status) {
           ? "give the receive as many bytes as the peer sends at once"
           : "the local memory of a receive is gone, or the device has failed: see its events";
   return base::make_error(
-      flushed ? Status::local_error : status, fmt::format("receive from {}", a.peer.data()),
+      flushed ? Status::local_error : status, fmt::format("receive from {}", a.peer.name.data()),
       fmt::format("completion status {} ({}), vendor error {:#x}", static_cast<int>(wc.status),
                   ibv_wc_status_str(wc.status), wc.vendor_err),
       remedy);
@@ -342,15 +342,15 @@ inline void take(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
     how.status = take_failure(ctx, a, wc);
     return end_receive(ctx, q, how);
   }
-  a.last_heard = ctx.now;
+  a.liveness.last_heard = ctx.now;
   // It may overtake the last frame of the handshake, or our own last step.
   if (a.state == ConnectionState::exchanging) [[unlikely]]
     overtake_handshake(ctx, a);
   how.bytes = wc.byte_len;
   how.is_write = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
   if ((wc.wc_flags & IBV_WC_WITH_IMM) != 0) how.immediate = be32toh(wc.imm_data);
-  ++a.messages_received;
-  a.bytes_received += wc.byte_len;
+  ++a.traffic.messages_received;
+  a.traffic.bytes_received += wc.byte_len;
   end_receive(ctx, q, how);
 }
 
@@ -397,7 +397,7 @@ void tell_raw_posted(EngineContext& ctx) noexcept {
     RawQueue& q = *a->raw;
     Agent* const next = q.next_listed;
     q.listed = false;
-    --ctx.lined_up;
+    --ctx.queued_agents;
     tell_posted(q);
     a = next;
   }
@@ -410,7 +410,7 @@ Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept {
   RawQueue& q = *a.raw;
   const Extent extent = measure(ctx, a, r.data, q.send_elements);
   if (extent.status != Status::ok) return extent.status;
-  if (a.sq_used >= q.sq_room) return Status::would_block;
+  if (a.send_queue.used >= q.send_limit) return Status::would_block;
   const bool listed = r.data.size() > 1;
   const std::uint32_t index = listed ? q.take_list(r.data.size()) : kNone;
   if (listed && index == kNone) return Status::would_block;
@@ -434,7 +434,7 @@ Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept {
   count_begin(a, op->kind);
   op->wr.num_sge = static_cast<int>(r.data.size());
   op->wr.opcode = opcode_of(op->kind);
-  op->wr.send_flags = extent.bytes <= a.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
+  op->wr.send_flags = extent.bytes <= a.send_queue.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
   op->wr.imm_data = htobe32(r.immediate.value_or(0));
   if (a.domain != nullptr) [[unlikely]]
     use_own_key(ctx, *a.domain, *op);
@@ -445,7 +445,7 @@ Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept {
 
 Status submit_on_raw(EngineContext& ctx, Agent& a, const Request& r, OperationKind kind) noexcept {
   if (kind != OperationKind::write_imm) return Status::unsupported;
-  if (a.sq_used >= a.raw->sq_room) return Status::would_block;
+  if (a.send_queue.used >= a.raw->send_limit) return Status::would_block;
   if (!has_key(ctx, a, *r.block)) return Status::invalid_argument;
   Operation* const op = ctx.operations.acquire();
   if (op == nullptr) return Status::would_block;
@@ -503,11 +503,11 @@ std::string audit_lists(const EngineContext& ctx, const Agent& a) {
     if (i >= q.lists() || ++found > q.lists()) return "the free lists of elements are broken";
   }
   const auto count = [&found](const Operation& op) { found += op.wr.sg_list != op.sges ? 1 : 0; };
-  for (const Operation* op = a.posted; op != nullptr; op = op->next()) count(*op);
-  for (const Operation* op = a.deferred; op != nullptr;
-       op = op == a.deferred_last ? nullptr : op->next())
+  for (const Operation* op = a.send_queue.posted; op != nullptr; op = op->next()) count(*op);
+  for (const Operation* op = a.send_queue.deferred; op != nullptr;
+       op = op == a.send_queue.deferred_last ? nullptr : op->next())
     count(*op);
-  for (const Operation* op = ctx.untold_first; op != nullptr; op = op->next_untold) {
+  for (const Operation* op = ctx.first_cancelled; op != nullptr; op = op->next_untold) {
     if (op->agent == &a && !op->with_device) count(*op);
   }
   if (found == q.lists()) return {};
@@ -524,7 +524,8 @@ std::string audit_raw(EngineContext& ctx, const Agent& a) {
   for (const Agent* b = ctx.raw->listed; b != nullptr; b = b->raw->next_listed) listed |= b == &a;
   if (listed != q.listed) return "its receives are listed wrongly";
   const bool waits = takes_receives(a) && (q.posted != q.accepted || q.to_tell != 0);
-  if (waits && (!listed || !a.grant_listed)) return "receives wait and nobody will post them";
+  if (waits && (!listed || !a.credit.in_credit_queue))
+    return "receives wait and nobody will post them";
   return {};
 }
 

@@ -93,10 +93,10 @@ class RawQueue {
   std::uint32_t posted;
   std::uint32_t told;  ///< their callbacks `on_posted` have run
   std::uint32_t completed;
-  std::uint32_t to_tell = 0;  ///< callbacks `on_posted` of those not told
-  std::uint32_t sq_room = 0;  ///< what Agent::sq_room is for others
-  bool failed = false;        ///< nothing is posted any more
-  bool listed = false;        ///< in RawShared::listed
+  std::uint32_t to_tell = 0;     ///< callbacks `on_posted` of those not told
+  std::uint32_t send_limit = 0;  ///< what SendQueue::limit is for others
+  bool failed = false;           ///< nothing is posted any more
+  bool listed = false;           ///< in RawShared::listed
   Agent* next_listed = nullptr;
 
  private:

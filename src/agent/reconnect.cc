@@ -33,14 +33,21 @@ void forget_attempt(Agent& a) noexcept {
   struct {
     std::uint32_t index, generation;
     ConnectionHandlers handlers;
-    decltype(Agent::tallies) tallies;
+    decltype(Traffic::tallies) tallies;
     std::uint64_t messages_received, bytes_received;
     Nanoseconds patience;
     Attributes attributes;
     std::array<char, 72> peer;
-  } const kept{a.index,          a.generation, a.handlers,   a.tallies, a.messages_received,
-               a.bytes_received, a.patience,   a.attributes, a.peer};
-  std::unique_ptr<Again> again = std::move(a.again);
+  } const kept{a.index,
+               a.generation,
+               a.handlers,
+               a.traffic.tallies,
+               a.traffic.messages_received,
+               a.traffic.bytes_received,
+               a.setup.timeout,
+               a.attributes,
+               a.peer.name};
+  std::unique_ptr<Again> again = std::move(a.reconnect);
   std::unique_ptr<RawQueue> raw = std::move(a.raw);
   if (raw != nullptr) renew_raw(*raw);
   a.~Agent();
@@ -48,14 +55,14 @@ void forget_attempt(Agent& a) noexcept {
   a.index = kept.index;
   a.generation = kept.generation;
   a.handlers = kept.handlers;
-  a.tallies = kept.tallies;
-  a.messages_received = kept.messages_received;
-  a.bytes_received = kept.bytes_received;
-  a.patience = kept.patience;
+  a.traffic.tallies = kept.tallies;
+  a.traffic.messages_received = kept.messages_received;
+  a.traffic.bytes_received = kept.bytes_received;
+  a.setup.timeout = kept.patience;
   set_attributes(a, kept.attributes);
-  a.peer = kept.peer;
-  a.outbound = true;
-  a.again = std::move(again);
+  a.peer.name = kept.peer;
+  a.setup.outbound = true;
+  a.reconnect = std::move(again);
   a.raw = std::move(raw);
   prepare_timers(a);
 }
@@ -63,15 +70,15 @@ void forget_attempt(Agent& a) noexcept {
 }  // namespace
 
 bool tries_again(const Agent& a) noexcept {
-  const Again* again = a.again.get();
+  const Again* again = a.reconnect.get();
   if (again == nullptr || a.closing) return false;
   return !again->permanent && !is_permanent(a.cause.status) &&
          again->attempts < again->options.attempts;
 }
 
 void rest(EngineContext& ctx, Agent& a) noexcept {
-  Again& again = *a.again;
-  const bool interrupted = a.was_ready;
+  Again& again = *a.reconnect;
+  const bool interrupted = a.setup.was_ready;
   // One that comes and goes is no success: the delays go on growing.
   const bool lasted =
       interrupted && ctx.clock.now() - again.ready_at >= ctx.clock.ticks(again.options.max_delay);
@@ -88,7 +95,7 @@ void rest(EngineContext& ctx, Agent& a) noexcept {
 }
 
 bool revive(EngineContext& ctx, Agent& a) noexcept {
-  a.again->resting = false;
+  a.reconnect->resting = false;
   if (!promise_receive(ctx, a)) return false;
   a.stage = Stage::domain;
   enter(ctx, a, ConnectionState::resolving);
@@ -97,11 +104,11 @@ bool revive(EngineContext& ctx, Agent& a) noexcept {
 }
 
 Error final_cause(Agent& a) noexcept {
-  if (a.again == nullptr || a.closing || a.again->first.status == Status::ok)
+  if (a.reconnect == nullptr || a.closing || a.reconnect->first.status == Status::ok)
     return std::move(a.cause);
-  Error first = std::move(a.again->first);
+  Error first = std::move(a.reconnect->first);
   try {
-    first.found += fmt::format("; made again {} times in vain, at last: {}", a.again->attempts,
+    first.found += fmt::format("; made again {} times in vain, at last: {}", a.reconnect->attempts,
                                a.cause.message());
   } catch (...) {  // the first cause alone tells most
   }

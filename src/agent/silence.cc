@@ -32,7 +32,7 @@ void fall_silent(EngineContext& ctx) noexcept {
     if (!ctx.agents.in_use(i)) continue;
     Agent& a = ctx.agents.at(i);
     a.handlers = a.next_handlers = {};
-    a.on_endpoint = nullptr;
+    a.setup.on_endpoint = nullptr;
     if (a.raw != nullptr) fall_silent(*a.raw);
   }
 }

@@ -61,20 +61,20 @@ inline constexpr std::uint32_t kSignalEvery = 32;
 /// Appends a built operation to those that wait to be posted.
 inline void append(Agent& a, Operation& op) noexcept {
   op.agent = &a;
-  if (a.deferred == nullptr) {
-    a.deferred = &op;
+  if (a.send_queue.deferred == nullptr) {
+    a.send_queue.deferred = &op;
   } else {
-    a.deferred_last->wr.next = &op.wr;
+    a.send_queue.deferred_last->wr.next = &op.wr;
   }
-  a.deferred_last = &op;
-  if (++a.sq_used % kSignalEvery == 0) [[unlikely]]
+  a.send_queue.deferred_last = &op;
+  if (++a.send_queue.used % kSignalEvery == 0) [[unlikely]]
     op.wr.send_flags |= IBV_SEND_SIGNALED;
 }
 
 inline void defer(EngineContext& ctx, Agent& a) noexcept {
-  if (a.dirty) return;
-  a.dirty = true;
-  ctx.dirty.add(a);
+  if (a.in_flush_queue) return;
+  a.in_flush_queue = true;
+  ctx.flush_queue.add(a);
 }
 
 struct Request {
@@ -89,10 +89,10 @@ struct Request {
 
 /// The header of a message, which tells of all the credit granted so far.
 inline std::uint64_t data_header(Agent& a, std::uint32_t length, bool wants_credit) noexcept {
-  a.published = a.granted;
+  a.credit.advertised = a.credit.granted;
   return wire::encode({wire::MessageKind::data,
                        wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
-                       static_cast<std::uint16_t>(a.granted), length});
+                       static_cast<std::uint16_t>(a.credit.granted), length});
 }
 
 template <OperationKind kind>
@@ -101,7 +101,7 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
   if (r.block == nullptr) [[unlikely]]
     return Status::out_of_bounds;
   if constexpr (has_header(kind)) {
-    return size <= a.max_message ? Status::ok : Status::message_too_long;
+    return size <= a.send_queue.max_eager ? Status::ok : Status::message_too_long;
   } else {
     // Without bytes only the notice of a write means anything; less one, no bytes are too many.
     constexpr std::size_t kLeast = kind == OperationKind::write_imm ? 0 : 1;
@@ -131,7 +131,7 @@ inline void build_beside(const Agent& a, Operation& op, std::uint64_t header, Bl
   op.sges[0].addr = reinterpret_cast<std::uint64_t>(at);
   op.sges[0].length = bytes;
   op.sges[0].lkey = block->lkey;
-  op.wr.send_flags = bytes <= a.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
+  op.wr.send_flags = bytes <= a.send_queue.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0u;
 }
 
 template <OperationKind kind>
@@ -142,7 +142,7 @@ inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noe
   if (kind == OperationKind::write_imm && r.size == 0) op.wr.num_sge = 0;
   op.wr.wr.rdma.remote_addr = r.remote->address;
   op.wr.wr.rdma.rkey = r.remote->rkey;
-  const bool brief = kind != OperationKind::read && r.size <= a.inline_bytes;
+  const bool brief = kind != OperationKind::read && r.size <= a.send_queue.inline_bytes;
   op.wr.send_flags = brief ? unsigned{IBV_SEND_INLINE} : 0u;
 }
 
@@ -171,7 +171,8 @@ inline Status post(EngineContext& ctx, Agent& a, bool later) noexcept {
 template <OperationKind kind, bool own>
 [[gnu::always_inline]] inline Status accept(EngineContext& ctx, Agent& a,
                                             const Request& r) noexcept {
-  if (uses_credit(kind) && a.sent == a.send_limit && !find_credit(ctx, a)) [[unlikely]]
+  if (uses_credit(kind) && a.credit.sent == a.credit.send_limit && !find_credit(ctx, a))
+      [[unlikely]]
     return Status::would_block;
   Operation* const op = ctx.operations.acquire();
   if (op == nullptr) [[unlikely]]
@@ -179,8 +180,8 @@ template <OperationKind kind, bool own>
   begin<kind>(a, *op, r.block, r.size, r.done);
   bool wants_credit = false;
   if constexpr (uses_credit(kind)) {
-    if (++a.sent == a.send_limit) wants_credit = !learn_credit(a);
-    a.last_sent = ctx.now;
+    if (++a.credit.sent == a.credit.send_limit) wants_credit = !learn_credit(a);
+    a.liveness.last_sent = ctx.now;
   }
   if constexpr (has_header(kind)) {
     const std::uint64_t header = data_header(a, op->length, wants_credit);
@@ -204,7 +205,7 @@ template <OperationKind kind, bool own>
 template <OperationKind kind>
 [[gnu::noinline]] Status submit_elsewhere(EngineContext& ctx, Agent& a, const Request& r) noexcept {
   if (a.raw != nullptr && uses_credit(kind)) return submit_on_raw(ctx, a, r, kind);
-  if (a.sq_used >= room_in_force(a)) return Status::would_block;
+  if (a.send_queue.used >= room_in_force(a)) return Status::would_block;
   if (a.domain == nullptr) return accept<kind, false>(ctx, a, r);
   if (!reaches(ctx, *a.domain, *r.block)) return Status::invalid_argument;
   return accept<kind, true>(ctx, a, r);
@@ -232,12 +233,12 @@ template <OperationKind kind>
   if (a.state != ConnectionState::ready) [[unlikely]]
     return Status::not_connected;
   if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
-    if (r.block != nullptr && r.size > a.max_message) [[unlikely]]
+    if (r.block != nullptr && r.size > a.send_queue.max_eager) [[unlikely]]
       return submit_long(ctx, a, r, kind == OperationKind::send_imm);
   }
   if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
     return is_leased<kind>(r) ? submit_leased<kind>(ctx, a, r) : status;
-  if (a.sq_used >= a.sq_room) [[unlikely]]
+  if (a.send_queue.used >= a.send_queue.limit) [[unlikely]]
     return submit_elsewhere<kind>(ctx, a, r);
   return accept<kind, false>(ctx, a, r);
 }
@@ -261,14 +262,15 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
                                                     const CompletionCallback& done,
                                                     bool later) noexcept {
   // There is no room in the send queue unless the connection is ready.
-  if (block == nullptr || a.sq_used >= a.sq_room || size > a.max_message || send_credits(a) <= 1 ||
-      ctx.operations.empty() || !room_beside(block, data)) [[unlikely]] {
+  if (block == nullptr || a.send_queue.used >= a.send_queue.limit ||
+      size > a.send_queue.max_eager || send_credits(a) <= 1 || ctx.operations.empty() ||
+      !room_beside(block, data)) [[unlikely]] {
     return submit_any<OperationKind::send>(ctx, a, {block, data, size, nullptr, 0, done, later});
   }
   Operation& op = *ctx.operations.acquire();
   begin<OperationKind::send>(a, op, block, size, done);
-  ++a.sent;
-  a.last_sent = ctx.now;
+  ++a.credit.sent;
+  a.liveness.last_sent = ctx.now;
   const auto length = static_cast<std::uint32_t>(size);
   build_beside(a, op, data_header(a, length, false), block, length);
   append(a, op);

@@ -243,7 +243,7 @@ Result<void> EngineCore::configure(agent::Agent& a, const ConnectionSettings& se
     return base::fail(Status::invalid_argument, kAsked, "its protection domain is settled already",
                       "give own_domain in on_accept, to connect() or to prepare()");
   }
-  const auto attributes = resolve(settings, a.cm != nullptr ? Via::rdma_cm : Via::tcp);
+  const auto attributes = resolve(settings, a.setup.cm != nullptr ? Via::rdma_cm : Via::tcp);
   if (!attributes) return tl::unexpected(attributes.error());
   const GidType type = attributes->queue_pair.place.gid_type;
   if (type != a.attributes.queue_pair.place.gid_type) {

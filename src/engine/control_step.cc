@@ -35,22 +35,22 @@ bool EngineCore::take_setup_step() noexcept {
   constexpr int kTriesPerStep = 16;
   for (int i = 0; i < kTriesPerStep && context.setup_first != kNone; ++i) {
     Agent& a = context.agents.at(context.setup_first);
-    context.setup_first = a.next_setup;
+    context.setup_first = a.setup.next;
     if (context.setup_first == kNone) context.setup_last = kNone;
-    a.setup_listed = false;
+    a.setup.in_queue = false;
     if (a.stage == agent::Stage::destroy) drain();
     const agent::Stage before = a.stage;
     const bool verb = agent::advance(context, a);
-    if (a.handshake != kNone) {
-      progress(handshakes.at(a.handshake));
-    } else if (a.by_hand) {
+    if (a.setup.exchange != kNone) {
+      progress(handshakes.at(a.setup.exchange));
+    } else if (a.setup.out_of_band) {
       progress_by_hand(a);
-    } else if (a.cm != nullptr) {
+    } else if (a.setup.cm != nullptr) {
       progress_through_cm(a);
     }
     if (a.stage == agent::Stage::over && a.state == ConnectionState::draining) {
       // If it has got into the line again meanwhile, at its next turn.
-      if (!a.setup_listed) agent::finish(context, a);
+      if (!a.setup.in_queue) agent::finish(context, a);
     } else if (verb || a.stage != before) {
       // More to come, unless it waits for somebody else: then its next step does nothing.
       agent::list_setup(context, a);
@@ -82,7 +82,7 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
   if (timer.kind == agent::kLoanTimer || timer.kind == agent::kHoldingTimer)
     return agent::on_lease_timer(context, timer);
   Agent& a = context.agents.at(timer.index);
-  if (a.again != nullptr && a.again->resting && timer.kind == agent::kDeadlineTimer)
+  if (a.reconnect != nullptr && a.reconnect->resting && timer.kind == agent::kDeadlineTimer)
     return reconnect(a);
   agent::on_timer(context, a, static_cast<agent::TimerKind>(timer.kind));
 }
@@ -95,7 +95,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   look_at_sockets();
   if (!device_watched) take_async_events();
   if (now >= next_device_look) look_for_device();
-  if (context.deficit != 0) agent::finish_poll(context);
+  if (context.receive_shortage != 0) agent::finish_poll(context);
   bool verb = take_setup_step();
   const agent::LeaseWork leases = agent::work_on_leases(context, !verb);
   verb = verb || leases == agent::LeaseWork::verb;
@@ -112,7 +112,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   const std::size_t fired = context.timers.advance(
       now, kTimersPerStep, [this](base::Timer& timer) { take_timer(timer); });
   // What callbacks have deferred goes out with this very poll.
-  if (agent::has_work(context) || context.lined_up != 0) agent::finish_poll(context);
+  if (agent::has_work(context) || context.queued_agents != 0) agent::finish_poll(context);
   // While such work goes on, every poll takes a step.
   const bool more = context.setup_first != kNone ||
                     (leases != agent::LeaseWork::none && context.leases->first != nullptr);

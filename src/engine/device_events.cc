@@ -103,7 +103,7 @@ void EngineCore::fail_all(const char* what) noexcept {
   for (std::uint32_t i = 0; i < context.agents.capacity(); ++i) {
     if (!context.agents.in_use(i)) continue;
     Agent& a = context.agents.at(i);
-    if (a.again != nullptr) a.again->permanent = true;
+    if (a.reconnect != nullptr) a.reconnect->permanent = true;
     agent::fail(context, a,
                 {Status::local_error, "keep the connection", std::string("device event: ") + what,
                  "see the system's log for the device, then open another engine"});

@@ -102,7 +102,7 @@ void EngineCore::end_connection(Agent& a) noexcept {
   // A peer that was stopped in the midst of an access must not stop us.
   constexpr std::uint32_t kMostSteps = 64;
   a.stage = a.qp != nullptr ? agent::Stage::destroy : agent::Stage::conceal;
-  const std::uint32_t steps = kMostSteps + context.registrations->size() + a.transfers.offers;
+  const std::uint32_t steps = kMostSteps + context.registrations->size() + a.rendezvous.offers;
   for (std::uint32_t i = 0; i < steps && a.stage != agent::Stage::over; ++i)
     (void)agent::advance(context, a);
   agent::finish(context, a);
@@ -112,7 +112,7 @@ void EngineCore::end_connections() noexcept {
   for (std::uint32_t i = 0; i < context.agents.capacity(); ++i) {
     if (!context.agents.in_use(i)) continue;
     Agent& a = context.agents.at(i);
-    if (a.handshake != agent::kNone) drop(handshakes.at(a.handshake));
+    if (a.setup.exchange != agent::kNone) drop(handshakes.at(a.setup.exchange));
     const bool speaks = a.state == ConnectionState::ready || (a.closing && !a.goodbye_sent);
     if (speaks && a.stage == agent::Stage::up && a.raw == nullptr) {
       // The peer shall not have to find out by itself.

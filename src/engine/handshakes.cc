@@ -18,14 +18,15 @@ Error no_more_connections(const agent::EngineContext& s, std::string asked) {
   if (s.device->srq() == nullptr && !s.agents.full()) {
     const std::uint32_t count = s.agents.size() + 1;
     return {Status::limit, std::move(asked),
-            fmt::format("asked {} receives for {} connections, have {}", s.own->share.slots * count,
-                        count, s.receives.size() - s.deficit),
+            fmt::format("asked {} receives for {} connections, have {}",
+                        s.own_queues->share.slots * count, count,
+                        s.receives.size() - s.receive_shortage),
             "without a shared receive queue each connection has its own: raise "
             "queues.receive_depth there; messages that are kept count, too"};
   }
   return {Status::limit, std::move(asked),
-          fmt::format("{} connections, {} of {} receives promised", s.agents.size(), s.allotted,
-                      s.receive_capacity),
+          fmt::format("{} connections, {} of {} receives promised", s.agents.size(),
+                      s.reserved_receives, s.reservable_receives),
           "raise connections.maximum or queues.receive_depth there"};
 }
 
@@ -37,9 +38,9 @@ Result<void> check_timeout(const char* asked, Nanoseconds timeout) {
 }
 
 void name_peer(agent::Agent& a, std::string_view text) noexcept {
-  const std::size_t n = std::min(text.size(), a.peer.size() - 1);
-  std::copy_n(text.begin(), n, a.peer.begin());
-  a.peer[n] = '\0';
+  const std::size_t n = std::min(text.size(), a.peer.name.size() - 1);
+  std::copy_n(text.begin(), n, a.peer.name.begin());
+  a.peer.name[n] = '\0';
 }
 
 }  // namespace spinwire::engine
@@ -166,7 +167,7 @@ Result<engine::Attempt> EngineCore::begin(const control::Address& to, Via via,
 void EngineCore::attach(engine::Attempt attempt, Agent& a) noexcept {
   if (attempt.link != nullptr) return attach_link(std::move(attempt.link), a);
   Handshake& h = *attempt.exchange;
-  a.handshake = h.index;
+  a.setup.exchange = h.index;
   h.agent = a.index;
   h.agent_generation = a.generation;
   watch(h);
@@ -199,7 +200,7 @@ Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptio
   agent::set_attributes(*a, *attributes);
   (void)agent::use_raw(context, *a, std::move(*raw));
   a->handlers = options.handlers;
-  a->again = std::move(again);
+  a->reconnect = std::move(again);
   attach(std::move(*attempt), *a);
   step_soon();
   return agent::handle(context, *a);
@@ -209,10 +210,10 @@ Result<Connection> EngineCore::connect(std::string_view text, const ConnectOptio
 void EngineCore::reconnect(Agent& a) noexcept {
   const auto begun = base::no_throw("connect again", [&]() -> Result<void> {
     if (!agent::revive(context, a)) {
-      return tl::unexpected(
-          engine::no_more_connections(context, fmt::format("connect to {} again", a.peer.data())));
+      return tl::unexpected(engine::no_more_connections(
+          context, fmt::format("connect to {} again", a.peer.name.data())));
     }
-    auto attempt = begin(a.again->address, a.again->via, a.patience);
+    auto attempt = begin(a.reconnect->address, a.reconnect->via, a.setup.timeout);
     if (!attempt) return tl::unexpected(attempt.error());
     attach(std::move(*attempt), a);
     return {};
@@ -232,7 +233,7 @@ void EngineCore::watch(Handshake& h) noexcept {
 }
 
 void EngineCore::drop(Handshake& h) noexcept {
-  if (Agent* a = agent_of(h); a != nullptr) a->handshake = kNone;
+  if (Agent* a = agent_of(h); a != nullptr) a->setup.exchange = kNone;
   if (h.session != 0) forget_opening(h);
   if (h.watched) epoll.remove(h.exchange.fd());
   h.exchange.reset();
@@ -254,7 +255,7 @@ void EngineCore::refuse(Handshake& h, const Error& why) noexcept {
     base::log(LogLevel::info, "{} is refused: {}", h.exchange.peer_address(), why.message());
   }
   if (Agent* a = agent_of(h); a != nullptr) {
-    a->handshake = kNone;
+    a->setup.exchange = kNone;
     h.agent = kNone;
   }
   if (h.exchange.state() == control::Exchange::State::connecting ||
@@ -346,7 +347,8 @@ void EngineCore::progress(Handshake& h) noexcept {
   if (h.serves != 0) return progress_serving(h);
   if (h.asks != 0) return progress_asking(h);
   Agent* a = agent_of(h);
-  if (a != nullptr && a->was_ready) return drop(h);  // a message was faster than the last frame
+  if (a != nullptr && a->setup.was_ready)
+    return drop(h);  // a message was faster than the last frame
   if (h.agent != kNone && (a == nullptr || a->state == ConnectionState::draining)) {
     // The connection ended meanwhile: by its application, a deadline or an error.
     Error why{Status::refused, "connect", "the application closed the connection", "try again"};
@@ -365,9 +367,9 @@ void EngineCore::take_answer(Handshake& h, Agent& a) noexcept {
   const wire::Received& got = h.exchange.received();
   if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
     // A full peer may have room later; any other answer stays what it is.
-    if (a.again != nullptr) a.again->permanent = no->status != Status::limit;
+    if (a.reconnect != nullptr) a.reconnect->permanent = no->status != Status::limit;
     agent::fail(context, a,
-                {no->status, fmt::format("connect to {}", a.peer.data()),
+                {no->status, fmt::format("connect to {}", a.peer.name.data()),
                  fmt::format("the peer refused: {}", no->message()), "see the peer's reason"});
     drop(h);
     return;
@@ -398,7 +400,7 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
   }
   if (!h.confirmed && a.stage == agent::Stage::up) {
     h.confirmed = true;
-    say(h, wire::encode(wire::Ready{a.peer_incarnation}));
+    say(h, wire::encode(wire::Ready{a.peer.incarnation}));
   }
   switch (h.exchange.advance()) {
     case Progress::waiting:
@@ -408,7 +410,7 @@ void EngineCore::progress_outbound(Handshake& h) noexcept {
     case Progress::closed:
       if (h.confirmed && h.exchange.all_sent()) break;  // it has read that already
       agent::fail(context, a,
-                  {Status::peer_lost, fmt::format("connect to {}", a.peer.data()),
+                  {Status::peer_lost, fmt::format("connect to {}", a.peer.name.data()),
                    "the peer closed the TCP connection in the handshake",
                    "see the peer's log; it may have reached a limit or have been stopped"});
       drop(h);
@@ -450,7 +452,7 @@ void EngineCore::take_hello(Handshake& h) noexcept {
   }
   h.agent = a->index;
   h.agent_generation = a->generation;
-  a->handshake = h.index;
+  a->setup.exchange = h.index;
   engine::name_peer(*a, h.exchange.peer_address());
   agent::set_attributes(*a, listening->attributes);
   (void)agent::use_raw(context, *a, std::move(*raw));
@@ -466,7 +468,7 @@ void EngineCore::take_hello(Handshake& h) noexcept {
   if (on_accept) on_accept(agent::handle(context, *a));
   if (a->state == ConnectionState::draining) {
     refuse(h, {Status::refused, "connect", "the application refused", "ask its operator"});
-  } else if (const auto agreed = agent::agree_on_raw(*a, a->peer_raw); !agreed) {
+  } else if (const auto agreed = agent::agree_on_raw(*a, a->peer.is_raw); !agreed) {
     agent::fail(context, *a, agreed.error());
     refuse(h, agreed.error());
   }
@@ -477,7 +479,7 @@ void EngineCore::take_confirmation(Handshake& h, Agent& a) noexcept {
   if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
     ++context.stats.handshakes_refused;
     agent::fail(context, a,
-                {no->status, fmt::format("accept a connection from {}", a.peer.data()),
+                {no->status, fmt::format("accept a connection from {}", a.peer.name.data()),
                  fmt::format("the peer gave up: {}", no->message()), "see the peer's reason"});
     return drop(h);
   }

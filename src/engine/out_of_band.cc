@@ -24,21 +24,21 @@ Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
   Agent* const a = agent::acquire(context, ConnectionState::exchanging, true, options.timeout);
   if (a == nullptr)
     return tl::unexpected(engine::no_more_connections(context, "prepare a connection"));
-  a->by_hand = true;
+  a->setup.out_of_band = true;
   agent::set_attributes(*a, *attributes);
   (void)agent::use_raw(context, *a, std::move(*raw));
   a->handlers = options.handlers;
-  a->on_endpoint = options.on_endpoint;
+  a->setup.on_endpoint = options.on_endpoint;
   engine::name_peer(*a, "a peer that was not joined yet");
   step_soon();
   return agent::handle(context, *a);
 }
 
 Result<void> EngineCore::join(Agent& a, const Endpoint& peer) {
-  if (!a.by_hand || a.remote.qp_num != 0) {
+  if (!a.setup.out_of_band || a.peer.queue_pair.qp_num != 0) {
     return base::fail(Status::invalid_argument, "join a peer's endpoint",
-                      a.by_hand ? "the connection has its peer already"
-                                : "the connection was not made by prepare()",
+                      a.setup.out_of_band ? "the connection has its peer already"
+                                          : "the connection was not made by prepare()",
                       "prepare one connection for each peer");
   }
   if (auto valid = wire::check(peer); !valid) return valid;
@@ -57,9 +57,9 @@ Result<void> EngineCore::join(Agent& a, const Endpoint& peer) {
 void EngineCore::progress_by_hand(Agent& a) noexcept {
   if (a.state != ConnectionState::exchanging) return;
   const bool at_init = a.stage == Stage::wait || a.stage == Stage::rtr;
-  if (at_init && !a.endpoint_told) {
-    a.endpoint_told = true;
-    const auto tell = a.on_endpoint;
+  if (at_init && !a.setup.endpoint_delivered) {
+    a.setup.endpoint_delivered = true;
+    const auto tell = a.setup.on_endpoint;
     if (tell) tell(agent::handle(context, a), agent::endpoint(context, a));
   } else if (a.stage == Stage::up) {
     agent::become_ready(context, a);
@@ -88,7 +88,7 @@ Result<Endpoint> Connection::endpoint() const {
   constexpr const char* kAsked = "tell a connection's endpoint";
   auto a = detail::locate(core_, index_, generation_, kAsked);
   if (!a) return tl::unexpected(a.error());
-  if (!(*a)->endpoint_told) {
+  if (!(*a)->setup.endpoint_delivered) {
     return base::fail(Status::not_connected, kAsked, "its queue pair is not there yet",
                       "wait for on_endpoint");
   }

@@ -71,7 +71,7 @@ int EngineCore::poll() noexcept {
 Status EngineCore::flush() noexcept {
   if (!guard.owned()) [[unlikely]]
     return guard.diagnose();
-  if (context.lined_up != 0 && context.raw != nullptr) [[unlikely]]
+  if (context.queued_agents != 0 && context.raw != nullptr) [[unlikely]]
     agent::post_raw_listed(context);
   agent::flush_all(context);
   if (calls != nullptr) {

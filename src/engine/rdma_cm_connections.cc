@@ -33,8 +33,8 @@ void* context_of(std::uint32_t generation, std::uint32_t index, std::uint64_t bi
 }
 
 Error cm_failed(const Agent& a, Status status, std::string found, const char* remedy) {
-  return {status, fmt::format("connect to {} through rdma_cm", a.peer.data()), std::move(found),
-          remedy};
+  return {status, fmt::format("connect to {} through rdma_cm", a.peer.name.data()),
+          std::move(found), remedy};
 }
 
 /// Finds fault with the device that the addresses lead to, if it is not the one that is open.
@@ -111,7 +111,7 @@ Result<std::unique_ptr<CmLink>> EngineCore::begin_through_cm(const control::Addr
 
 void EngineCore::attach_link(std::unique_ptr<CmLink> link, Agent& a) noexcept {
   link->id.get()->context = context_of(a.generation, a.index);
-  a.cm = std::move(link);
+  a.setup.cm = std::move(link);
 }
 
 void EngineCore::take_cm_events() noexcept {
@@ -138,7 +138,7 @@ Agent* EngineCore::agent_of(const CmNews& news) noexcept {
   Agent& a = context.agents.at(index);
   const bool same =
       (a.generation & engine::kTokenGenerations) == static_cast<std::uint32_t>(name >> 32);
-  return same && a.cm != nullptr && a.cm->id.get() == news.id ? &a : nullptr;
+  return same && a.setup.cm != nullptr && a.setup.cm->id.get() == news.id ? &a : nullptr;
 }
 
 void EngineCore::take_cm_news(const CmNews& news) {
@@ -146,13 +146,13 @@ void EngineCore::take_cm_news(const CmNews& news) {
   if (a == nullptr || a->state == ConnectionState::draining) return;
   switch (news.kind) {
     case RDMA_CM_EVENT_ADDR_RESOLVED: {
-      auto good = check_device(context.device->info(), a->cm->id);
-      if (good) good = a->cm->id.resolve_route(a->patience);
+      auto good = check_device(context.device->info(), a->setup.cm->id);
+      if (good) good = a->setup.cm->id.resolve_route(a->setup.timeout);
       if (!good) agent::fail(context, *a, good.error());
       return;
     }
     case RDMA_CM_EVENT_ROUTE_RESOLVED:
-      a->cm->resolved = true;
+      a->setup.cm->resolved = true;
       if (a->stage != Stage::resolve) return;
       a->stage = Stage::init;
       return agent::list_setup(context, *a);
@@ -164,7 +164,7 @@ void EngineCore::take_cm_news(const CmNews& news) {
     case RDMA_CM_EVENT_REJECTED:
       // A peer whose first message overtook its last word may be gone before that: rdma_cm rejects
       // then what it had accepted.
-      return a->was_ready ? take_cm_end(*a) : take_cm_refusal(*a, news);
+      return a->setup.was_ready ? take_cm_end(*a) : take_cm_refusal(*a, news);
     case RDMA_CM_EVENT_DISCONNECTED:
       return take_cm_end(*a);
     case RDMA_CM_EVENT_ADDR_ERROR:
@@ -187,7 +187,7 @@ void EngineCore::take_cm_news(const CmNews& news) {
 }
 
 void EngineCore::take_cm_answer(Agent& a, const CmNews& news) {
-  auto peer = read_endpoint(a.cm->id, context.device->info(), news);
+  auto peer = read_endpoint(a.setup.cm->id, context.device->info(), news);
   Result<void> taken;
   if (peer) {
     taken = agent::take_endpoint(context, a, *peer);
@@ -206,7 +206,7 @@ void EngineCore::take_cm_refusal(Agent& a, const CmNews& news) {
                                  "see whether the peer listens there through rdma_cm"));
   }
   const wire::Refuse no = wire::decode_cm_refusal(news.data());
-  if (a.again != nullptr) a.again->permanent = no.status != Status::limit;
+  if (a.reconnect != nullptr) a.reconnect->permanent = no.status != Status::limit;
   agent::fail(context, a,
               cm_failed(a, no.status, fmt::format("the peer refused: {}", no.message()),
                         "see the peer's reason"));
@@ -219,7 +219,7 @@ void EngineCore::take_cm_end(Agent& a) {
   }
   if (a.state == ConnectionState::draining || a.closing) return;
   agent::fail(context, a,
-              {Status::peer_lost, fmt::format("the connection to {}", a.peer.data()),
+              {Status::peer_lost, fmt::format("the connection to {}", a.peer.name.data()),
                "rdma_cm tells that the peer disconnected", "the peer has ended"});
 }
 
@@ -258,15 +258,15 @@ void EngineCore::take_cm_request(const CmNews& news) {
   a->handlers = options.handlers;
   if (options.on_accept) options.on_accept(agent::handle(context, *a));
   if (a->state == ConnectionState::draining) return;
-  if (auto agreed = agent::agree_on_raw(*a, a->peer_raw); !agreed)
+  if (auto agreed = agent::agree_on_raw(*a, a->peer.is_raw); !agreed)
     agent::fail(context, *a, agreed.error());
 }
 
 void EngineCore::progress_through_cm(Agent& a) noexcept {
   if (a.state == ConnectionState::draining || a.state == ConnectionState::ready) return;
-  CmLink& link = *a.cm;
-  const bool ask = a.outbound && a.stage == Stage::wait;
-  const bool answer = !a.outbound && a.stage == Stage::up;
+  CmLink& link = *a.setup.cm;
+  const bool ask = a.setup.outbound && a.stage == Stage::wait;
+  const bool answer = !a.setup.outbound && a.stage == Stage::up;
   Result<void> done;
   if ((ask || answer) && !link.spoken) {
     link.spoken = true;
@@ -276,14 +276,14 @@ void EngineCore::progress_through_cm(Agent& a) noexcept {
     control::CmOffer offer;
     offer.qp_num = a.qp->qp_num;
     offer.responder_resources = reads;
-    offer.initiator_depth = std::min(reads, answer ? a.remote.rd_atomic : reads);
+    offer.initiator_depth = std::min(reads, answer ? a.peer.queue_pair.rd_atomic : reads);
     offer.retry_count = ours.retry.retry_count;
     offer.rnr_retry = ours.retry.rnr_retry;
     offer.shared_receives = context.device->info().shared_receives && a.raw == nullptr;
     offer.data = data;
     done = ask ? link.id.connect(offer) : link.id.accept(offer);
     if (ask && done) agent::enter(context, a, ConnectionState::exchanging);
-  } else if (a.outbound && a.stage == Stage::up) {
+  } else if (a.setup.outbound && a.stage == Stage::up) {
     done = link.id.establish();
     if (done) agent::become_ready(context, a);
   }

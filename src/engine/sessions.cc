@@ -316,7 +316,7 @@ void EngineCore::take_join(Handshake& h, const wire::JoinSession& join) noexcept
   if (a == nullptr) return keep_out(engine::no_more_connections(context, "join a session"));
   h.agent = a->index;
   h.agent_generation = a->generation;
-  a->handshake = h.index;
+  a->setup.exchange = h.index;
   engine::name_peer(*a, h.exchange.peer_address());
   agent::set_attributes(*a, rpc::connection_attributes(context));
   const auto joined = base::no_throw("join a session", [&]() -> Result<void> {

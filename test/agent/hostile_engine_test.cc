@@ -139,7 +139,7 @@ TEST(HostileEngine, OffersThatNobodyCouldHaveSentEndItsConnection) {
   // Memory that the engine has, under a key that opens other memory of it: the credit cell's.
   const Agent& a = *t.core.find(t.hostile.index(), t.hostile.generation());
   wire::Offer offer{reinterpret_cast<std::uint64_t>(t.core.context.staging), 5000,
-                    a.cell_region.rkey, 1, false};
+                    a.credit_cells.region.rkey, 1, false};
   t.tell(make_note(MessageKind::offer, wire::encode(offer)));
   ASSERT_TRUE(t.until([&] { return !t.server.closed.empty() && t.ended; }));
   EXPECT_EQ(t.server.closed[0].status, Status::remote_access) << t.server.closed[0].message();

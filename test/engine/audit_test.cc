@@ -82,16 +82,17 @@ TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
   ASSERT_EQ(o.c.send(data, {}, Post::defer), Status::ok);
   Agent& a = o.agent();
   auto& all = *o.context().transfers;
-  auto& offered = *a.transfers.offered;
+  auto& offered = *a.rendezvous.offered;
   const auto none = spinwire::memory::WindowPool::kNone;
-  expect_found(o, a.transfers.offers, 2, "1 long messages are outstanding, 2 counted");
+  expect_found(o, a.rendezvous.offers, 2, "1 long messages are outstanding, 2 counted");
   expect_found(o, offered.agent, nullptr, "long message 0 is another connection's");
   expect_found(o, offered.block, nullptr, "long message 0 uses memory that is free");
   if (offered.window != none)
     expect_found(o, offered.window, none, "of 4 windows 3 are free, 0 in use and 0 being replaced");
   expect_found(o, offered.untold, true, "a callback is due for nothing");
   ASSERT_EQ(o.c.cancel(o.c.last_operation()), Status::ok);
-  expect_found(o, a.grant_listed, false, "no poll will run the callback of what was cancelled");
+  expect_found(o, a.credit.in_credit_queue, false,
+               "no poll will run the callback of what was cancelled");
   expect_found(o, all.untold_first, nullptr, "1 callbacks of cancelled messages are due, 0 listed");
   expect_found(o, all.untold_last, nullptr, "1 callbacks of cancelled messages are due, 1 listed");
 }
@@ -99,10 +100,10 @@ TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
 TEST(EngineAudit, FindsWrongCountsOfOperations) {
   Open o;
   Agent& a = o.agent();
-  expect_found(o, a.sq_used, 3,
+  expect_found(o, a.send_queue.used, 3,
                "3 operations are outstanding: 0 posted, 2 deferred and 0 given up");
-  expect_found(o, a.sq_used, 1, "1 operations are outstanding");
-  auto& writes = a.tallies[static_cast<std::size_t>(OperationKind::write)];
+  expect_found(o, a.send_queue.used, 1, "1 operations are outstanding");
+  auto& writes = a.traffic.tallies[static_cast<std::size_t>(OperationKind::write)];
   expect_found(o, writes.begun, 2,
                "2 operations were accepted, 0 are done, 0 failed, 1 outstanding");
   expect_found(o, writes.done, 1, "1 are done");
@@ -113,17 +114,19 @@ TEST(EngineAudit, FindsBrokenListsOfOperations) {
   Open o;
   Agent& a = o.agent();
   spinwire::agent::Operation* const none = nullptr;
-  expect_found(o, a.deferred, none, "operations are outstanding");
-  expect_found(o, a.deferred_last, a.deferred, "1 deferred");
-  expect_found(o, a.posted, a.deferred, "record ");
+  expect_found(o, a.send_queue.deferred, none, "operations are outstanding");
+  expect_found(o, a.send_queue.deferred_last, a.send_queue.deferred, "1 deferred");
+  expect_found(o, a.send_queue.posted, a.send_queue.deferred, "record ");
   Agent* const nobody = nullptr;
-  expect_found(o, a.deferred->agent, nobody, "is another connection's");
-  expect_found(o, a.deferred->kind, static_cast<OperationKind>(77), "is of no kind");
-  expect_found(o, a.deferred->kind, OperationKind::read, "operations were accepted");
-  expect_found(o, a.deferred->wr.wr_id, a.deferred->wr.wr_id + 2, "has lost its name");
-  expect_found(o, a.dirty, false, "nobody will post them");
-  spinwire::agent::Operation* const beyond = a.deferred + o.context().operations.capacity();
-  expect_found(o, a.deferred, beyond, "leads out of the records");
+  expect_found(o, a.send_queue.deferred->agent, nobody, "is another connection's");
+  expect_found(o, a.send_queue.deferred->kind, static_cast<OperationKind>(77), "is of no kind");
+  expect_found(o, a.send_queue.deferred->kind, OperationKind::read, "operations were accepted");
+  expect_found(o, a.send_queue.deferred->wr.wr_id, a.send_queue.deferred->wr.wr_id + 2,
+               "has lost its name");
+  expect_found(o, a.in_flush_queue, false, "nobody will post them");
+  spinwire::agent::Operation* const beyond =
+      a.send_queue.deferred + o.context().operations.capacity();
+  expect_found(o, a.send_queue.deferred, beyond, "leads out of the records");
 }
 
 TEST(EngineAudit, FindsRecordsThatAreLost) {
@@ -137,8 +140,8 @@ TEST(EngineAudit, FindsRecordsThatAreLost) {
   o.context().operations.release(*lost);
   // Freed while it is in use.
   Agent& a = o.agent();
-  const std::uint64_t name = a.deferred->wr.wr_id;
-  auto* const first = a.deferred;
+  const std::uint64_t name = a.send_queue.deferred->wr.wr_id;
+  auto* const first = a.send_queue.deferred;
   auto* const next = first->wr.next;
   o.context().operations.release(*first);
   found = o.core.audit();
@@ -152,12 +155,13 @@ TEST(EngineAudit, FindsRecordsThatAreLost) {
 TEST(EngineAudit, FindsCreditThatIsNotThere) {
   Open o;
   Agent& a = o.agent();
-  expect_found(o, a.sent, a.send_limit + 1, "messages were sent with credit for");
-  expect_found(o, a.granted, a.granted + 1, "receives are kept for it");
-  expect_found(o, a.published, a.granted + 1, "the peer was told of");
-  expect_found(o, a.received, a.received + 2, "receives are kept for it");
-  expect_found(o, o.context().allotted, o.context().allotted + 1, "receives are kept for peers");
-  expect_found(o, o.context().receive_capacity, 0, "receives are kept for peers, of 0");
+  expect_found(o, a.credit.sent, a.credit.send_limit + 1, "messages were sent with credit for");
+  expect_found(o, a.credit.granted, a.credit.granted + 1, "receives are kept for it");
+  expect_found(o, a.credit.advertised, a.credit.granted + 1, "the peer was told of");
+  expect_found(o, a.credit.received, a.credit.received + 2, "receives are kept for it");
+  expect_found(o, o.context().reserved_receives, o.context().reserved_receives + 1,
+               "receives are kept for peers");
+  expect_found(o, o.context().reservable_receives, 0, "receives are kept for peers, of 0");
 }
 
 TEST(EngineAudit, FindsReceivesThatAreNotThere) {
@@ -165,20 +169,21 @@ TEST(EngineAudit, FindsReceivesThatAreNotThere) {
   EngineContext& s = o.context();
   expect_found(o, s.posted_receives, s.posted_receives - 1, "are posted");
   expect_found(o, s.posted_receives, s.posted_receives + 1, "are posted");
-  expect_found(o, s.deficit, 1, "counts as missing");
+  expect_found(o, s.receive_shortage, 1, "counts as missing");
   Block* const none = nullptr;
   expect_found(o, s.receives.memory(3), none, "receive 3 has no block");
   expect_found(o, s.receives.memory(3), s.receives.memory(4), "receive 3 goes elsewhere");
   expect_found(o, s.receives.request(5).sg_list->addr, 4096, "receive 5 goes elsewhere");
-  if (s.own != nullptr) return;
+  if (s.own_queues != nullptr) return;
   expect_found(o, s.receives.memory(3)->refs, 0, "receive 3 goes into a free block");
 }
 
 TEST(EngineAudit, FindsConnectionsInWrongLists) {
   Open o;
   Agent& a = o.agent();
-  expect_found(o, a.grant_listed, true, "1 connections have credit to be told, 0 are listed");
-  expect_found(o, a.starved, true, "credit that waits for receives");
+  expect_found(o, a.credit.in_credit_queue, true,
+               "1 connections have credit to be told, 0 are listed");
+  expect_found(o, a.credit.waits_for_receives, true, "credit that waits for receives");
   expect_found(o, a.generation, a.generation + 1, "names another");
   o.context().by_qpn.clear(a.qp->qp_num);
   EXPECT_NE(o.core.audit().error().found.find("its queue pair is not its own"), std::string::npos);
@@ -198,7 +203,7 @@ TEST(EngineAudit, FindsDamagedMemory) {
   expect_found(o, o.registered.whole.block()->owner, nobody, "registered memory");
   const Buffer idle(o.context().arena->allocate(spinwire::memory::PoolId::send, 100), 100);
   expect_found(o, idle.block()->refs, 0, "has 0 references");
-  expect_found(o, o.agent().cell_block->refs, 0, "credit cell");
+  expect_found(o, o.agent().credit_cells.block->refs, 0, "credit cell");
 }
 
 TEST(EngineAudit, FindsNothingWhereThereIsNothing) {

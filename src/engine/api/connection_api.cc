@@ -69,7 +69,7 @@ Status Connection::send_copy(std::span<const std::byte> bytes, const CompletionC
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
   if (a->state != ConnectionState::ready) return Status::not_connected;
-  if (bytes.size() > a->longest_message) return Status::message_too_long;
+  if (bytes.size() > a->max_message) return Status::message_too_long;
   detail::Block* block =
       core_->context.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
   if (block == nullptr) return Status::no_buffer;
@@ -133,7 +133,7 @@ Status Connection::flush() {
   Agent* const a = locate(core_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(core_);
-  if (core_->context.lined_up != 0 && a->raw != nullptr) [[unlikely]]
+  if (core_->context.queued_agents != 0 && a->raw != nullptr) [[unlikely]]
     agent::flush_raw(core_->context, *a);
   return agent::flush(core_->context, *a);
 }
@@ -200,7 +200,7 @@ Result<QueuePairState> Connection::query_state() const {
 std::size_t Connection::max_message() const noexcept {
   if (core_ == nullptr) return 0;
   const Agent* a = core_->find(index_, generation_);
-  return a != nullptr && a->state == ConnectionState::ready ? a->longest_message : 0;
+  return a != nullptr && a->state == ConnectionState::ready ? a->max_message : 0;
 }
 
 namespace {
@@ -209,7 +209,7 @@ namespace {
 std::uint32_t outstanding(const Agent& a, OperationKind first, OperationKind last) noexcept {
   std::uint64_t sum = 0;
   for (auto i = static_cast<std::size_t>(first); i <= static_cast<std::size_t>(last); ++i)
-    sum += agent::outstanding(a.tallies[i]);
+    sum += agent::outstanding(a.traffic.tallies[i]);
   return static_cast<std::uint32_t>(sum);
 }
 
@@ -220,8 +220,8 @@ ConnectionStats stats_of(const Agent* a) noexcept {
   stats.messages_sent = agent::messages_sent(*a);
   stats.bytes_sent = bytes(OperationKind::send) + bytes(OperationKind::send_imm) +
                      bytes(OperationKind::raw_send) + bytes(OperationKind::raw_send_imm);
-  stats.messages_received = a->messages_received;
-  stats.bytes_received = a->bytes_received;
+  stats.messages_received = a->traffic.messages_received;
+  stats.bytes_received = a->traffic.bytes_received;
   stats.writes = count(OperationKind::write) + count(OperationKind::write_imm) +
                  count(OperationKind::raw_write_imm);
   stats.bytes_written = bytes(OperationKind::write) + bytes(OperationKind::write_imm) +
@@ -238,7 +238,7 @@ ConnectionStats stats_of(const Agent* a) noexcept {
 
 /// Whether a long message would be refused that shorter ones are not.
 bool lacks_window(const agent::EngineContext& s, const Agent& a) noexcept {
-  if (a.raw != nullptr || a.longest_message <= a.max_message) return false;
+  if (a.raw != nullptr || a.max_message <= a.send_queue.max_eager) return false;
   const agent::Transfers& all = *s.transfers;
   const bool by_window = a.domain == nullptr && all.windows.size() != 0;
   return all.offered.size() == all.offered.capacity() || (by_window && all.windows.free() == 0);
@@ -248,7 +248,7 @@ Blocker blocker_of(const agent::EngineContext& s, const Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return Blocker::not_ready;
   const std::uint32_t room = agent::room_in_force(a);
   if (room == 0) return Blocker::credit;  // which notes lack
-  if (a.sq_used >= room) return Blocker::send_queue;
+  if (a.send_queue.used >= room) return Blocker::send_queue;
   if (a.raw == nullptr && agent::credits_in_sight(a) == 0) return Blocker::credit;
   if (s.operations.empty()) return Blocker::operations;
   return lacks_window(s, a) ? Blocker::windows : Blocker::nothing;
@@ -274,14 +274,14 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
   ConnectionSnapshot now;
   now.state = a->state;
   now.blocked_by = blocker_of(s, *a);
-  now.silence = s.clock.duration(s.now - std::min(a->last_heard, s.now));
+  now.silence = s.clock.duration(s.now - std::min(a->liveness.last_heard, s.now));
   now.messages = count({OperationKind::send, OperationKind::send_imm, OperationKind::raw_send,
                         OperationKind::raw_send_imm});
   now.writes =
       count({OperationKind::write, OperationKind::write_imm, OperationKind::raw_write_imm});
   now.reads = count({OperationKind::read});
   now.atomics = count({OperationKind::compare_swap, OperationKind::fetch_add});
-  now.control = count({OperationKind::bind}) + a->transfers.notes_waiting +
+  now.control = count({OperationKind::bind}) + a->rendezvous.notes_waiting +
                 outstanding(*a, OperationKind::credit_return, OperationKind::lease_unbind);
   now.leased_out = a->leases.lent;
   now.leased_out_bytes = a->leases.lent_bytes;
@@ -295,7 +295,7 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
 std::string Connection::peer() const {
   if (core_ == nullptr) return {};
   const Agent* a = core_->find(index_, generation_);
-  return a != nullptr ? std::string(a->peer.data()) : std::string();
+  return a != nullptr ? std::string(a->peer.name.data()) : std::string();
 }
 
 }  // namespace spinwire

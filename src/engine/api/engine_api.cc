@@ -140,14 +140,15 @@ EngineStats Engine::stats() const noexcept {
     if (!s.agents.in_use(i)) continue;  // those that ended are counted already
     stats.operations += agent::outstanding(s.agents.at(i));
     stats.messages_sent += agent::messages_sent(s.agents.at(i));
-    stats.messages_received += s.agents.at(i).messages_received;
+    stats.messages_received += s.agents.at(i).traffic.messages_received;
   }
   stats.connections = s.agents.size();
   stats.own_domains = static_cast<std::uint32_t>(s.device->domains());
   stats.registrations = s.registrations->size();
   stats.receives = s.posted_receives;
   stats.windows_free = s.transfers->windows.free();
-  stats.credits_granted = s.allotted + (s.own != nullptr ? s.own->allotted : 0);
+  stats.credits_granted =
+      s.reserved_receives + (s.own_queues != nullptr ? s.own_queues->reserved_receives : 0);
   return stats;
 }
 

@@ -184,12 +184,12 @@ Result<RemoteRegion> Connection::import_token(std::span<const std::byte> bytes) 
     return base::fail(Status::protocol, kAsked, "its bytes are no token, or were damaged",
                       "pass it on whole, as Connection::token() made it");
   }
-  if (token.incarnation != a->peer_incarnation) {
+  if (token.incarnation != a->peer.incarnation) {
     return base::fail(Status::invalid_argument, kAsked,
                       "it is of another engine than this connection's peer",
                       "import it on a connection to the engine that made it");
   }
-  if (token.qp_num != 0 && token.qp_num != a->remote.qp_num) {
+  if (token.qp_num != 0 && token.qp_num != a->peer.queue_pair.qp_num) {
     return base::fail(Status::invalid_argument, kAsked,
                       "its key is bound to another connection of the peer",
                       "use it there, or have it made with KeyScope::domain");

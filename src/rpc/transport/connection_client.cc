@@ -56,7 +56,7 @@ std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept {
   std::uint32_t connection = s.config.connections.message_bytes;
   if (!allows(s.attributes.access, Access::remote_read))
     connection = s.config.connections.eager_bytes;
-  if (a != nullptr && a->state == ConnectionState::ready) connection = a->longest_message;
+  if (a != nullptr && a->state == ConnectionState::ready) connection = a->max_message;
   return std::max<std::size_t>(connection, c.max_inline_call);
 }
 

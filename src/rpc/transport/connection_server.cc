@@ -115,7 +115,7 @@ Status reference_reply(Rpc& r, ConnectionServerSlot& v, const std::byte* data, s
 
 /// Of those without memory of the client's.
 std::size_t longest_reply(const ServerSession& s, const agent::Agent& a) noexcept {
-  const std::uint32_t max_inline_call = std::max(a.max_message, a.longest_message);
+  const std::uint32_t max_inline_call = std::max(a.send_queue.max_eager, a.max_message);
   return std::min<std::size_t>(wire::rpc_payload(s.mtu),
                                max_inline_call - wire::kRpcMessageHeaderBytes);
 }

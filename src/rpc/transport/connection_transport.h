@@ -121,7 +121,7 @@ Status send_message(Rpc& r, agent::Agent& a, const wire::RpcMessageHeader& heade
                     std::span<const std::byte> payload) noexcept;
 /// Whether a message of so many bytes is none of those that are pulled.
 inline bool is_eager(const agent::Agent& a, std::size_t payload) noexcept {
-  return wire::kRpcMessageHeaderBytes + payload <= a.max_message;
+  return wire::kRpcMessageHeaderBytes + payload <= a.send_queue.max_eager;
 }
 /// Whether it is only the time to send something that is wrong.
 constexpr bool is_transient(Status status) noexcept {
