@@ -77,7 +77,7 @@ Status EngineCore::flush() noexcept {
   if (calls != nullptr) {
     if (calls->queue_first != nullptr) [[unlikely]]
       rpc::post_connection_queue(*calls);
-    calls->port->flush();
+    rpc::flush(*calls);
   }
   return Status::ok;
 }

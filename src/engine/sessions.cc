@@ -51,7 +51,7 @@ Result<void> EngineCore::start_rpc() {
   auto made = rpc::open(context);
   if (!made) return tl::unexpected(made.error());
   calls = std::move(*made);
-  rpc_qp_num = rpc::uses_datagrams(context) ? calls->port->qp_num() : rpc::kNoQueuePair;
+  rpc_qp_num = calls->port != nullptr ? calls->port->qp_num() : rpc::kNoQueuePair;
   return {};
 }
 
@@ -291,8 +291,8 @@ void EngineCore::say_join(Handshake& h, agent::Agent& a) noexcept {
   join.endpoint = agent::endpoint(context, a);
   join.session = c.peer_session;
   join.name = c.name;
-  join.qp_num = calls->port->qp_num();
-  join.qkey = calls->port->qkey();
+  join.qp_num = calls->local.qp_num;
+  join.qkey = calls->local.qkey;
   say(h, wire::encode(join));
 }
 
@@ -307,7 +307,7 @@ void EngineCore::take_join(Handshake& h, const wire::JoinSession& join) noexcept
     return refuse(h, {Status::refused, "join a session", "there is no such session of that peer's",
                       "open another session"});
   const auto keep_out = [&](const Error& why) {
-    if (!rpc::has_datagrams(*s->peer_address))
+    if (s->transport == rpc::Transport::connection)
       rpc::release_server_session(*calls, *s);  // this ends it for its client
     refuse(h, why);
   };

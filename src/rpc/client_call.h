@@ -106,13 +106,20 @@ template <typename Kept>
   return true;
 }
 
-[[gnu::always_inline]] inline Status call(Rpc& r, ClientSession& c, const CallRequest& call,
-                                          const ReplyCallback& done) noexcept {
-  if (call.block != nullptr && call.size > c.max_inline_call)
-      [[unlikely]]  // what has none always fits
-    return Status::message_too_long;
-  if (c.backlog_count != 0 || !can_send(r, c)) [[unlikely]]
-    return enqueue_call(r, c, call, done);
+/// Whether a request has to go over a connection for its length. One without a block always fits.
+[[gnu::always_inline]] inline bool exceeds_datagram(const ClientSession& c,
+                                                    const CallRequest& call) noexcept {
+  return call.block != nullptr && call.size > c.max_inline_call;
+}
+
+/// Whether a call may go out at once as a datagram: none waits before it, and there is room.
+[[gnu::always_inline]] inline bool can_send_at_once(Rpc& r, const ClientSession& c) noexcept {
+  return c.backlog_count == 0 && can_send(r, c);
+}
+
+/// Sends a call as a datagram; can_send_at_once(). Errors: no_buffer.
+[[gnu::always_inline]] inline Status send_call(Rpc& r, ClientSession& c, const CallRequest& call,
+                                               const ReplyCallback& done) noexcept {
   const std::uint32_t slot = free_slot(c);
   ClientSlot& k = c.slots[slot];
   if (!store_call(r, c, call, done, k)) [[unlikely]]

@@ -18,7 +18,7 @@ using wire::RpcKind;
 
 /// Where there are no datagrams, the session's connection tells.
 void send_control(Rpc& r, const ClientSession& c, RpcKind kind, std::uint32_t number = 0) noexcept {
-  if (has_datagrams(*c.peer_address))
+  if (c.transport == Transport::datagram)
     (void)send(r, c.peer_address->destination, {c.peer_session, number, 0, kind, 0, 0, 0}, {});
 }
 
@@ -102,7 +102,8 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   c.min_rtt = c.recent_min_rtt = ~std::uint64_t{0};
   c.rto = r.min_rto;
   c.peer_session = 0;
-  c.peer_address = &r.nowhere;
+  c.peer_address = nullptr;
+  c.transport = Transport::datagram;
   c.handshake = c.aligned_at_call = kNone;
   c.timer.index = index;
   c.timer.kind = kClientTimer;
@@ -112,11 +113,11 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
 void set_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
               PeerAddress* peer_address) noexcept {
   c.peer_address = peer_address;
+  c.transport = peer_address->transport;
   c.peer_session = peer.name;
-  c.max_inline_call = static_cast<std::uint16_t>(
-      wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.port->mtu())));
-  if (has_datagrams(*peer_address)) return mark_ready(r, c);
-  c.server_window = 0;  // so that no call takes the way of datagrams
+  c.max_inline_call =
+      static_cast<std::uint16_t>(wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.local.mtu)));
+  if (c.transport == Transport::datagram) return mark_ready(r, c);
   if (const Status status = open_sole_connection(r, c); status != Status::ok)
     fail_session(r, c, status, "there is no memory for its calls");
 }
@@ -147,7 +148,6 @@ static void end_backlogged(Rpc& r, ClientSession& c, std::uint32_t i, Status sta
 Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call,
                     const ReplyCallback& done) noexcept {
   if (c.state != SessionState::ready) return Status::not_connected;
-  if (!has_datagrams(*c.peer_address)) return Status::message_too_long;  // for that way
   const std::uint32_t room = r.context.config.rpc.backlog;
   if (c.backlog_count == room) return Status::would_block;
   if (c.backlog == nullptr && !allocate_backlog(r, c)) return Status::no_buffer;
@@ -183,7 +183,8 @@ void send_backlog(Rpc& r, ClientSession& c) noexcept {
 void on_server_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept {
   ClientSession* const c = find_client(r, header.session);
-  if (c == nullptr || !c->peer_address->source_filter.matches(wc, grh)) {
+  if (c == nullptr || c->transport != Transport::datagram || c->peer_address == nullptr ||
+      !c->peer_address->source_filter.matches(wc, grh)) {
     ++r.stats.bad_datagrams;
     return;
   }
@@ -238,8 +239,9 @@ Status close(Rpc& r, ClientSession& c) noexcept {
   const bool connected = close_client_connection(r, c);
   send_control(r, c, RpcKind::close);
   std::uint64_t next = c.deadline;  // the connection's end comes first
-  if (has_datagrams(*c.peer_address) || !connected) next = r.context.clock.now() + r.min_rto;
-  if (!has_datagrams(*c.peer_address) && !connected) c.deadline = next;  // nobody could be told
+  if (c.transport == Transport::datagram || !connected) next = r.context.clock.now() + r.min_rto;
+  if (c.transport == Transport::connection && !connected)
+    c.deadline = next;  // nobody could be told
   r.context.timers.reschedule(c.timer, next);
   return Status::ok;
 }
@@ -275,8 +277,7 @@ void fail_session(Rpc& r, ClientSession& c, const Error& why) noexcept {
   end_calls(r, c, why.status == Status::ok ? Status::flushed : why.status);
   if (c.on_closed) c.on_closed(Session(r.context.core, id_of(c)), why);
   r.context.timers.cancel(c.timer);
-  if (c.peer_address != &r.nowhere)
-    release_peer_address(r, std::exchange(c.peer_address, &r.nowhere));
+  if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
   if (c.is_blocked) {  // in a line that is short, if there is one
     std::uint32_t* at = &r.blocked_first;
     std::uint32_t before = kNone;
@@ -366,7 +367,7 @@ void fail_silent_sessions(Rpc& r, std::uint64_t incarnation) noexcept {
     if (!r.clients.in_use(i)) continue;
     ClientSession& c = r.clients.at(i);
     if (c.state != SessionState::ready || c.silent_ticks == 0) continue;
-    if (has_datagrams(*c.peer_address) && c.peer_address->incarnation == incarnation)
+    if (c.transport == Transport::datagram && c.peer_address->incarnation == incarnation)
       fail_session(r, c, Status::peer_lost,
                    "another engine, or another life of it, is at its address");
   }
@@ -382,7 +383,7 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept {
     send_control(r, c, RpcKind::close);
     return r.context.timers.schedule(c.timer, std::min(now + 2 * c.rto, c.deadline));
   }
-  if (has_datagrams(*c.peer_address)) {  // a connection finds out by itself
+  if (c.transport == Transport::datagram) {  // a connection finds out by itself
     if (has_timed_out(r, c, now))
       return fail_session(r, c, Status::peer_lost, "no datagram came from it any more");
     request_probe(r, c, now);

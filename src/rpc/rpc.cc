@@ -12,6 +12,8 @@ namespace spinwire::rpc {
 using wire::RpcHeader;
 using wire::RpcKind;
 
+/// Q_Keys with the top bit are the operating system's.
+static constexpr std::uint32_t kQkeyMask = 0x7fffffff;
 /// Receives for questions, and for what comes late or twice.
 static constexpr std::uint32_t kUnsolicitedReceives = 24;
 
@@ -25,7 +27,6 @@ Rpc::Rpc(agent::EngineContext& s)
       numbers(base::random_seed()) {
   const Config& c = s.config;
   retransmission_timer.kind = kRetransmissionTimer;
-  nowhere.source_filter.qp_num = kNoQueuePair;
   min_rto = s.clock.ticks(c.rpc.least_timeout);
   idle_timeout = s.clock.ticks(c.connections.credit_idle);
   keepalive_interval = s.clock.ticks(c.connections.keepalive);
@@ -39,20 +40,22 @@ Rpc::~Rpc() {
   context.timers.cancel(retransmission_timer);
   port.reset();
   for (const auto& peer_address : peer_addresses) {
-    if (has_datagrams(*peer_address)) context.device->destroy_ah(peer_address->destination.ah);
+    if (peer_address->transport == Transport::datagram)
+      context.device->destroy_ah(peer_address->destination.ah);
   }
 }
 
 Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s) {
   auto r = std::make_unique<Rpc>(s);
-  if (!uses_datagrams(s)) {
-    r->port = DatagramPort::none(s);
-    post_reserved_receives(*r);
-    return r;
-  }
-  auto port = DatagramPort::open(s, {s.config.rpc.send_depth, s.config.rpc.receive_depth});
+  base::Random random(s.incarnation ^ s.clock.now());
+  r->local.qkey = static_cast<std::uint32_t>(random.next()) & kQkeyMask;
+  r->local.mtu = std::min(s.device->place().mtu, kLongestDatagram);
+  if (!uses_datagrams(s)) return r;
+  auto port =
+      DatagramPort::open(s, {s.config.rpc.send_depth, s.config.rpc.receive_depth, r->local.qkey});
   if (!port) return tl::unexpected(port.error());
   r->port = std::move(*port);
+  r->local.qp_num = r->port->qp_num();
   post_reserved_receives(*r);
   return r;
 }
@@ -62,26 +65,28 @@ void end(Rpc& r) noexcept {
     if (!r.clients.in_use(i)) continue;
     ClientSession& c = r.clients.at(i);
     if (c.name == 0) continue;
-    if (c.state == SessionState::ready && has_datagrams(*c.peer_address))
+    if (c.state == SessionState::ready && c.transport == Transport::datagram)
       (void)send(r, c.peer_address->destination, {c.peer_session, 0, 0, RpcKind::close, 0, 0, 0},
                  {});
-    r.port->flush();
+    flush(r);
     close_session(r, c);
   }
   for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
     if (!r.servers.in_use(i)) continue;
     ServerSession& s = r.servers.at(i);
-    if (has_datagrams(*s.peer_address))
+    if (s.transport == Transport::datagram)
       (void)send(r, s.peer_address->destination, {s.peer_session, 0, 0, RpcKind::closed, 0, 0, 0},
                  {});
-    r.port->flush();
+    flush(r);
     release_server_session(r, s);
   }
 }
 
-void finish_poll(Rpc& r) noexcept {
-  // Each that stalled has a turn while there is what they wait for; those that are left with calls
-  // line up again.
+namespace {
+
+/// Each session that was blocked has a turn while the engine has receives and room to send; those
+/// that are left with calls are blocked again.
+[[gnu::cold, gnu::noinline]] void resume_blocked_sessions(Rpc& r) noexcept {
   const std::uint32_t last = r.blocked_last;
   while (r.blocked_first != kNone && r.reserved_receives < r.receive_budget && !r.port->full()) {
     const std::uint32_t index = r.blocked_first;
@@ -91,9 +96,20 @@ void finish_poll(Rpc& r) noexcept {
     send_backlog(r, c);
     if (index == last) break;
   }
+}
+
+}  // namespace
+
+void flush(Rpc& r) noexcept {
+  if (r.port != nullptr) r.port->flush();
+}
+
+void finish_poll(Rpc& r) noexcept {
+  if (r.blocked_first != kNone) [[unlikely]]
+    resume_blocked_sessions(r);
   if (r.queue_first != nullptr) [[unlikely]]
     run_connection_queue(r);
-  r.port->flush();
+  flush(r);
 }
 
 bool send(Rpc& r, const base::DatagramAddress& to, const wire::RpcHeader& header,
@@ -115,6 +131,7 @@ bool try_post_more_receives(Rpc& r) noexcept {
 }
 
 void post_reserved_receives(Rpc& r) noexcept {
+  if (r.port == nullptr) return;
   // Of what may come without a promise: one call of each session that has none, and questions.
   const std::uint32_t others = r.servers.size() + kUnsolicitedReceives;
   if (r.reserved_receives + others >= r.port->posted_receives())
@@ -125,7 +142,9 @@ void post_reserved_receives(Rpc& r) noexcept {
                           : std::min(r.receive_budget, r.port->posted_receives() - others);
 }
 
-void upkeep(Rpc& r) noexcept { r.port->upkeep(); }
+void upkeep(Rpc& r) noexcept {
+  if (r.port != nullptr) r.port->upkeep();
+}
 
 void on_timer(Rpc& r, base::Timer& timer) noexcept {
   if (timer.kind == kRetransmissionTimer) return on_retransmission_timer(r);
@@ -156,14 +175,14 @@ Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer) 
   peer_address->references = 1;
   peer_address->incarnation = peer.incarnation;
   peer_address->destination = {nullptr, peer.qp_num, peer.qkey, nullptr};
-  peer_address->source_filter.qp_num = kNoQueuePair;
-  if (peer.qp_num != 0 && uses_datagrams(r.context)) {
+  if (peer.qp_num != 0 && r.port != nullptr) {
     verbs::RemoteQueuePair remote;
     remote.gid = peer_address->gid;
     remote.lid = peer.lid;
     auto ah = r.context.device->create_ah(r.context.attributes.queue_pair, remote);
     if (!ah) return tl::unexpected(ah.error());
     peer_address->destination.ah = *ah;
+    peer_address->transport = Transport::datagram;
     r.port->resolve(peer_address->destination);
     peer_address->source_filter = make_source_filter(peer);
   }
@@ -173,8 +192,9 @@ Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer) 
 
 void release_peer_address(Rpc& r, PeerAddress* peer_address) noexcept {
   if (--peer_address->references != 0) return;
-  r.port->flush();  // nothing refers to it any more
-  if (has_datagrams(*peer_address)) r.context.device->destroy_ah(peer_address->destination.ah);
+  flush(r);  // nothing refers to it any more
+  if (peer_address->transport == Transport::datagram)
+    r.context.device->destroy_ah(peer_address->destination.ah);
   std::erase_if(r.peer_addresses,
                 [peer_address](const auto& each) { return each.get() == peer_address; });
 }
@@ -186,11 +206,11 @@ wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32
   std::memcpy(end.gid.data(), &place.gid, sizeof place.gid);
   end.gid_type = place.gid_type;
   end.lid = place.lid;
-  end.qp_num = r.port->qp_num();
-  end.qkey = r.port->qkey();
+  end.qp_num = r.local.qp_num;
+  end.qkey = r.local.qkey;
   end.name = name;
   end.window = static_cast<std::uint16_t>(window);
-  end.mtu = static_cast<std::uint16_t>(r.port->mtu());
+  end.mtu = static_cast<std::uint16_t>(r.local.mtu);
   end.incarnation = r.context.incarnation;
   end.first = first;
   return end;
@@ -198,7 +218,7 @@ wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32
 
 RpcStats stats(const Rpc& r) noexcept {
   RpcStats stats = r.stats;
-  stats.unsent += r.port->send_failures;
+  if (r.port != nullptr) stats.unsent += r.port->send_failures;
   stats.sessions = r.clients.size();
   stats.served_sessions = r.servers.size();
   return stats;
@@ -252,7 +272,7 @@ Result<void> audit(Rpc& r) {
     return audit_error(
         fmt::format("{} receives are promised, of {}", reserved_receives, r.receive_budget));
   const std::uint32_t needed = reserved_receives + r.servers.size() + kUnsolicitedReceives;
-  if (!r.port->all_posted() && r.port->posted_receives() < needed)
+  if (r.port != nullptr && !r.port->all_posted() && r.port->posted_receives() < needed)
     return audit_error(fmt::format("{} receives are open, of {} that may be needed",
                                    r.port->posted_receives(), needed));
   return audit_connections(r);

@@ -103,9 +103,16 @@ Entry remove_from_ring(Entry* ring, std::uint32_t room, std::uint32_t& first, st
   return taken;
 }
 
-/// A peer engine's datagrams, as its sessions share them. Where it or we have none, `to` says who
-/// it is and no more, and no datagram is from there.
+/// How the calls of a session travel.
+enum class Transport : std::uint8_t {
+  datagram,    ///< short calls as datagrams, long ones over a connection made when first needed
+  connection,  ///< all calls over a connection: one of the two engines has no datagrams
+};
+
+/// A peer engine, shared by all sessions with it. With Transport::datagram it has an address handle
+/// and a source filter; with Transport::connection the numbers only identify the peer.
 struct PeerAddress {
+  Transport transport = Transport::connection;
   base::DatagramAddress destination;
   SourceFilter source_filter;
   std::uint64_t direct_source = 0;  ///< the same in a base::DirectRun; 0: not seen yet
@@ -117,11 +124,6 @@ struct PeerAddress {
   std::uint32_t silent_session =
       0;  ///< a session of ours by whose address the engine is to ask; 0: none
 };
-
-inline bool has_datagrams(const PeerAddress& peer_address) noexcept {
-  return peer_address.destination.ah != nullptr;
-}
-inline constexpr std::uint32_t kNoQueuePair = ~0u;  ///< a datagram names 24 bits
 
 // Calls that are longer than a datagram, or that no datagrams are there for, see bulk.h.
 struct ConnectionEnd;
@@ -135,7 +137,7 @@ struct ConnectionDeleter {
 /// The first cacheline is what a call needs, the second what its reply needs besides.
 struct alignas(64) ClientSession {
   static constexpr std::size_t kHotBytes = 128;
-  PeerAddress* peer_address = nullptr;  ///< to the server; Rpc::nowhere while that is not known
+  PeerAddress* peer_address = nullptr;  ///< the server; null until it has answered
   std::uint32_t name = 0;               ///< what we call it; 0: a free record
   std::uint32_t generation = 0;         ///< and which use of the record this is, for handles
   std::uint64_t free_slots = 0;         ///< slots without a call
@@ -178,6 +180,7 @@ struct alignas(64) ClientSession {
   std::uint32_t aligned_at_call =
       kNone;  ///< last_call when all slots were seen to have as many uses
   std::string address;
+  Transport transport = Transport::datagram;                        ///< known with peer_address
   std::unique_ptr<ConnectionClient, ConnectionDeleter> connection;  ///< once it was needed
 };
 static_assert(offsetof(ClientSession, congestion) == 64);
@@ -220,6 +223,7 @@ struct alignas(64) ServerSession {
   std::uint64_t last_control = 0;  ///< tick at which anything else was heard
   std::uint64_t last_liveness_check = 0;
   std::uint64_t silent_ticks = 0;
+  Transport transport = Transport::datagram;
   std::uint32_t forgotten = 0;  ///< calls below this number are, see forget_calls()
   std::unique_ptr<ConnectionServer, ConnectionDeleter>
       connection;  ///< while the client has a connection for that
@@ -241,6 +245,13 @@ std::uint64_t last_heard_from(const Session& s) noexcept {
   return std::max(s.last_heard, s.last_control);
 }
 
+/// How this engine names itself to the peers of its sessions.
+struct LocalAddress {
+  std::uint32_t qp_num = 0;  ///< 0: no datagrams
+  std::uint32_t qkey = 0;
+  std::uint32_t mtu = 0;
+};
+
 /// A session that a server has forgotten, for when its client is heard again.
 struct ForgottenSession {
   std::uint32_t name = 0;  ///< as it was called here; 0: none
@@ -258,7 +269,7 @@ struct Rpc {
   ~Rpc();
 
   agent::EngineContext& context;
-  std::unique_ptr<DatagramPort> port;
+  std::unique_ptr<DatagramPort> port;  ///< null: this engine has no datagrams
   std::vector<MethodHandler> handlers;
   std::uint32_t method_count = 0;  ///< their number, which takes a multiplication to tell
   SessionTable<ClientSession, ClientSlot> clients;
@@ -282,10 +293,10 @@ struct Rpc {
   // Cold.
   std::uint32_t connections_wanted = 0;  ///< sessions that want a connection for long calls
   bool has_silent_peers = false;         ///< a route has a silent session
-  base::Random numbers;                  ///< where those of new sessions' calls begin
+  LocalAddress local;
+  base::Random numbers;  ///< where those of new sessions' calls begin
   std::vector<std::unique_ptr<PeerAddress>> peer_addresses;
   std::unique_ptr<ForgottenSessions> forgotten;  ///< once there are any
-  PeerAddress nowhere;                           ///< of sessions whose peer is not known
   // Ticks.
   std::uint64_t idle_timeout = 0;  ///< after which a server takes back what receives it granted
   std::uint64_t keepalive_interval = 0;
@@ -313,9 +324,8 @@ void end(Rpc& r) noexcept;
 void abort(Rpc& r) noexcept;
 /// The end of a poll: calls that waited for room, then everything that was sent. Hot.
 void finish_poll(Rpc& r) noexcept;
-inline bool has_work(const Rpc& r) noexcept {
-  return r.port->unposted() || r.blocked_first != kNone || r.queue_first != nullptr;
-}
+/// Posts the datagrams that were sent since the last time.
+void flush(Rpc& r) noexcept;
 /// Has receives posted for all that are promised and one more, within the budget. Cold: what is
 /// posted doubles at least, until all are.
 void post_reserved_receives(Rpc& r) noexcept;
@@ -370,7 +380,7 @@ inline void schedule_check(Rpc& r, ClientSession& c, std::uint64_t tick) noexcep
 }
 /// Brings `allowed` in line with what server and network grant.
 inline void update_send_window(ClientSession& c) noexcept {
-  if (c.state != SessionState::ready) {
+  if (c.state != SessionState::ready || c.transport != Transport::datagram) {
     c.send_window = 0;
     return;
   }

@@ -49,8 +49,9 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   s.peer_session = peer.name;
   s.window = peer.window;
   s.advertised_window = 1;
-  s.mtu = std::min<std::uint32_t>(peer.mtu, r.port->mtu());
+  s.mtu = std::min<std::uint32_t>(peer.mtu, r.local.mtu);
   s.peer_address = peer_address;
+  s.transport = peer_address->transport;
   s.last_heard = s.last_control = s.last_liveness_check = r.context.clock.now();
   s.silent_ticks = 0;
   s.forgotten = 0;
@@ -72,7 +73,7 @@ void release_server_session(Rpc& r, ServerSession& s) noexcept {
   }
   s.reply_buffers.reset();
   s.name = 0;
-  release_peer_address(r, std::exchange(s.peer_address, &r.nowhere));
+  release_peer_address(r, std::exchange(s.peer_address, nullptr));
   r.servers.release(s.timer.index);
 }
 
@@ -86,7 +87,7 @@ ForgottenSession& forgotten_slot(ForgottenSessions& ones, std::uint32_t name) no
 
 void forget_session(Rpc& r, ServerSession& s) noexcept {
   if (r.forgotten == nullptr) r.forgotten.reset(new (std::nothrow) ForgottenSessions);
-  if (r.forgotten != nullptr && has_datagrams(*s.peer_address)) {
+  if (r.forgotten != nullptr && s.transport == Transport::datagram) {
     ForgottenSession& f = forgotten_slot(*r.forgotten, s.name);
     PeerAddress* const before = f.peer_address;
     f = {s.name, s.peer_session, s.peer_address, 0};
@@ -157,13 +158,13 @@ void on_client_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   const RpcHeader reply{s->peer_session, 0, 0, over ? RpcKind::closed : RpcKind::pong, 0, 0, 0};
   (void)send(r, s->peer_address->destination, reply, {});
   if (!over) return forget_calls_below(*s, header.number);
-  r.port->flush();  // the route goes with its last session
+  flush(r);  // the address goes with its last session
   release_server_session(r, *s);
 }
 
 void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   const std::uint64_t now = r.context.clock.now();
-  if (!has_datagrams(*s.peer_address) && is_connected(r, s))
+  if (s.transport == Transport::connection && is_connected(r, s))
     s.last_control = now;  // or it would not be
   // Time in which we did not look ourselves says nothing about the client.
   s.silent_ticks =

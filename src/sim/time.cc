@@ -154,7 +154,6 @@ std::uint64_t Simulation::State::trace_hash() const noexcept {
 }
 
 std::uint32_t sim::datagram_receives(const detail::EngineCore& core) noexcept {
-  if (core.calls->port->queue_pair() == nullptr) return 0;
   const auto& qp = *static_cast<const softverbs::Qp*>(core.calls->port->queue_pair());
   const auto& cq = *static_cast<const softverbs::Cq*>(qp.recv_cq);
   std::uint32_t count = qp.receives->count();
@@ -174,7 +173,7 @@ Result<void> Simulation::State::audit() const {
     };
     if (auto good = nodes[i]->engine.audit(); !good) return fails(std::move(good.error()));
     const detail::EngineCore& core = *nodes[i]->engine.core();
-    if (core.calls == nullptr) continue;
+    if (core.calls == nullptr || core.calls->port == nullptr) continue;
     const rpc::DatagramPort& port = *core.calls->port;
     const std::uint32_t have =
         sim::datagram_receives(core) + port.receives_waiting() + port.missing();

@@ -49,8 +49,9 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
     return;  // with the poll's end
   when == Post::defer ? core.wake_soon() : core.calls->port->flush();
 }
-[[gnu::always_inline]] inline void post(EngineCore& core, Post when) noexcept {
-  post(core, when, core.guard.polling());
+/// Posts what a call outside of the hot path has sent, by either transport.
+void post(EngineCore& core, Post when) noexcept {
+  if (core.calls->port != nullptr) post(core, when, core.guard.polling());
 }
 
 /// One that goes over the session's connection.
@@ -67,6 +68,19 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
   } else if (core.calls->queue_first != nullptr) {
     core.wake_soon();
   }
+  return status;
+}
+
+/// A call that cannot go out at once as a datagram: over the session's connection if that is its
+/// transport, else when the window or the engine has room for it.
+[[gnu::cold, gnu::noinline]] Status begin_blocked_call(EngineCore& core, rpc::ClientSession& c,
+                                                       rpc::CallRequest call,
+                                                       const CallOptions& options,
+                                                       const ReplyCallback& done) noexcept {
+  if (c.transport == rpc::Transport::connection)
+    return begin_long_call(core, c, call, options, done);
+  const Status status = rpc::enqueue_call(*core.calls, c, call, done);
+  if (status == Status::ok) post(core, options.post);
   return status;
 }
 
@@ -93,13 +107,14 @@ Status diagnose(const EngineCore* core, Status missing) noexcept {
                                      ? r.call_timeout
                                      : s.clock.ticks(options->timeout);
   const rpc::CallRequest asked{method, data, size, block, now, now + patience};
-  if (options != nullptr && options->reply_into) [[unlikely]]
-    return begin_long_call(*core, *c, asked, *options, done);
-  const Status status = rpc::call(r, *c, asked, done);
+  if (rpc::exceeds_datagram(*c, asked) || (options != nullptr && options->reply_into)) [[unlikely]]
+    return begin_long_call(*core, *c, asked, options != nullptr ? *options : CallOptions{}, done);
+  if (!rpc::can_send_at_once(r, *c)) [[unlikely]]
+    return begin_blocked_call(*core, *c, asked, options != nullptr ? *options : CallOptions{},
+                              done);
+  const Status status = rpc::send_call(r, *c, asked, done);
   if (status == Status::ok) [[likely]]
     post(*core, options != nullptr ? options->post : Post::automatic, polling);
-  else if (status == Status::message_too_long)
-    return begin_long_call(*core, *c, asked, options != nullptr ? *options : CallOptions{}, done);
   return status;
 }
 
@@ -187,10 +202,13 @@ namespace {
     return core.guard.diagnose();
   const bool polling = standing == base::OwnerGuard::kPolling;
   const Status done = rpc::answer_call(*r, session, number, status, data, size, block);
-  if (done == Status::ok) [[likely]]
-    post(core, Post::automatic, polling);
-  if (!polling && (session & rpc::kConnectionCall) != 0) [[unlikely]]
+  if (polling) [[likely]]
+    return done;  // it goes out with the poll's end
+  if ((session & rpc::kConnectionCall) != 0) {
     agent::flush_all(core.context);
+  } else if (done == Status::ok) {
+    core.calls->port->flush();
+  }
   return done;
 }
 

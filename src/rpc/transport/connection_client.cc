@@ -251,7 +251,7 @@ ClientSession* next_session_to_connect(Rpc& r) noexcept {
 
 void fail_connecting(Rpc& r, ClientSession& c, const Error& why) noexcept {
   withdraw_connection_request(r, *c.connection);
-  if (!has_datagrams(*c.peer_address)) return fail_session(r, c, why);
+  if (c.transport == Transport::connection) return fail_session(r, c, why);
   end_backlogged(r, *c.connection, why.status);
 }
 

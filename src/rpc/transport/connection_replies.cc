@@ -175,7 +175,7 @@ void on_client_closed(Rpc& r, std::uint32_t session, const Connection& gone,
   b->agent = kNone;
   const bool was_ready = std::exchange(b->was_ready, false);
   const bool wanted = c->state == SessionState::ready;
-  const bool sole_transport = !has_datagrams(*c->peer_address) && !b->is_ending;
+  const bool sole_transport = c->transport == Transport::connection && !b->is_ending;
   Status status = wanted ? Status::peer_lost : Status::flushed;
   if (b->is_ending && b->why.status != Status::ok) status = b->why.status;
   if (sole_transport && why.status == Status::ok) status = Status::flushed;

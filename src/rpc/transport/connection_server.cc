@@ -230,7 +230,7 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
   b.agent = kNone;
   // Without datagrams a client ends its session with its connection. One that has lost it comes
   // again, or is forgotten after a while.
-  const bool over = why.status == Status::ok && !has_datagrams(*s->peer_address);
+  const bool over = why.status == Status::ok && s->transport == Transport::connection;
   over ? release_server_session(r, *s) : release_server_connection(r, *s);
 }
 

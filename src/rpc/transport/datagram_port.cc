@@ -41,8 +41,6 @@ base::Random random_of(const agent::EngineContext& s) noexcept {
 std::uint32_t random_bits(base::Random& random, unsigned bits) noexcept {
   return static_cast<std::uint32_t>(random.next()) & ((1u << bits) - 1);
 }
-/// Those with the top bit are the system's.
-constexpr unsigned kQkeyBits = 31;
 constexpr std::uint32_t kQueuePairMax = (1u << 24) - 1;
 
 }  // namespace
@@ -57,13 +55,6 @@ DatagramPort::DatagramPort(agent::EngineContext& s, const DatagramPortOptions& o
       shared_(s),
       mtu_(std::min(s.device->place().mtu, kLongestDatagram)) {}
 
-std::unique_ptr<DatagramPort> DatagramPort::none(agent::EngineContext& s) {
-  std::unique_ptr<DatagramPort> port(new DatagramPort(s, {}));
-  base::Random random = random_of(s);
-  port->qkey_ = random_bits(random, kQkeyBits);
-  return port;
-}
-
 Result<std::unique_ptr<DatagramPort>> DatagramPort::open(agent::EngineContext& s,
                                                          const DatagramPortOptions& options) {
   std::unique_ptr<DatagramPort> port(new DatagramPort(s, options));
@@ -74,7 +65,7 @@ Result<std::unique_ptr<DatagramPort>> DatagramPort::open(agent::EngineContext& s
   asked.receive_depth = options.receive_depth;
   asked.inline_bytes = device.info().inline_bytes;
   asked.psn = random_bits(random, 24);
-  port->qkey_ = asked.qkey = random_bits(random, kQkeyBits);
+  asked.qkey = options.qkey;
   port->inline_ = asked.inline_bytes >= kLineBytes ? unsigned{IBV_SEND_INLINE} : 0u;
   auto qp = device.create_datagram_qp(asked);
   if (!qp) return tl::unexpected(qp.error());

@@ -35,10 +35,13 @@ static_assert(kPayloadOffset == 64);
 /// What then fits into a block of 4 KiB.
 inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kGrhBytes;
 
+inline constexpr std::uint32_t kNoQueuePair = ~0u;
+
 /// By what a session's datagrams are known: queue pair numbers are each device's own, so that the
 /// address in front of the datagram counts as well. Of that, two words, as far as the masks say.
+/// A filter that was not filled in matches no datagram: queue pair numbers have 24 bits.
 struct SourceFilter {
-  std::uint32_t qp_num = 0;
+  std::uint32_t qp_num = kNoQueuePair;
   std::uint16_t lid = 0;  ///< where there is no address in front
   std::uint8_t second_at = 0;
   std::array<std::uint64_t, 2> masks{};
@@ -59,6 +62,7 @@ SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept;
 struct DatagramPortOptions {
   std::uint32_t send_depth = 0;  ///< a power of two
   std::uint32_t receive_depth = 0;
+  std::uint32_t qkey = 0;
 };
 
 class DatagramPort {
@@ -66,17 +70,11 @@ class DatagramPort {
   /// Errors: no_memory, system, limit (the receive pool has not enough blocks).
   static Result<std::unique_ptr<DatagramPort>> open(agent::EngineContext& s,
                                                     const DatagramPortOptions& options);
-  /// Of an engine whose calls go over connections alone: it has no queue pair and is full for ever,
-  /// so that paths of datagrams need not know. May throw.
-  static std::unique_ptr<DatagramPort> none(agent::EngineContext& s);
   DatagramPort(const DatagramPort&) = delete;
   DatagramPort& operator=(const DatagramPort&) = delete;
   ~DatagramPort();
 
-  /// 0: none().
-  [[nodiscard]] std::uint32_t qp_num() const noexcept { return qp_ != nullptr ? qp_->qp_num : 0; }
-  [[nodiscard]] std::uint32_t qkey() const noexcept { return qkey_; }
-  [[nodiscard]] std::uint32_t mtu() const noexcept { return mtu_; }
+  [[nodiscard]] std::uint32_t qp_num() const noexcept { return qp_->qp_num; }
   /// What `to` says of an address, and how datagrams go there directly, if they can.
   void resolve(base::DatagramAddress& to) noexcept;
 
@@ -281,7 +279,6 @@ class DatagramPort {
   agent::EngineContext& shared_;
   Block* lines_block_ = nullptr;
   std::vector<std::uint32_t> missing_;  ///< slots without a block; has room for all
-  std::uint32_t qkey_ = 0;
   std::uint32_t mtu_ = 0;
   bool failed_ = false;  ///< it sends nothing until upkeep() has restarted it
 };

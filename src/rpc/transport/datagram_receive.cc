@@ -76,17 +76,30 @@ inline void update_rto(const Rpc& r, ClientSession& c, std::uint64_t trip) noexc
   return true;
 }
 
-/// A reply to one of the session's calls. Answers whether the block was kept.
+/// A reply that no call waits for: the call is over, or the datagram is not from the server.
+[[gnu::cold, gnu::noinline]] void on_unexpected_reply(Rpc& r, ClientSession& c, const ibv_wc& wc,
+                                                      const std::byte* grh) noexcept {
+  const bool from_server = c.transport == Transport::datagram && c.peer_address != nullptr &&
+                           c.peer_address->source_filter.matches(wc, grh);
+  ++(from_server ? r.stats.late : r.stats.bad_datagrams);
+  if (from_server) c.last_heard = r.context.now;
+}
+
+/// Whether a call waits for this reply. A session whose server is not known yet has no such call.
+[[gnu::always_inline]] inline bool is_awaited(const ClientSession& c,
+                                              const wire::RpcWords& words) noexcept {
+  const std::uint32_t number = wire::unpack(words).number;
+  const std::uint32_t slot = number & (c.window - 1u);
+  return c.slots[slot].number == number && (c.free_slots & bit(slot)) == 0;
+}
+
+/// Ends the call that waits for this reply. Returns whether the block was kept.
 [[gnu::always_inline]] inline bool complete_call(Rpc& r, ClientSession& c, wire::RpcWords words,
                                                  Block* block, const std::byte* payload,
                                                  std::uint64_t now) noexcept {
   const RpcHeader header = wire::unpack(words);
   const std::uint32_t slot = header.number & (c.window - 1u);
   ClientSlot& k = c.slots[slot];
-  if (k.number != header.number || (c.free_slots & bit(slot)) != 0) [[unlikely]] {
-    c.last_heard = now;
-    return ++r.stats.late, false;
-  }
   if (header.window != c.server_window && !set_server_window(c, header.window)) [[unlikely]]
     return ++r.stats.bad_datagrams, false;
   if (c.last_heard != now || k.resends != 0 || c.congestion.cwnd != c.congestion.max_cwnd)
@@ -106,7 +119,11 @@ inline void update_rto(const Rpc& r, ClientSession& c, std::uint64_t trip) noexc
 [[gnu::always_inline]] inline bool on_reply(Rpc& r, wire::RpcWords words, const ibv_wc& wc,
                                             const Arrival& at) noexcept {
   ClientSession* const c = find_client(r, static_cast<std::uint32_t>(words.low));
-  if (c == nullptr || !c->peer_address->source_filter.matches(wc, at.grh)) [[unlikely]]
+  if (c == nullptr) [[unlikely]]
+    return ++r.stats.bad_datagrams, false;
+  if (!is_awaited(*c, words)) [[unlikely]]
+    return on_unexpected_reply(r, *c, wc, at.grh), false;
+  if (!c->peer_address->source_filter.matches(wc, at.grh)) [[unlikely]]
     return ++r.stats.bad_datagrams, false;
   return complete_call(r, *c, words, at.block, at.payload(), r.context.now);
 }
@@ -255,7 +272,8 @@ inline void update_rto(const Rpc& r, ClientSession& c, std::uint64_t trip) noexc
       return run_request(r, *s, words, spare, line.payload + wire::kRpcHeaderBytes, now);
   } else if (wire::is_good_reply(words, bytes)) {
     ClientSession* const c = find_client(r, session);
-    if (c != nullptr && c->peer_address->direct_source == run.source) [[likely]]
+    if (c != nullptr && is_awaited(*c, words) && c->peer_address->direct_source == run.source)
+        [[likely]]
       return complete_call(r, *c, words, spare, line.payload + wire::kRpcHeaderBytes, now);
   }
   return on_indirect_datagram(r, run, line, static_cast<std::uint32_t>(length));
