@@ -14,9 +14,6 @@ using wire::RpcKind;
 
 /// Q_Keys with the top bit are the operating system's.
 static constexpr std::uint32_t kQkeyMask = 0x7fffffff;
-/// Receives for questions, and for what comes late or twice.
-static constexpr std::uint32_t kUnsolicitedReceives = 24;
-
 Rpc::Rpc(agent::EngineContext& s)
     : context(s),
       clients(s.config.rpc.sessions),
@@ -82,23 +79,7 @@ void end(Rpc& r) noexcept {
   }
 }
 
-namespace {
-
-/// Each session that was blocked has a turn while the engine has receives and room to send; those
-/// that are left with calls are blocked again.
-[[gnu::cold, gnu::noinline]] void resume_blocked_sessions(Rpc& r) noexcept {
-  const std::uint32_t last = r.blocked_last;
-  while (r.blocked_first != kNone && r.reserved_receives < r.receive_budget && !r.port->full()) {
-    const std::uint32_t index = r.blocked_first;
-    ClientSession& c = r.clients.at(index);
-    r.blocked_first = c.next_blocked;
-    c.is_blocked = false;
-    send_backlog(r, c);
-    if (index == last) break;
-  }
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void flush(Rpc& r) noexcept {
   if (r.port != nullptr) r.port->flush();
@@ -124,24 +105,6 @@ bool post_datagram_cold(Rpc& r, const base::DatagramAddress& to, wire::RpcWords 
   return true;
 }
 
-bool try_post_more_receives(Rpc& r) noexcept {
-  if (r.reserved_receives >= r.receive_budget) return false;
-  post_reserved_receives(r);
-  return true;
-}
-
-void post_reserved_receives(Rpc& r) noexcept {
-  if (r.port == nullptr) return;
-  // Of what may come without a promise: one call of each session that has none, and questions.
-  const std::uint32_t others = r.servers.size() + kUnsolicitedReceives;
-  if (r.reserved_receives + others >= r.port->posted_receives())
-    r.port->post_receives_up_to(
-        std::max(r.reserved_receives + 1 + others, 2 * r.port->posted_receives()));
-  r.posted_receives = r.port->all_posted()
-                          ? r.receive_budget
-                          : std::min(r.receive_budget, r.port->posted_receives() - others);
-}
-
 void upkeep(Rpc& r) noexcept {
   if (r.port != nullptr) r.port->upkeep();
 }
@@ -156,47 +119,6 @@ Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexc
   Block* const block = r.context.arena->allocate(memory::PoolId::send, size);
   if (block != nullptr) std::memcpy(block->payload, data, size);
   return block;
-}
-
-Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer) {
-  for (const auto& peer_address : r.peer_addresses) {
-    if (std::memcmp(&peer_address->gid, peer.gid.data(), sizeof peer_address->gid) == 0 &&
-        peer_address->lid == peer.lid && peer_address->destination.qp_num == peer.qp_num &&
-        peer_address->destination.qkey == peer.qkey &&
-        peer_address->incarnation == peer.incarnation) {
-      ++peer_address->references;
-      return peer_address.get();
-    }
-  }
-  r.peer_addresses.reserve(r.peer_addresses.size() + 1);
-  auto peer_address = std::make_unique<PeerAddress>();
-  std::memcpy(&peer_address->gid, peer.gid.data(), sizeof peer_address->gid);
-  peer_address->lid = peer.lid;
-  peer_address->references = 1;
-  peer_address->incarnation = peer.incarnation;
-  peer_address->destination = {nullptr, peer.qp_num, peer.qkey, nullptr};
-  if (peer.qp_num != 0 && r.port != nullptr) {
-    verbs::RemoteQueuePair remote;
-    remote.gid = peer_address->gid;
-    remote.lid = peer.lid;
-    auto ah = r.context.device->create_ah(r.context.attributes.queue_pair, remote);
-    if (!ah) return tl::unexpected(ah.error());
-    peer_address->destination.ah = *ah;
-    peer_address->transport = Transport::datagram;
-    r.port->resolve(peer_address->destination);
-    peer_address->source_filter = make_source_filter(peer);
-  }
-  r.peer_addresses.push_back(std::move(peer_address));
-  return r.peer_addresses.back().get();
-}
-
-void release_peer_address(Rpc& r, PeerAddress* peer_address) noexcept {
-  if (--peer_address->references != 0) return;
-  flush(r);  // nothing refers to it any more
-  if (peer_address->transport == Transport::datagram)
-    r.context.device->destroy_ah(peer_address->destination.ah);
-  std::erase_if(r.peer_addresses,
-                [peer_address](const auto& each) { return each.get() == peer_address; });
 }
 
 wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32_t window,
@@ -224,58 +146,6 @@ RpcStats stats(const Rpc& r) noexcept {
   return stats;
 }
 
-namespace {
-
-tl::unexpected<Error> audit_error(std::string found) {
-  return base::fail(Status::system, "audit the remote calls", std::move(found),
-                    "a defect of the library, or memory that something has overwritten");
-}
-
-}  // namespace
-
-Result<void> audit(Rpc& r) {
-  std::uint32_t reserved_receives = 0;
-  std::uint32_t granted = 0;
-  for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
-    if (!r.clients.in_use(i)) continue;
-    const ClientSession& c = r.clients.at(i);
-    std::uint32_t active = 0;
-    for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-      const bool busy = (c.free_slots >> slot & 1) == 0;
-      active += busy ? 1 : 0;
-      if (c.slots[slot].number % c.window != slot)
-        return audit_error(
-            fmt::format("session {}: slot {} has call {}", i, slot, c.slots[slot].number));
-      if (!busy && c.slots[slot].payload.block != nullptr && c.slots[slot].size > kShortCall)
-        return audit_error(fmt::format("session {}: slot {} is free and holds a block", i, slot));
-    }
-    if (active != c.in_flight)
-      return audit_error(
-          fmt::format("session {}: {} calls under way, {} counted", i, active, c.in_flight));
-    if (active != 0 && r.retransmission_queue.at(c.retransmission_place).session != c.name)
-      return audit_error(fmt::format("session {}: nobody watches its {} calls", i, active));
-    if (c.backlog_count > r.context.config.rpc.backlog)
-      return audit_error(fmt::format("session {}: {} calls wait", i, c.backlog_count));
-    reserved_receives += active;
-  }
-  for (std::uint32_t i = 0; i < r.servers.capacity(); ++i) {
-    if (r.servers.in_use(i) && r.servers.at(i).advertised_window != 1)
-      granted += r.servers.at(i).advertised_window;
-  }
-  reserved_receives += granted;
-  if (reserved_receives != r.reserved_receives || granted != r.server_reserved_receives) {
-    return audit_error(
-        fmt::format("{} receives are promised, {} of them granted; {} and {} counted",
-                    reserved_receives, granted, r.reserved_receives, r.server_reserved_receives));
-  }
-  if (reserved_receives > r.receive_budget)
-    return audit_error(
-        fmt::format("{} receives are promised, of {}", reserved_receives, r.receive_budget));
-  const std::uint32_t needed = reserved_receives + r.servers.size() + kUnsolicitedReceives;
-  if (r.port != nullptr && !r.port->all_posted() && r.port->posted_receives() < needed)
-    return audit_error(fmt::format("{} receives are open, of {} that may be needed",
-                                   r.port->posted_receives(), needed));
-  return audit_connections(r);
-}
+namespace {}  // namespace
 
 }  // namespace spinwire::rpc

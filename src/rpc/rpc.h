@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "agent/engine_context.h"
-#include "base/copy.h"
 #include "base/random.h"
 #include "base/timer_wheel.h"
 #include "rpc/retransmission_queue.h"
+#include "rpc/session.h"
 #include "rpc/session_table.h"
 #include "rpc/transport/datagram_port.h"
 #include "spinwire/rpc.h"
@@ -22,9 +22,6 @@
 #include "wire/rpc_datagram.h"
 
 namespace spinwire::rpc {
-
-inline constexpr std::uint32_t kNone = agent::kNone;
-inline constexpr std::uint32_t kWindowMax = wire::kSessionWindowMax;
 
 /// In a PendingCall's name of a session: the call is a long one. No session's own name has it.
 inline constexpr std::uint32_t kConnectionCall = 0x80000000;
@@ -34,233 +31,12 @@ inline constexpr std::uint16_t kClientTimer = 32;
 inline constexpr std::uint16_t kServerTimer = 33;
 inline constexpr std::uint16_t kRetransmissionTimer = 34;  ///< the engine's, see watch.cc
 
-/// A payload of up to kShortCall bytes, or where a longer one lies, with a reference to its block.
-/// The peer may see all of `text`, whatever the size: nothing is ever in it but what it was sent
-/// before, or may know.
-struct Payload {
-  Block* block = nullptr;  ///< null: short
-  union {
-    const std::byte* data;
-    std::byte text[kShortCall];
-    std::uint64_t arrived_at;  ///< tick at which a request came that is not answered yet
-  };
-  Payload() noexcept : text{} {}
-};
-
-/// One of the calls that a session may have under way.
-struct alignas(64) ClientSlot {
-  std::uint32_t number = 0;  ///< of this one, or the next; its low bits are the slot
-  Method method = 0;
-  std::uint16_t size = 0;
-  std::uint64_t sent_at = 0;
-  std::uint64_t deadline = 0;  ///< tick
-  ReplyCallback done;
-  std::uint32_t id = 0;      ///< as the application calls it
-  std::uint8_t resends = 0;  ///< times sent again
-  bool on_session_timer =
-      false;  ///< the session's timer looks at it, too: it is due before the watch
-  Payload payload;
-};
-static_assert(sizeof(ClientSlot) == 128);
-
-/// What a session may send, as congestion.cc has it; in parts of a call.
-inline constexpr std::uint32_t kCwndPerCall = 256;
-struct CongestionWindow {
-  std::uint32_t cwnd = 0;
-  std::uint32_t max_cwnd = 0;       ///< what it may grow to; 0: nobody asks for congestion control
-  std::uint64_t last_decrease = 0;  ///< tick
-  std::uint64_t next_send = 0;      ///< tick before which no call goes out; 0: none such
-};
-/// So often the patience with a call is doubled at most.
-inline constexpr unsigned kMaxBackoffShift = 6;
-/// How long a server had a request is told in so many nanoseconds, shifted; kHeldMost: or longer.
-inline constexpr unsigned kServerTimeShift = 10;
-inline constexpr std::uint16_t kServerTimeMax = UINT16_MAX - 1;
-/// Of an answer that is sent again.
-inline constexpr std::uint16_t kServerTimeUnknown = UINT16_MAX;
-
-/// One that waits for its turn.
-struct BackloggedCall {
-  Method method = 0;
-  std::uint32_t size = 0;
-  std::uint32_t id = 0;
-  std::uint64_t deadline = 0;
-  ReplyCallback done;
-  Payload payload;
-};
-/// Takes number `i` of the `count` that wait in a ring out of it; those behind it move up.
-template <typename Entry>
-Entry remove_from_ring(Entry* ring, std::uint32_t room, std::uint32_t& first, std::uint32_t& count,
-                       std::uint32_t i) noexcept {
-  Entry taken = std::exchange(ring[(first + i) % room], {});
-  --count;
-  if (i == 0) {
-    first = (first + 1) % room;
-  } else {
-    for (; i != count; ++i)
-      ring[(first + i) % room] = std::exchange(ring[(first + i + 1) % room], {});
-  }
-  return taken;
-}
-
-/// How the calls of a session travel.
-enum class Transport : std::uint8_t {
-  datagram,    ///< short calls as datagrams, long ones over a connection made when first needed
-  connection,  ///< all calls over a connection: one of the two engines has no datagrams
-};
-
-/// A peer engine, shared by all sessions with it. With Transport::datagram it has an address handle
-/// and a source filter; with Transport::connection the numbers only identify the peer.
-struct PeerAddress {
-  Transport transport = Transport::connection;
-  base::DatagramAddress destination;
-  SourceFilter source_filter;
-  std::uint64_t direct_source = 0;  ///< the same in a base::DirectRun; 0: not seen yet
-  ibv_gid gid{};
-  std::uint16_t lid = 0;
-  std::uint32_t references = 0;
-  std::uint64_t incarnation = 0;
-  std::uint64_t next_probe_at = 0;  ///< tick from which silence is a reason to ask who is there
-  std::uint32_t silent_session =
-      0;  ///< a session of ours by whose address the engine is to ask; 0: none
-};
-
-// Calls that are longer than a datagram, or that no datagrams are there for, see bulk.h.
-struct ConnectionEnd;
-struct ConnectionClient;
-struct ConnectionServer;
-struct ConnectionDeleter {
-  void operator()(ConnectionClient* connection) const noexcept;
-  void operator()(ConnectionServer* connection) const noexcept;
-};
-
-/// The first cacheline is what a call needs, the second what its reply needs besides.
-struct alignas(64) ClientSession {
-  static constexpr std::size_t kHotBytes = 128;
-  PeerAddress* peer_address = nullptr;  ///< the server; null until it has answered
-  std::uint32_t name = 0;               ///< what we call it; 0: a free record
-  std::uint32_t generation = 0;         ///< and which use of the record this is, for handles
-  std::uint64_t free_slots = 0;         ///< slots without a call
-  std::uint64_t last_heard = 0;         ///< tick of the last reply; see last_sign()
-  ClientSlot* slots = nullptr;          ///< right behind this record
-  std::uint32_t backlog_count = 0;
-  std::uint32_t last_call_id = 0;
-  std::uint32_t peer_session = 0;  ///< what the server calls it
-  std::uint16_t max_inline_call = 0;
-  std::uint16_t window = 0;
-  std::uint16_t in_flight = 0;      ///< calls active
-  std::uint16_t send_window = 0;    ///< of `window`, now; 0 unless ready: see allow()
-  std::uint16_t server_window = 1;  ///< of `window`, as the server has room for
-  SessionState state = SessionState::closed;
-  bool is_blocked = false;  ///< in Rpc::stalled
-
-  alignas(64) CongestionWindow congestion;
-  std::uint16_t retransmission_place = 0;  ///< its place in Rpc::watch, while calls are under way
-  // Ticks; see measure().
-  std::uint64_t srtt = 0;
-  std::uint64_t rttvar = 0;
-  std::uint64_t rto = 0;      ///< until a request is sent again, the first time
-  std::uint64_t min_rtt = 0;  ///< round trip; see congestion.cc
-  // Cold. Those that wait: a ring of `backlog` entries, in a block that is there while it is
-  // needed.
-  BackloggedCall* backlog = nullptr;
-  Block* backlog_block = nullptr;
-  std::uint32_t backlog_first = 0;
-  std::uint32_t next_blocked = kNone;
-  base::Timer timer;
-  std::uint64_t slow_since = 0;  ///< tick since when no more than one call was under way, and slow
-  std::uint64_t recent_min_rtt = 0;       ///< the shortest round trip since then
-  std::uint64_t last_control = 0;         ///< tick at which anything else was heard
-  std::uint64_t deadline = 0;             ///< tick; of opening or closing
-  std::uint64_t last_liveness_check = 0;  ///< tick of the timer's last look
-  std::uint64_t silent_ticks = 0;  ///< ticks of silence seen while something was to be answered
-  Callback<void(Session)> on_ready;
-  Callback<void(Session, const Error&)> on_closed;
-  std::uint32_t handshake = kNone;  ///< the engine's exchange that opens it
-  std::uint32_t aligned_at_call =
-      kNone;  ///< last_call when all slots were seen to have as many uses
-  std::string address;
-  Transport transport = Transport::datagram;                        ///< known with peer_address
-  std::unique_ptr<ConnectionClient, ConnectionDeleter> connection;  ///< once it was needed
-};
-static_assert(offsetof(ClientSession, congestion) == 64);
-
-enum class ServerSlotState : std::uint8_t { none, running, answered };
-
-/// The server's end of a slot: what it was last asked, and the answer.
-struct alignas(64) ServerSlot {
-  std::uint32_t number = 0;
-  ServerSlotState state = ServerSlotState::none;
-  Status status = Status::ok;
-  std::uint16_t size = 0;
-  Payload payload;
-};
-static_assert(sizeof(ServerSlot) == 64);
-
-/// Memory that a reply is written into where it is sent from.
-struct ReplyBuffer {
-  Block* block = nullptr;    ///< stays, for the next call in the same place, until it is idle
-  std::uint32_t number = 0;  ///< of the call that has asked
-  std::uint32_t size = 0;    ///< for so many bytes
-};
-inline void release_reply_buffer(ReplyBuffer& space) noexcept {
-  if (space.block != nullptr) detail::release(std::exchange(space.block, nullptr));
-}
-
-struct alignas(64) ServerSession {
-  static constexpr std::size_t kHotBytes = 64;
-  PeerAddress* peer_address = nullptr;  ///< to the client
-  std::uint32_t peer_session = 0;       ///< what the client calls it
-  std::uint32_t name = 0;               ///< what we do; 0: a free record
-  std::uint32_t window = 0;
-  std::uint32_t advertised_window = 1;  ///< calls at once that there are receives for
-  std::uint32_t mtu = 0;
-  ServerSlot* slots = nullptr;                   ///< right behind this record
-  std::uint64_t last_heard = 0;                  ///< tick of the last request; see last_sign()
-  std::unique_ptr<ReplyBuffer[]> reply_buffers;  ///< once asked for: of each service
-  // Cold.
-  base::Timer timer;
-  std::uint64_t last_control = 0;  ///< tick at which anything else was heard
-  std::uint64_t last_liveness_check = 0;
-  std::uint64_t silent_ticks = 0;
-  Transport transport = Transport::datagram;
-  std::uint32_t forgotten = 0;  ///< calls below this number are, see forget_calls()
-  std::unique_ptr<ConnectionServer, ConnectionDeleter>
-      connection;  ///< while the client has a connection for that
-};
-
-/// The call whose handler runs: most are answered there.
-struct CurrentCall {
-  std::uint64_t call = 0;  ///< name_of() it; 0: none
-  ServerSession* session = nullptr;
-  ServerSlot* service = nullptr;
-};
-constexpr std::uint64_t call_key(std::uint32_t session, std::uint32_t number) noexcept {
-  return session | std::uint64_t{number} << 32;
-}
-
-/// When the peer was there. Pings tell that, and nothing about calls.
-template <typename Session>
-std::uint64_t last_heard_from(const Session& s) noexcept {
-  return std::max(s.last_heard, s.last_control);
-}
-
 /// How this engine names itself to the peers of its sessions.
 struct LocalAddress {
   std::uint32_t qp_num = 0;  ///< 0: no datagrams
   std::uint32_t qkey = 0;
   std::uint32_t mtu = 0;
 };
-
-/// A session that a server has forgotten, for when its client is heard again.
-struct ForgottenSession {
-  std::uint32_t name = 0;  ///< as it was called here; 0: none
-  std::uint32_t peer_session = 0;
-  PeerAddress* peer_address = nullptr;  ///< used by this
-  std::uint64_t notified_at = 0;        ///< tick
-};
-/// By their names: of more than these, some are not remembered.
-using ForgottenSessions = std::array<ForgottenSession, 4096>;
 
 struct Rpc {
   explicit Rpc(agent::EngineContext& s);
@@ -334,10 +110,6 @@ void upkeep(Rpc& r) noexcept;
 void on_timer(Rpc& r, base::Timer& timer) noexcept;
 [[nodiscard]] Result<void> audit(Rpc& r);
 [[nodiscard]] RpcStats stats(const Rpc& r) noexcept;
-/// The route to a peer's datagrams, made if need be: a control verb, unless one of us has none.
-/// Errors: no_memory, system.
-Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer);
-void release_peer_address(Rpc& r, PeerAddress* peer_address) noexcept;
 
 /// Our end of a session, for the peer.
 wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32_t window,
@@ -349,7 +121,10 @@ wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32
 const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
                                   std::uint32_t& events) noexcept;
 
-// In client.cc.
+// In client_session.cc.
+/// Sends the server a datagram about the session itself, if datagrams are its transport.
+void send_control(Rpc& r, const ClientSession& c, wire::RpcKind kind,
+                  std::uint32_t number = 0) noexcept;
 /// A record for a session that is being opened; null if rpc.sessions are open. May throw.
 ClientSession* make_client_session(Rpc& r, std::uint32_t window);
 /// What the calls of one that is being opened are numbered from.
@@ -431,21 +206,39 @@ struct CallRequest {
   std::uint64_t now;       ///< tick
   std::uint64_t deadline;  ///< tick
 };
-/// One that may not start yet. Cold unless the window is full.
-Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallback& done) noexcept;
 Status cancel(Rpc& r, ClientSession& c, std::uint32_t number) noexcept;
 Status close(Rpc& r, ClientSession& c) noexcept;
 void on_server_control(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept;
-/// Sends what waits and may go.
-void send_backlog(Rpc& r, ClientSession& c) noexcept;
 void on_client_timer(Rpc& r, ClientSession& c) noexcept;
 /// Of a server that is silent, a session by whose address it can be asked for; null if none is.
 ClientSession* next_session_to_probe(Rpc& r) noexcept;
 /// At their address is another engine than this one, which is silent: they end.
 void fail_silent_sessions(Rpc& r, std::uint64_t incarnation) noexcept;
 
-// In server.cc.
+// In backlog.cc.
+/// Keeps a call until it can be sent. Errors: not_connected, would_block (rpc.backlog calls wait),
+/// no_buffer. Cold unless the window is full.
+Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallback& done) noexcept;
+/// Sends calls from the backlog while the session and the engine have room.
+void send_backlog(Rpc& r, ClientSession& c) noexcept;
+/// Ends entry `i` of the backlog. The callback may do anything, also end the session.
+void end_backlogged(Rpc& r, ClientSession& c, std::uint32_t i, Status status) noexcept;
+/// Sends from the backlogs of sessions that waited for receives or send entries of the engine.
+[[gnu::cold, gnu::noinline]] void resume_blocked_sessions(Rpc& r) noexcept;
+
+// In session_liveness.cc.
+/// Sends a ping to a silent server, asks for its probe, or ends the session: then false.
+bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
+
+// In receive_reservation.cc.
+/// Receives for pings, and for datagrams that come late or twice.
+inline constexpr std::uint32_t kUnsolicitedReceives = 24;
+/// Reserves as many receives as the session may send requests at once, if there are any left.
+[[gnu::cold, gnu::noinline]] void reserve_window_receives(Rpc& r, ServerSession& s) noexcept;
+void return_receives(Rpc& r, ServerSession& s) noexcept;
+
+// In server_session.cc.
 /// Room for a reply, of the call's own slot; empty if there is none.
 std::span<std::byte> reserve_reply(Rpc& r, std::uint32_t session, std::uint32_t number,
                                    std::size_t size) noexcept;
@@ -479,28 +272,6 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept;
 
 /// Copies what has no block to be referred to into one of the send pool; null if that is dry.
 Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
-/// Fills an empty payload: copied if short, else referred to. False if the send pool is dry.
-[[gnu::always_inline]] inline bool store_payload(Rpc& r, Payload& payload, const std::byte* data,
-                                                 std::size_t size, Block* block) noexcept {
-  if (size <= kShortCall) [[likely]] {
-    base::copy_small(payload.text, data, size);
-    return true;
-  }
-  if (block != nullptr) {
-    detail::retain(block);
-  } else if (block = copy_to_send_block(r, data, size), block != nullptr) {
-    data = block->payload;
-  }
-  payload.block = block;
-  payload.data = data;
-  return block != nullptr;
-}
-inline void release_payload(Payload& payload) noexcept {
-  if (payload.block == nullptr) [[likely]]
-    return;
-  detail::release(std::exchange(payload.block, nullptr));
-  payload.data = nullptr;
-}
 /// Sends header and payload; false, and nothing sent, if the port is full.
 bool send(Rpc& r, const base::DatagramAddress& to, const wire::RpcHeader& header,
           const Payload& payload) noexcept;

@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "engine/api/operate.h"
 #include "engine/engine_core.h"
-#include "rpc/client_call.h"
+#include "rpc/server_call.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire {

@@ -10,29 +10,6 @@
 
 namespace spinwire::rpc {
 
-SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept {
-  constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-  SourceFilter origin;
-  origin.qp_num = peer.qp_num;
-  origin.lid = peer.lid;
-  const bool ipv4 = peer.gid_type == GidType::roce_v2 &&
-                    std::equal(kMapped.begin(), kMapped.end(), peer.gid.begin());
-  if (ipv4) {
-    // Only the last 20 bytes mean something, the header of IPv4 (RoCEv2 annex, A17.4.5.2): its
-    // source is at 12 there, the upper half of the word that begins 4 bytes before.
-    origin.second_at = 28;
-    origin.masks = {0, ~std::uint64_t{0} << 32};
-    std::uint32_t address = 0;
-    std::memcpy(&address, peer.gid.data() + 12, sizeof address);
-    origin.words = {0, std::uint64_t{address} << 32};
-  } else {
-    origin.second_at = 16;
-    origin.masks = {~std::uint64_t{0}, ~std::uint64_t{0}};
-    std::memcpy(origin.words.data(), peer.gid.data(), sizeof origin.words);
-  }
-  return origin;
-}
-
 namespace {
 
 base::Random random_of(const agent::EngineContext& s) noexcept {

@@ -35,30 +35,6 @@ static_assert(kPayloadOffset == 64);
 /// What then fits into a block of 4 KiB.
 inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kGrhBytes;
 
-inline constexpr std::uint32_t kNoQueuePair = ~0u;
-
-/// By what a session's datagrams are known: queue pair numbers are each device's own, so that the
-/// address in front of the datagram counts as well. Of that, two words, as far as the masks say.
-/// A filter that was not filled in matches no datagram: queue pair numbers have 24 bits.
-struct SourceFilter {
-  std::uint32_t qp_num = kNoQueuePair;
-  std::uint16_t lid = 0;  ///< where there is no address in front
-  std::uint8_t second_at = 0;
-  std::array<std::uint64_t, 2> masks{};
-  std::array<std::uint64_t, 2> words{};
-
-  [[nodiscard]] bool matches(const ibv_wc& wc, const std::byte* grh) const noexcept {
-    std::uint64_t first = 0, second = 0;
-    std::memcpy(&first, grh + kFirstAt, sizeof first);
-    std::memcpy(&second, grh + second_at, sizeof second);
-    const bool same = ((first & masks[0]) ^ words[0]) == 0 && ((second & masks[1]) ^ words[1]) == 0;
-    const bool there = (wc.wc_flags & IBV_WC_GRH) != 0 ? same : wc.slid == lid;
-    return wc.src_qp == qp_num && there;
-  }
-  static constexpr std::size_t kFirstAt = 8;  ///< the source's GID, InfiniBand specification, 8.3
-};
-SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept;
-
 struct DatagramPortOptions {
   std::uint32_t send_depth = 0;  ///< a power of two
   std::uint32_t receive_depth = 0;

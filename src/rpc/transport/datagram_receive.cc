@@ -1,7 +1,6 @@
 // What arrives at the port: requests and replies, as short ways as they can have. Hot.
-#include <string_view>
-
-#include "rpc/client_call.h"
+#include "rpc/client_reply.h"
+#include "rpc/server_call.h"
 
 namespace spinwire::rpc {
 namespace {
@@ -20,62 +19,6 @@ struct Arrival {
   }
 };
 
-/// How often losses double the patience with calls that have not gone out yet. Each call's own
-/// backs off from there.
-constexpr unsigned kMaxRtoShift = 3;
-
-/// After Jacobson: the mean of round trips, and how far they lie from it.
-inline void update_rto(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
-  if (trip < c.min_rtt) [[unlikely]] {
-    if (c.srtt == 0) {
-      c.srtt = trip;
-      c.rttvar = trip / 2;
-    }
-    c.min_rtt = trip;
-  }
-  const auto off = static_cast<std::int64_t>(trip - c.srtt);
-  c.srtt += static_cast<std::uint64_t>(off >> 3);
-  c.rttvar += static_cast<std::uint64_t>(
-      ((off < 0 ? -off : off) - static_cast<std::int64_t>(c.rttvar)) >> 2);
-  c.rto = std::max(c.srtt + 4 * c.rttvar, r.min_rto);
-}
-
-/// A request was sent again for nothing if the server had it by then: that says nothing of the way,
-/// and patience with slow handlers would be the undoing of calls that do get lost. Else it, or its
-/// reply, got lost or is slow on its way: there is more patience with the next, until one of them
-/// tells of a round trip.
-[[gnu::cold, gnu::noinline]] void on_retransmitted_reply(Rpc& r, ClientSession& c,
-                                                         const ClientSlot& k,
-                                                         std::uint16_t held) noexcept {
-  const std::uint64_t since = r.context.now - std::min(k.sent_at, r.context.now);
-  const std::uint64_t there = server_time_ticks(r, held);
-  if (held != kServerTimeUnknown && (held == kServerTimeMax || there >= since)) return;
-  const std::uint64_t rto = std::max(c.srtt + 4 * c.rttvar, r.min_rto);
-  c.rto = std::min(2 * c.rto, rto << kMaxRtoShift);
-  on_loss(r, c);
-}
-
-/// What a reply says of the way there and back: the first of a batch stands for it.
-[[gnu::always_inline]] inline void on_round_trip(Rpc& r, ClientSession& c, const ClientSlot& k,
-                                                 std::uint16_t held, std::uint64_t now) noexcept {
-  const bool first = std::exchange(c.last_heard, now) != now;
-  if (k.resends != 0) [[unlikely]]
-    return on_retransmitted_reply(r, c, k, held);
-  const std::uint64_t trip = now - std::min(k.sent_at, now);
-  if (first && trip != 0) update_rto(r, c, trip);  // within this poll: its tick says nothing
-  if (trip > r.target_delay || c.congestion.cwnd != c.congestion.max_cwnd) [[unlikely]]
-    adjust_cwnd(r, c, trip, held);
-}
-
-/// Its window is another than before, or none: then it is no reply.
-[[gnu::cold, gnu::noinline]] bool set_server_window(ClientSession& c,
-                                                    std::uint16_t window) noexcept {
-  if (window == 0) return false;
-  c.server_window = std::min(window, c.window);
-  update_send_window(c);
-  return true;
-}
-
 /// A reply that no call waits for: the call is over, or the datagram is not from the server.
 [[gnu::cold, gnu::noinline]] void on_unexpected_reply(Rpc& r, ClientSession& c, const ibv_wc& wc,
                                                       const std::byte* grh) noexcept {
@@ -83,36 +26,6 @@ inline void update_rto(const Rpc& r, ClientSession& c, std::uint64_t trip) noexc
                            c.peer_address->source_filter.matches(wc, grh);
   ++(from_server ? r.stats.late : r.stats.bad_datagrams);
   if (from_server) c.last_heard = r.context.now;
-}
-
-/// Whether a call waits for this reply. A session whose server is not known yet has no such call.
-[[gnu::always_inline]] inline bool is_awaited(const ClientSession& c,
-                                              const wire::RpcWords& words) noexcept {
-  const std::uint32_t number = wire::unpack(words).number;
-  const std::uint32_t slot = number & (c.window - 1u);
-  return c.slots[slot].number == number && (c.free_slots & bit(slot)) == 0;
-}
-
-/// Ends the call that waits for this reply. Returns whether the block was kept.
-[[gnu::always_inline]] inline bool complete_call(Rpc& r, ClientSession& c, wire::RpcWords words,
-                                                 Block* block, const std::byte* payload,
-                                                 std::uint64_t now) noexcept {
-  const RpcHeader header = wire::unpack(words);
-  const std::uint32_t slot = header.number & (c.window - 1u);
-  ClientSlot& k = c.slots[slot];
-  if (header.window != c.server_window && !set_server_window(c, header.window)) [[unlikely]]
-    return ++r.stats.bad_datagrams, false;
-  if (c.last_heard != now || k.resends != 0 || c.congestion.cwnd != c.congestion.max_cwnd)
-      [[unlikely]]
-    on_round_trip(r, c, k, header.method, now);
-  const ReplyCallback done = k.done;
-  release_slot(r, c, k, slot);
-  ++r.stats.replies;
-  Reply reply(static_cast<Status>(header.status), block, payload, header.length);
-  done(reply);
-  if (c.backlog_count != 0) [[unlikely]]  // none of a session that the callback has ended
-    send_backlog(r, c);
-  return reply.kept();
 }
 
 /// Answers whether the block was kept.
@@ -126,66 +39,6 @@ inline void update_rto(const Rpc& r, ClientSession& c, std::uint64_t trip) noexc
   if (!c->peer_address->source_filter.matches(wc, at.grh)) [[unlikely]]
     return ++r.stats.bad_datagrams, false;
   return complete_call(r, *c, words, at.block, at.payload(), r.context.now);
-}
-
-/// A request that was here before: the answer went astray, or the handler is still at it.
-[[gnu::cold, gnu::noinline]] void on_duplicate_request(Rpc& r, const ServerSession& s,
-                                                       const ServerSlot& v,
-                                                       std::uint32_t number) noexcept {
-  if (number != v.number || v.state != ServerSlotState::answered) {
-    ++r.stats.duplicates;
-    return;
-  }
-  ++r.stats.resent;
-  send_reply(r, s, v, kServerTimeUnknown, number, v.status, v.size);
-}
-
-/// Receives for as many requests as the session may send at once, if there are any left. A quarter
-/// is for the engine's own calls: whoever serves may have to call others for that.
-[[gnu::cold, gnu::noinline]] void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
-  if (r.reserved_receives + s.window > r.receive_budget ||
-      r.server_reserved_receives + s.window > r.receive_budget - r.receive_budget / 4)
-    return;
-  r.reserved_receives += s.window;
-  r.server_reserved_receives += s.window;
-  s.advertised_window = s.window;
-  post_reserved_receives(r);
-}
-
-[[gnu::cold, gnu::noinline]] void refuse(Rpc& r, std::uint32_t session, std::uint32_t number,
-                                         Status status, std::string_view text) noexcept {
-  const std::size_t size = std::min(text.size(), kShortCall);
-  (void)answer_call(r, session, number, status, reinterpret_cast<const std::byte*>(text.data()),
-                    size, nullptr);
-}
-
-/// A request of the session's client. Answers whether the block was kept.
-[[gnu::always_inline]] inline bool run_request(Rpc& r, ServerSession& s, wire::RpcWords words,
-                                               Block* block, std::byte* payload,
-                                               std::uint64_t now) noexcept {
-  const RpcHeader header = wire::unpack(words);
-  s.last_heard = now;
-  ServerSlot& v = s.slots[header.number & (s.window - 1)];
-  if (static_cast<std::int32_t>(header.number - v.number) <= 0) [[unlikely]]
-    return on_duplicate_request(r, s, v, header.number), false;
-  release_payload(v.payload);
-  v.number = header.number;
-  v.state = ServerSlotState::running;
-  v.payload.arrived_at = r.oldest_arrival;
-  if (s.advertised_window != s.window) [[unlikely]]
-    reserve_window_receives(r, s);
-  if (header.method >= r.method_count || !r.handlers[header.method]) [[unlikely]] {
-    refuse(r, header.session, header.number, Status::unsupported, "no such method");
-    return false;
-  }
-  ++r.stats.served;
-  Request request({&r, header.session, header.number}, header.method, block, payload,
-                  header.length);
-  r.current_call = {words.low, &s, &v};
-  r.handlers[header.method](request);
-  if (!request.answered()) [[unlikely]]
-    refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
-  return request.kept();
 }
 
 /// Answers whether the block was kept.

@@ -1,0 +1,106 @@
+// Calls that wait for their session's window, or for receives and send entries of the engine.
+#include <new>
+#include <type_traits>
+
+#include "rpc/client_call.h"
+
+namespace spinwire::rpc {
+namespace {
+
+void list_blocked_session(Rpc& r, ClientSession& c) noexcept {
+  if (c.is_blocked) return;
+  c.is_blocked = true;
+  c.next_blocked = kNone;
+  const std::uint32_t index = wire::RpcName::index(c.name);
+  if (r.blocked_first == kNone) {
+    r.blocked_first = index;
+  } else {
+    r.clients.at(r.blocked_last).next_blocked = index;
+  }
+  r.blocked_last = index;
+}
+
+/// A session has room for calls that wait while there are any: of many sessions, the pool could not
+/// hold that of each.
+[[gnu::cold, gnu::noinline]] bool allocate_backlog(Rpc& r, ClientSession& c) noexcept {
+  static_assert(std::is_trivially_destructible_v<BackloggedCall>);
+  const std::size_t room = r.context.config.rpc.backlog;
+  c.backlog_block = r.context.arena->allocate(memory::PoolId::send, room * sizeof(BackloggedCall));
+  if (c.backlog_block == nullptr) return false;
+  c.backlog = reinterpret_cast<BackloggedCall*>(c.backlog_block->payload);
+  return true;
+}
+
+void release_backlog(ClientSession& c) noexcept {
+  if (c.backlog == nullptr || c.backlog_count != 0) return;
+  c.backlog = nullptr;
+  detail::release(std::exchange(c.backlog_block, nullptr));
+}
+
+/// Number `i` of those that wait does not any more.
+BackloggedCall remove_from_backlog(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
+  const BackloggedCall w = remove_from_ring(c.backlog, r.context.config.rpc.backlog,
+                                            c.backlog_first, c.backlog_count, i);
+  release_backlog(c);
+  return w;
+}
+
+}  // namespace
+
+/// Ends it; callbacks may do anything.
+void end_backlogged(Rpc& r, ClientSession& c, std::uint32_t i, Status status) noexcept {
+  BackloggedCall w = remove_from_backlog(r, c, i);
+  release_payload(w.payload);
+  end_call(w.done, status);
+}
+
+Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call,
+                    const ReplyCallback& done) noexcept {
+  if (c.state != SessionState::ready) return Status::not_connected;
+  const std::uint32_t room = r.context.config.rpc.backlog;
+  if (c.backlog_count == room) return Status::would_block;
+  if (c.backlog == nullptr && !allocate_backlog(r, c)) return Status::no_buffer;
+  BackloggedCall& w = *new (&c.backlog[(c.backlog_first + c.backlog_count) % room]) BackloggedCall;
+  if (!store_call(r, c, call, done, w)) {
+    release_backlog(c);
+    return Status::no_buffer;
+  }
+  schedule_check(r, c, call.deadline);
+  ++c.backlog_count;
+  // What it waits for may be something else than the session's own window.
+  if (c.in_flight < c.send_window) list_blocked_session(r, c);
+  return Status::ok;
+}
+
+void send_backlog(Rpc& r, ClientSession& c) noexcept {
+  while (c.backlog_count != 0 && c.state == SessionState::ready) {
+    if (!can_send(r, c)) break;
+    const BackloggedCall w = remove_from_backlog(r, c, 0);
+    const std::uint32_t slot = free_slot(c);
+    ClientSlot& k = c.slots[slot];
+    k.method = w.method;
+    k.size = static_cast<std::uint16_t>(w.size);
+    k.id = w.id;
+    k.deadline = w.deadline;
+    k.done = w.done;
+    k.payload = w.payload;
+    send_request(r, c, k, slot, header_of(c, k), r.context.now);
+  }
+  if (c.backlog_count != 0 && c.in_flight < c.send_window) list_blocked_session(r, c);
+}
+
+/// Each session that was blocked has a turn while the engine has receives and room to send; those
+/// that are left with calls are blocked again.
+void resume_blocked_sessions(Rpc& r) noexcept {
+  const std::uint32_t last = r.blocked_last;
+  while (r.blocked_first != kNone && r.reserved_receives < r.receive_budget && !r.port->full()) {
+    const std::uint32_t index = r.blocked_first;
+    ClientSession& c = r.clients.at(index);
+    r.blocked_first = c.next_blocked;
+    c.is_blocked = false;
+    send_backlog(r, c);
+    if (index == last) break;
+  }
+}
+
+}  // namespace spinwire::rpc

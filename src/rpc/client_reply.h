@@ -1,0 +1,60 @@
+// A reply ends the call of its slot, whatever transport brought it here. Hot.
+#pragma once
+
+#include "rpc/client_call.h"
+#include "rpc/retransmission_timeout.h"
+
+namespace spinwire::rpc {
+
+/// What a reply says of the way there and back: the first of a batch stands for it.
+[[gnu::always_inline]] inline void on_round_trip(Rpc& r, ClientSession& c, const ClientSlot& k,
+                                                 std::uint16_t held, std::uint64_t now) noexcept {
+  const bool first = std::exchange(c.last_heard, now) != now;
+  if (k.resends != 0) [[unlikely]]
+    return on_retransmitted_reply(r, c, k, held);
+  const std::uint64_t trip = now - std::min(k.sent_at, now);
+  if (first && trip != 0) update_rto(r, c, trip);  // within this poll: its tick says nothing
+  if (trip > r.target_delay || c.congestion.cwnd != c.congestion.max_cwnd) [[unlikely]]
+    adjust_cwnd(r, c, trip, held);
+}
+
+/// Its window is another than before, or none: then it is no reply.
+[[gnu::cold, gnu::noinline]] inline bool set_server_window(ClientSession& c,
+                                                           std::uint16_t window) noexcept {
+  if (window == 0) return false;
+  c.server_window = std::min(window, c.window);
+  update_send_window(c);
+  return true;
+}
+
+/// Whether a call waits for this reply. A session whose server is not known yet has no such call.
+[[gnu::always_inline]] inline bool is_awaited(const ClientSession& c,
+                                              const wire::RpcWords& words) noexcept {
+  const std::uint32_t number = wire::unpack(words).number;
+  const std::uint32_t slot = number & (c.window - 1u);
+  return c.slots[slot].number == number && (c.free_slots & bit(slot)) == 0;
+}
+
+/// Ends the call that waits for this reply. Returns whether the block was kept.
+[[gnu::always_inline]] inline bool complete_call(Rpc& r, ClientSession& c, wire::RpcWords words,
+                                                 Block* block, const std::byte* payload,
+                                                 std::uint64_t now) noexcept {
+  const wire::RpcHeader header = wire::unpack(words);
+  const std::uint32_t slot = header.number & (c.window - 1u);
+  ClientSlot& k = c.slots[slot];
+  if (header.window != c.server_window && !set_server_window(c, header.window)) [[unlikely]]
+    return ++r.stats.bad_datagrams, false;
+  if (c.last_heard != now || k.resends != 0 || c.congestion.cwnd != c.congestion.max_cwnd)
+      [[unlikely]]
+    on_round_trip(r, c, k, header.method, now);
+  const ReplyCallback done = k.done;
+  release_slot(r, c, k, slot);
+  ++r.stats.replies;
+  Reply reply(static_cast<Status>(header.status), block, payload, header.length);
+  done(reply);
+  if (c.backlog_count != 0) [[unlikely]]  // none of a session that the callback has ended
+    send_backlog(r, c);
+  return reply.kept();
+}
+
+}  // namespace spinwire::rpc

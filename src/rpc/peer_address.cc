@@ -1,0 +1,74 @@
+#include "rpc/peer_address.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "rpc/rpc.h"
+
+namespace spinwire::rpc {
+
+SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept {
+  constexpr std::array<std::uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  SourceFilter origin;
+  origin.qp_num = peer.qp_num;
+  origin.lid = peer.lid;
+  const bool ipv4 = peer.gid_type == GidType::roce_v2 &&
+                    std::equal(kMapped.begin(), kMapped.end(), peer.gid.begin());
+  if (ipv4) {
+    // Only the last 20 bytes mean something, the header of IPv4 (RoCEv2 annex, A17.4.5.2): its
+    // source is at 12 there, the upper half of the word that begins 4 bytes before.
+    origin.second_at = 28;
+    origin.masks = {0, ~std::uint64_t{0} << 32};
+    std::uint32_t address = 0;
+    std::memcpy(&address, peer.gid.data() + 12, sizeof address);
+    origin.words = {0, std::uint64_t{address} << 32};
+  } else {
+    origin.second_at = 16;
+    origin.masks = {~std::uint64_t{0}, ~std::uint64_t{0}};
+    std::memcpy(origin.words.data(), peer.gid.data(), sizeof origin.words);
+  }
+  return origin;
+}
+
+Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer) {
+  for (const auto& peer_address : r.peer_addresses) {
+    if (std::memcmp(&peer_address->gid, peer.gid.data(), sizeof peer_address->gid) == 0 &&
+        peer_address->lid == peer.lid && peer_address->destination.qp_num == peer.qp_num &&
+        peer_address->destination.qkey == peer.qkey &&
+        peer_address->incarnation == peer.incarnation) {
+      ++peer_address->references;
+      return peer_address.get();
+    }
+  }
+  r.peer_addresses.reserve(r.peer_addresses.size() + 1);
+  auto peer_address = std::make_unique<PeerAddress>();
+  std::memcpy(&peer_address->gid, peer.gid.data(), sizeof peer_address->gid);
+  peer_address->lid = peer.lid;
+  peer_address->references = 1;
+  peer_address->incarnation = peer.incarnation;
+  peer_address->destination = {nullptr, peer.qp_num, peer.qkey, nullptr};
+  if (peer.qp_num != 0 && r.port != nullptr) {
+    verbs::RemoteQueuePair remote;
+    remote.gid = peer_address->gid;
+    remote.lid = peer.lid;
+    auto ah = r.context.device->create_ah(r.context.attributes.queue_pair, remote);
+    if (!ah) return tl::unexpected(ah.error());
+    peer_address->destination.ah = *ah;
+    peer_address->transport = Transport::datagram;
+    r.port->resolve(peer_address->destination);
+    peer_address->source_filter = make_source_filter(peer);
+  }
+  r.peer_addresses.push_back(std::move(peer_address));
+  return r.peer_addresses.back().get();
+}
+
+void release_peer_address(Rpc& r, PeerAddress* peer_address) noexcept {
+  if (--peer_address->references != 0) return;
+  flush(r);  // nothing refers to it any more
+  if (peer_address->transport == Transport::datagram)
+    r.context.device->destroy_ah(peer_address->destination.ah);
+  std::erase_if(r.peer_addresses,
+                [peer_address](const auto& each) { return each.get() == peer_address; });
+}
+
+}  // namespace spinwire::rpc

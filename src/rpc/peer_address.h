@@ -1,0 +1,71 @@
+// How a peer engine is reached, and how its datagrams are recognised.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "base/direct_datagrams.h"
+#include "spinwire/status.h"
+#include "wire/handshake.h"
+
+namespace spinwire::rpc {
+
+struct Rpc;
+
+/// How the calls of a session travel.
+enum class Transport : std::uint8_t {
+  datagram,    ///< short calls as datagrams, long ones over a connection made when first needed
+  connection,  ///< all calls over a connection: one of the two engines has no datagrams
+};
+
+inline constexpr std::uint32_t kNoQueuePair = ~0u;
+
+/// By what a session's datagrams are known: queue pair numbers are each device's own, so that the
+/// address in front of the datagram counts as well. Of that, two words, as far as the masks say.
+/// A filter that was not filled in matches no datagram: queue pair numbers have 24 bits.
+struct SourceFilter {
+  std::uint32_t qp_num = kNoQueuePair;
+  std::uint16_t lid = 0;  ///< where there is no address in front
+  std::uint8_t second_at = 0;
+  std::array<std::uint64_t, 2> masks{};
+  std::array<std::uint64_t, 2> words{};
+
+  [[nodiscard]] bool matches(const ibv_wc& wc, const std::byte* grh) const noexcept {
+    std::uint64_t first = 0, second = 0;
+    std::memcpy(&first, grh + kFirstAt, sizeof first);
+    std::memcpy(&second, grh + second_at, sizeof second);
+    const bool same = ((first & masks[0]) ^ words[0]) == 0 && ((second & masks[1]) ^ words[1]) == 0;
+    const bool there = (wc.wc_flags & IBV_WC_GRH) != 0 ? same : wc.slid == lid;
+    return wc.src_qp == qp_num && there;
+  }
+  static constexpr std::size_t kFirstAt = 8;  ///< the source's GID, InfiniBand specification, 8.3
+};
+SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept;
+
+/// A peer engine, shared by all sessions with it. With Transport::datagram it has an address handle
+/// and a source filter; with Transport::connection the numbers only identify the peer.
+struct PeerAddress {
+  Transport transport = Transport::connection;
+  base::DatagramAddress destination;
+  SourceFilter source_filter;
+  std::uint64_t direct_source = 0;  ///< the same in a base::DirectRun; 0: not seen yet
+  ibv_gid gid{};
+  std::uint16_t lid = 0;
+  std::uint32_t references = 0;
+  std::uint64_t incarnation = 0;
+  std::uint64_t next_probe_at = 0;  ///< tick from which silence is a reason to ask who is there
+  std::uint32_t silent_session =
+      0;  ///< a session of ours by whose address the engine is to ask; 0: none
+};
+
+/// The address of a peer that its sessions share; each session takes a reference. Errors: those of
+/// Device::create_ah(). May throw std::bad_alloc. Set-up.
+Result<PeerAddress*> acquire_peer_address(Rpc& r, const wire::SessionEnd& peer);
+/// Returns a reference. The address handle is destroyed with the last one.
+void release_peer_address(Rpc& r, PeerAddress* address) noexcept;
+
+}  // namespace spinwire::rpc

@@ -1,0 +1,46 @@
+// Receives reserved for replies and requests, so that none of them finds the receive queue empty,
+// and the receives posted for them.
+#include <algorithm>
+
+#include "rpc/client_call.h"
+
+namespace spinwire::rpc {
+
+bool try_post_more_receives(Rpc& r) noexcept {
+  if (r.reserved_receives >= r.receive_budget) return false;
+  post_reserved_receives(r);
+  return true;
+}
+
+void post_reserved_receives(Rpc& r) noexcept {
+  if (r.port == nullptr) return;
+  // Of what may come without a promise: one call of each session that has none, and questions.
+  const std::uint32_t others = r.servers.size() + kUnsolicitedReceives;
+  if (r.reserved_receives + others >= r.port->posted_receives())
+    r.port->post_receives_up_to(
+        std::max(r.reserved_receives + 1 + others, 2 * r.port->posted_receives()));
+  r.posted_receives = r.port->all_posted()
+                          ? r.receive_budget
+                          : std::min(r.receive_budget, r.port->posted_receives() - others);
+}
+
+/// Receives for as many requests as the session may send at once, if there are any left. A quarter
+/// is for the engine's own calls: whoever serves may have to call others for that.
+void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
+  if (r.reserved_receives + s.window > r.receive_budget ||
+      r.server_reserved_receives + s.window > r.receive_budget - r.receive_budget / 4)
+    return;
+  r.reserved_receives += s.window;
+  r.server_reserved_receives += s.window;
+  s.advertised_window = s.window;
+  post_reserved_receives(r);
+}
+
+void return_receives(Rpc& r, ServerSession& s) noexcept {
+  if (s.advertised_window == 1) return;
+  r.reserved_receives -= s.advertised_window;
+  r.server_reserved_receives -= s.advertised_window;
+  s.advertised_window = 1;
+}
+
+}  // namespace spinwire::rpc

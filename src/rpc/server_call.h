@@ -1,0 +1,106 @@
+// A call at its server: the handler runs, and the reply goes out. Hot.
+#pragma once
+
+#include <algorithm>
+#include <string_view>
+
+#include "rpc/at_most_once.h"
+#include "rpc/client_call.h"
+
+namespace spinwire::rpc {
+
+/// For how long a request that is not answered yet has been here.
+[[gnu::always_inline]] inline std::uint16_t server_time(const Rpc& r,
+                                                        const ServerSlot& v) noexcept {
+  if (v.payload.arrived_at == r.context.now) [[likely]]
+    return 0;
+  const agent::EngineContext& s = r.context;
+  const std::uint64_t now = s.clock.now();
+  const auto time = s.clock.duration(now - std::min(now, v.payload.arrived_at));
+  return static_cast<std::uint16_t>(
+      std::min<std::int64_t>(time.count() >> kServerTimeShift, kServerTimeMax));
+}
+
+[[gnu::always_inline]] inline void send_reply(Rpc& r, const ServerSession& s, const ServerSlot& v,
+                                              std::uint16_t time, std::uint32_t number,
+                                              Status status, std::uint16_t size) noexcept {
+  const wire::RpcHeader header{s.peer_session,
+                               number,
+                               time,
+                               wire::RpcKind::reply,
+                               static_cast<std::uint8_t>(status),
+                               size,
+                               static_cast<std::uint16_t>(s.advertised_window)};
+  (void)send_datagram(r, s.peer_address->destination, wire::pack(header), size, v.payload);
+}
+
+[[gnu::always_inline]] inline Status finish_reply(Rpc& r, ServerSession& s, ServerSlot& v,
+                                                  std::uint32_t number, Status status,
+                                                  const std::byte* data, std::size_t size,
+                                                  Block* block) noexcept {
+  const std::uint16_t time = server_time(r, v);
+  if (!store_payload(r, v.payload, data, size, block)) [[unlikely]]
+    return Status::no_buffer;
+  v.state = ServerSlotState::answered;
+  v.status = status;
+  v.size = static_cast<std::uint16_t>(size);
+  send_reply(r, s, v, time, number, status, v.size);
+  return Status::ok;
+}
+
+[[gnu::always_inline]] inline Status answer_call(Rpc& r, std::uint32_t session,
+                                                 std::uint32_t number, Status status,
+                                                 const std::byte* data, std::size_t size,
+                                                 Block* block) noexcept {
+  ServerSession* s = r.current_call.session;
+  ServerSlot* v = r.current_call.service;
+  if (r.current_call.call != call_key(session, number)) [[unlikely]] {
+    s = find_server(r, session);
+    if (s == nullptr) return answer_over_connection(r, session, number, status, data, size, block);
+    v = &s->slots[number & (s->window - 1)];
+    if (v->number != number) return Status::not_connected;
+  }
+  if (v->state != ServerSlotState::running) [[unlikely]]
+    return Status::not_connected;
+  if (size > kShortCall && size > wire::rpc_payload(s->mtu)) [[unlikely]]
+    return Status::message_too_long;
+  return finish_reply(r, *s, *v, number, status, data, size, block);
+}
+
+[[gnu::cold, gnu::noinline]] inline void refuse(Rpc& r, std::uint32_t session, std::uint32_t number,
+                                                Status status, std::string_view text) noexcept {
+  const std::size_t size = std::min(text.size(), kShortCall);
+  (void)answer_call(r, session, number, status, reinterpret_cast<const std::byte*>(text.data()),
+                    size, nullptr);
+}
+
+/// A request of the session's client. Answers whether the block was kept.
+[[gnu::always_inline]] inline bool run_request(Rpc& r, ServerSession& s, wire::RpcWords words,
+                                               Block* block, std::byte* payload,
+                                               std::uint64_t now) noexcept {
+  const wire::RpcHeader header = wire::unpack(words);
+  s.last_heard = now;
+  ServerSlot& v = s.slots[header.number & (s.window - 1)];
+  if (!is_new_request(v, header.number)) [[unlikely]]
+    return on_duplicate_request(r, s, v, header.number), false;
+  release_payload(v.payload);
+  v.number = header.number;
+  v.state = ServerSlotState::running;
+  v.payload.arrived_at = r.oldest_arrival;
+  if (s.advertised_window != s.window) [[unlikely]]
+    reserve_window_receives(r, s);
+  if (header.method >= r.method_count || !r.handlers[header.method]) [[unlikely]] {
+    refuse(r, header.session, header.number, Status::unsupported, "no such method");
+    return false;
+  }
+  ++r.stats.served;
+  Request request({&r, header.session, header.number}, header.method, block, payload,
+                  header.length);
+  r.current_call = {words.low, &s, &v};
+  r.handlers[header.method](request);
+  if (!request.answered()) [[unlikely]]
+    refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
+  return request.kept();
+}
+
+}  // namespace spinwire::rpc

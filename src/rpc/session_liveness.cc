@@ -1,0 +1,142 @@
+// How a dead peer is noticed: silence of a client or of a server, and what follows from it.
+#include <algorithm>
+#include <new>
+
+#include "rpc/client_call.h"
+#include "rpc/transport/connection_transport.h"
+
+namespace spinwire::rpc {
+
+using wire::RpcHeader;
+using wire::RpcKind;
+
+namespace {
+
+/// Whether the server has been silent for too long while something was to be answered. Time in
+/// which we did not look ourselves says nothing about it.
+bool has_timed_out(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  const std::uint64_t most = 2 * r.keepalive_interval;
+  if (last_heard_from(c) >= c.last_liveness_check) {
+    c.silent_ticks = 0;
+  } else {
+    c.silent_ticks += std::min(now - c.last_liveness_check, most);
+  }
+  c.last_liveness_check = now;
+  return c.silent_ticks > r.peer_timeout;
+}
+
+/// What a server is silent for may be that another one has taken its place, or that it lives again:
+/// who is there is asked through the control port, for all sessions together.
+void request_probe(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
+  if (c.silent_ticks < 2 * r.keepalive_interval || now < c.peer_address->next_probe_at) return;
+  c.peer_address->next_probe_at = now + r.keepalive_interval;
+  c.peer_address->silent_session = c.name;
+  r.has_silent_peers = true;
+}
+
+/// All calls with lower numbers are over. With none under way the slots go on side by side, so that
+/// this is said of every call that there was, and of none that follows, whenever it arrives. Of
+/// slots that have been used so differently that their numbers have no order nothing is said: the
+/// server would not know which way they went on.
+std::uint32_t first_open_call(ClientSession& c) noexcept {
+  constexpr std::int32_t kFar = 1 << 30;
+  const std::uint32_t uses = ~(c.window - 1u);
+  const std::uint32_t base = c.slots[0].number & uses;
+  if (c.in_flight == 0 && c.last_call_id == c.aligned_at_call) return base;
+  std::int32_t least = 0;
+  std::int32_t most = 0;
+  for (std::uint32_t slot = 1; slot < c.window; ++slot) {
+    const auto ahead = static_cast<std::int32_t>((c.slots[slot].number & uses) - base);
+    least = std::min(least, ahead);
+    most = std::max(most, ahead);
+  }
+  if (least <= -kFar || most >= kFar) return base | wire::kNoCallsOver;
+  const std::uint32_t last = base + static_cast<std::uint32_t>(most);
+  if (c.in_flight != 0) return base + static_cast<std::uint32_t>(least);
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) c.slots[slot].number = last + slot;
+  if (c.backlog_count == 0) c.aligned_at_call = c.last_call_id;
+  return last;
+}
+
+ForgottenSession& forgotten_slot(ForgottenSessions& ones, std::uint32_t name) noexcept {
+  return ones[(name ^ name >> wire::RpcName::kIndexBits) % ones.size()];
+}
+
+}  // namespace
+
+bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
+  if (c.transport == Transport::connection) return true;  // the connection notices by itself
+  if (has_timed_out(r, c, now)) {
+    fail_session(r, c, Status::peer_lost, "no datagram came from it any more");
+    return false;
+  }
+  request_probe(r, c, now);
+  if (now - std::min(last_heard_from(c), now) >= r.keepalive_interval)
+    send_control(r, c, RpcKind::ping, first_open_call(c));
+  return true;
+}
+
+ClientSession* next_session_to_probe(Rpc& r) noexcept {
+  for (const auto& peer_address : r.peer_addresses) {
+    if (peer_address->silent_session == 0) continue;
+    ClientSession* const c = find_client(r, std::exchange(peer_address->silent_session, 0));
+    if (c != nullptr && c->state == SessionState::ready) return c;
+  }
+  r.has_silent_peers = false;
+  return nullptr;
+}
+
+void fail_silent_sessions(Rpc& r, std::uint64_t incarnation) noexcept {
+  for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
+    if (!r.clients.in_use(i)) continue;
+    ClientSession& c = r.clients.at(i);
+    if (c.state != SessionState::ready || c.silent_ticks == 0) continue;
+    if (c.transport == Transport::datagram && c.peer_address->incarnation == incarnation)
+      fail_session(r, c, Status::peer_lost,
+                   "another engine, or another life of it, is at its address");
+  }
+}
+
+void forget_session(Rpc& r, ServerSession& s) noexcept {
+  if (r.forgotten == nullptr) r.forgotten.reset(new (std::nothrow) ForgottenSessions);
+  if (r.forgotten != nullptr && s.transport == Transport::datagram) {
+    ForgottenSession& f = forgotten_slot(*r.forgotten, s.name);
+    PeerAddress* const before = f.peer_address;
+    f = {s.name, s.peer_session, s.peer_address, 0};
+    ++s.peer_address->references;
+    if (before != nullptr) release_peer_address(r, before);
+  }
+  release_server_session(r, s);
+}
+
+void on_unknown_session(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
+                        const std::byte* grh) noexcept {
+  ++r.stats.bad_datagrams;
+  if (r.forgotten == nullptr || header.session == 0) return;
+  ForgottenSession& f = forgotten_slot(*r.forgotten, header.session);
+  if (f.name != header.session || !f.peer_address->source_filter.matches(wc, grh)) return;
+  if (f.notified_at != 0 && r.context.now - f.notified_at < r.min_rto) return;
+  f.notified_at = r.context.now;
+  (void)send(r, f.peer_address->destination, {f.peer_session, f.name, 0, RpcKind::unknown, 0, 0, 0},
+             {});
+}
+
+void on_server_timer(Rpc& r, ServerSession& s) noexcept {
+  const std::uint64_t now = r.context.clock.now();
+  if (s.transport == Transport::connection && is_connected(r, s))
+    s.last_control = now;  // or it would not be
+  // Time in which we did not look ourselves says nothing about the client.
+  s.silent_ticks =
+      last_heard_from(s) >= s.last_liveness_check
+          ? 0
+          : s.silent_ticks + std::min(now - s.last_liveness_check, 2 * r.keepalive_interval);
+  s.last_liveness_check = now;
+  if (s.silent_ticks > r.peer_timeout) return forget_session(r, s);
+  if (now - std::min(s.last_heard, now) > r.idle_timeout) {
+    return_receives(r, s);
+    if (s.connection != nullptr) release_reply_buffers(*s.connection);
+  }
+  r.context.timers.schedule(s.timer, now + r.keepalive_interval);
+}
+
+}  // namespace spinwire::rpc

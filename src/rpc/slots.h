@@ -1,0 +1,68 @@
+// A call takes a slot of its session, and leaves it for the next call. Hot.
+#pragma once
+
+#include <utility>
+
+#include "base/copy.h"
+#include "rpc/rpc.h"
+
+namespace spinwire::rpc {
+
+/// Fills an empty payload: copied if short, else referred to. False if the send pool is dry.
+[[gnu::always_inline]] inline bool store_payload(Rpc& r, Payload& payload, const std::byte* data,
+                                                 std::size_t size, Block* block) noexcept {
+  if (size <= kShortCall) [[likely]] {
+    base::copy_small(payload.text, data, size);
+    return true;
+  }
+  if (block != nullptr) {
+    detail::retain(block);
+  } else if (block = copy_to_send_block(r, data, size), block != nullptr) {
+    data = block->payload;
+  }
+  payload.block = block;
+  payload.data = data;
+  return block != nullptr;
+}
+
+inline void release_payload(Payload& payload) noexcept {
+  if (payload.block == nullptr) [[likely]]
+    return;
+  detail::release(std::exchange(payload.block, nullptr));
+  payload.data = nullptr;
+}
+
+inline std::uint64_t bit(std::uint32_t slot) noexcept { return std::uint64_t{1} << slot; }
+
+/// Of a session that may have one more call.
+inline std::uint32_t free_slot(const ClientSession& c) noexcept {
+  return static_cast<unsigned>(__builtin_ctzll(c.free_slots));
+}
+
+/// Writes down what is asked, where it stays until the call is over or goes on. False, and nothing
+/// is: the send pool is dry.
+template <typename Kept>
+[[gnu::always_inline]] inline bool store_call(Rpc& r, ClientSession& c, const CallRequest& call,
+                                              const ReplyCallback& done, Kept& k) noexcept {
+  if (!store_payload(r, k.payload, call.data, call.size, call.block)) [[unlikely]]
+    return false;
+  k.method = call.method;
+  k.size = static_cast<decltype(k.size)>(call.size);
+  k.id = ++c.last_call_id;
+  k.deadline = call.deadline;
+  k.done = done;
+  ++r.stats.calls;
+  return true;
+}
+
+/// The slot is free again; what comes for this call from now on is late.
+inline void release_slot(Rpc& r, ClientSession& c, ClientSlot& call, std::uint32_t slot) noexcept {
+  c.free_slots |= bit(slot);
+  if (--c.in_flight == 0) [[unlikely]]
+    r.retransmission_queue.end(c.retransmission_place);
+  --r.reserved_receives;
+  release_payload(call.payload);
+  call.number += c.window;
+}
+
+}  // namespace spinwire::rpc
