@@ -111,7 +111,7 @@ inline void count_begin(Agent& a, OperationKind kind) noexcept {
 }
 /// What has not ended: work requests accepted, and long messages that were offered.
 [[nodiscard]] inline std::uint32_t outstanding(const Agent& a) noexcept {
-  return a.send_queue.used + a.rendezvous.offers;
+  return a.send_queue.used + a.rendezvous.send_count;
 }
 /// The same with what the peer has told of and nobody has looked at yet.
 std::uint32_t credits_in_sight(const Agent& a) noexcept;
@@ -147,7 +147,8 @@ void grant_more(EngineContext& ctx, Agent& a) noexcept;
 /// Work requests that the application may have in the send queue.
 [[nodiscard]] inline std::uint32_t room_of(const Agent& a) noexcept {
   if (a.raw != nullptr) return a.attributes.queue_pair.send_depth;
-  return a.attributes.queue_pair.send_depth - kControlRequests - kTransferRequests - kLeaseRequests;
+  return a.attributes.queue_pair.send_depth - kControlRequests - kRendezvousRequests -
+         kLeaseRequests;
 }
 
 // Cold: life cycle.

@@ -56,7 +56,7 @@ inline void grant(EngineContext& ctx, Agent& a) noexcept {
     list_grant(ctx, a);
 }
 
-inline bool is_holding(const Agent& a) noexcept { return (a.detour & kHolding) != 0; }
+inline bool is_holding(const Agent& a) noexcept { return (a.detour & kRendezvousAhead) != 0; }
 
 /// A message's credit is used: its receive will be posted again for whoever has credit next, which
 /// take_run() tells the peer, once for all messages of a batch.
@@ -105,12 +105,14 @@ void take_note(EngineContext& ctx, Agent& a, const Block* block, const wire::Mes
                const ibv_wc& wc) noexcept {
   if (peer_credits(a) == 0) return malformed(ctx, a, wc.byte_len);
   count_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0,
-               header.kind == wire::MessageKind::offer || is_holding(a));
+               header.kind == wire::MessageKind::rendezvous_offer || is_holding(a));
   const std::span<const std::byte> body(block->payload, header.length);
-  if (header.kind == wire::MessageKind::offer) return take_offer(ctx, a, wc, body);
-  if (header.kind == wire::MessageKind::answer) return take_answer(ctx, a, wc, body);
+  if (header.kind == wire::MessageKind::rendezvous_offer)
+    return on_rendezvous_offer(ctx, a, wc, body);
+  if (header.kind == wire::MessageKind::rendezvous_answer)
+    return on_rendezvous_answer(ctx, a, wc, body);
   const bool invalidates = (wc.wc_flags & IBV_WC_WITH_INV) != 0;
-  take_lease_message(ctx, a, header.kind, body, invalidates ? wc.invalidated_rkey : 0);
+  on_lease_message(ctx, a, header.kind, body, invalidates ? wc.invalidated_rkey : 0);
 }
 
 /// The peer closes, which comes true when all that it sent before is delivered.
@@ -118,25 +120,25 @@ void take_goodbye(EngineContext& ctx, Agent& a) noexcept {
   if (!is_holding(a)) return on_goodbye(ctx, a);
   if (a.goodbye_received) return malformed(ctx, a, wire::kMessageHeaderBytes);
   a.goodbye_received = a.closing = true;
-  Arrival goodbye;
-  goodbye.kind = Arrival::Kind::goodbye;
+  RendezvousReceive goodbye;
+  goodbye.kind = RendezvousReceive::Kind::goodbye;
   goodbye.complete = true;
-  hold(ctx, a, goodbye);
+  queue_receive(ctx, a, goodbye);
 }
 
 /// Keeps a message, or without a block the notice of a write, behind one that is being pulled;
 /// answers whether it did.
 bool hold_message(EngineContext& ctx, Agent& a, Block* block, std::uint32_t length,
                   const ibv_wc& wc) noexcept {
-  Arrival v;
-  v.kind = block != nullptr ? Arrival::Kind::message : Arrival::Kind::write;
+  RendezvousReceive v;
+  v.kind = block != nullptr ? RendezvousReceive::Kind::message : RendezvousReceive::Kind::write;
   v.block = block;
   v.data = block != nullptr ? block->payload : nullptr;
   v.length = length;
   v.has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
   v.immediate = be32toh(wc.imm_data);
   v.complete = true;
-  return hold(ctx, a, v) != nullptr;
+  return queue_receive(ctx, a, v) != nullptr;
 }
 
 /// A message with its header in the block; answers whether the block was kept.
@@ -219,7 +221,8 @@ void replace_kept(EngineContext& ctx, std::uint32_t slot) noexcept {
 /// Whether the peer may still send what we need.
 bool takes_part(const Agent& a) noexcept {
   return a.state == ConnectionState::ready ||
-         (a.stage == Stage::up && (a.rendezvous.offered != nullptr || !a.rendezvous.notes.empty()));
+         (a.stage == Stage::up &&
+          (!a.rendezvous.sends.empty() || !a.control_queue.messages.empty()));
 }
 
 /// Grants what had to wait, where receives are there again.
@@ -253,7 +256,7 @@ void tell_credit(EngineContext& ctx) noexcept {
   std::uint32_t kept = 0;
   for (std::uint32_t i = 0; i < ctx.credit_queue.count(); ++i) {
     Agent& a = ctx.credit_queue[i];
-    const bool told = a.rendezvous.notes.empty() || post_notes(ctx, a);
+    const bool told = a.control_queue.messages.empty() || post_control_messages(ctx, a);
     if ((a.credit.advertised != a.credit.granted || a.credit.write_again) && takes_part(a)) {
       if (a.credit.write_pending || !submit_control(ctx, a, OperationKind::credit_write)) {
         ctx.credit_queue.keep(kept++, a);  // when the one under way has ended
@@ -470,12 +473,12 @@ void take_while_draining(EngineContext& ctx, Agent& a, const Block* block,
   if (header.kind == wire::MessageKind::goodbye) return on_goodbye(ctx, a);
   if (peer_credits(a) == 0) return;
   ++a.credit.received;
-  if (a.rendezvous.offered != nullptr) grant_more(ctx, a);
-  if (a.stage == Stage::up && header.kind == wire::MessageKind::offer)
-    return take_offer(ctx, a, wc, {block->payload, header.length});
-  if (a.rendezvous.offered == nullptr) return;
-  if (header.kind == wire::MessageKind::answer)
-    take_answer(ctx, a, wc, {block->payload, header.length});
+  if (!a.rendezvous.sends.empty()) grant_more(ctx, a);
+  if (a.stage == Stage::up && header.kind == wire::MessageKind::rendezvous_offer)
+    return on_rendezvous_offer(ctx, a, wc, {block->payload, header.length});
+  if (a.rendezvous.sends.empty()) return;
+  if (header.kind == wire::MessageKind::rendezvous_answer)
+    on_rendezvous_answer(ctx, a, wc, {block->payload, header.length});
 }
 
 void finish_poll(EngineContext& ctx) noexcept {
@@ -485,7 +488,7 @@ void finish_poll(EngineContext& ctx) noexcept {
   if (ctx.receives.count() >= ctx.list_length) post_receives(ctx);
   if (ctx.queued_agents != 0) [[unlikely]] {
     if (ctx.raw != nullptr) post_raw_listed(ctx);
-    pump_pulls(ctx);
+    post_rendezvous_reads(ctx);
   }
   flush_all(ctx);
   if (ctx.credit_queue.count() != 0) {

@@ -39,7 +39,8 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
   if (a.state != ConnectionState::ready) return Status::not_connected;
   if (r.remote.rkey == 0 && r.remote.lease != 0) {
     RemoteRegion real;
-    if (const Status status = resolve(ctx, a, r.remote, real); status != Status::ok) return status;
+    if (const Status status = resolve_leased(ctx, a, r.remote, real); status != Status::ok)
+      return status;
     return submit_atomic<kind>(ctx, a, {real, r.expected, r.operand, r.done, r.defer});
   }
   if (const Status status = check_atomic(ctx, r.remote); status != Status::ok) return status;
@@ -82,15 +83,15 @@ void follow(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t leng
     case OperationKind::keepalive:
       a.liveness.keepalive_pending = false;
       break;
-    case OperationKind::pull:
-      on_pulled(ctx, a, length, status);
+    case OperationKind::rendezvous_read:
+      on_rendezvous_read(ctx, a, length, status);
       break;
-    case OperationKind::note:
-      on_note_done(ctx, a);
+    case OperationKind::control_message:
+      on_control_message_done(ctx, a);
       break;
-    case OperationKind::unbind:
-      on_note_done(ctx, a);
-      on_unbound(ctx, a, length, status);
+    case OperationKind::rendezvous_unbind:
+      on_control_message_done(ctx, a);
+      on_rendezvous_unbound(ctx, a, length, status);
       break;
     case OperationKind::lease_bind:
       on_lease_bound(ctx, a);

@@ -68,43 +68,49 @@ class Auditor {
   /// Long messages that have not ended.
   void check_offers(const Agent& a) {
     std::uint32_t count = 0;
-    const base::IndexPool<Transfer>& all = s_.transfers->offered;
-    for (const Transfer* t = a.rendezvous.offered; t != nullptr && ok(); t = t->next) {
-      if (!expect(count++ < a.rendezvous.offers && all.in_use(t->index) && &all.at(t->index) == t,
-                  "the list of long messages is broken") ||
+    const base::IndexPool<RendezvousSend>& all = s_.rendezvous->sends;
+    for (const RendezvousSend& each : a.rendezvous.sends) {
+      const RendezvousSend* const t = &each;
+      if (!ok()) return;
+      if (!expect(
+              count++ < a.rendezvous.send_count && all.in_use(t->index) && &all.at(t->index) == t,
+              "the list of long messages is broken") ||
           !expect(t->agent == &a, "long message {} is another connection's", t->index)) {
         return;
       }
       expect(t->block != nullptr && t->block->refs != 0, "long message {} uses memory that is free",
              t->index);
-      expect(t->cancelled || !(t->untold || t->unoffered), "a callback is due for nothing");
-      expect(!t->untold || a.credit.in_credit_queue,
+      expect(t->cancelled || !(t->cancel_pending || t->never_posted),
+             "a callback is due for nothing");
+      expect(!t->cancel_pending || a.credit.in_credit_queue,
              "no poll will run the callback of what was cancelled");
       windows_ += t->window != memory::WindowPool::kNone ? 1 : 0;
-      untold_ += t->untold ? 1 : 0;
+      untold_ += t->cancel_pending ? 1 : 0;
       ++offers_;
     }
-    expect(count == a.rendezvous.offers, "{} long messages are outstanding, {} counted", count,
-           a.rendezvous.offers);
+    expect(count == a.rendezvous.send_count, "{} long messages are outstanding, {} counted", count,
+           a.rendezvous.send_count);
   }
 
   void check_untold_long() {
-    expect(offers_ == s_.transfers->offered.size(), "{} long messages are outstanding, {} recorded",
-           offers_, s_.transfers->offered.size());
+    expect(offers_ == s_.rendezvous->sends.size(), "{} long messages are outstanding, {} recorded",
+           offers_, s_.rendezvous->sends.size());
     std::uint32_t count = 0;
-    const Transfer* last = nullptr;
-    for (const Transfer* t = s_.transfers->untold_first; t != nullptr; t = t->next_untold) {
-      if (!expect(count++ < untold_ && t->untold, "the list of cancelled messages is broken"))
+    const RendezvousSend* last = nullptr;
+    const auto& pending = s_.rendezvous->pending_cancellations;
+    for (const RendezvousSend& t : pending) {
+      if (!expect(count++ < untold_ && t.cancel_pending,
+                  "the list of cancelled messages is broken"))
         return;
-      last = t;
+      last = &t;
     }
-    expect(count == untold_ && (count == 0 || s_.transfers->untold_last == last),
+    expect(count == untold_ && (count == 0 || &pending.back() == last),
            "{} callbacks of cancelled messages are due, {} listed", untold_, count);
   }
 
   /// Each is free, opens a message, or is being replaced.
   void check_windows() {
-    const memory::WindowPool& all = s_.transfers->windows;
+    const memory::WindowPool& all = s_.windows;
     expect(all.free() + windows_ + all.lacking() == all.size(),
            "of {} windows {} are free, {} in use and {} being replaced", all.size(), all.free(),
            windows_, all.lacking());
@@ -124,7 +130,7 @@ class Auditor {
     const std::uint32_t depth = a.attributes.queue_pair.send_depth;
     expect(a.state != ConnectionState::ready || a.send_queue.used <= depth,
            "{} operations are in a send queue for {}", a.send_queue.used, depth);
-    kinds[static_cast<std::size_t>(OperationKind::send)] += a.rendezvous.offers;
+    kinds[static_cast<std::size_t>(OperationKind::send)] += a.rendezvous.send_count;
     expect(a.send_queue.deferred == nullptr || a.stage != Stage::up || a.in_flush_queue,
            "operations are deferred and nobody will post them");
     for (std::size_t i = 0; i < kOperationKinds; ++i) {
@@ -206,40 +212,48 @@ class Auditor {
 
   /// What the agent counts of leases is what there is.
   void check_leases_of(const Agent& a) {
-    const AgentLeases& leases = a.leases;
+    const LeaseTable& leases = a.leases;
     std::uint64_t loans = 0, lent = 0, requested = 0, holdings = 0, held = 0;
-    for (const Loan* l = leases.loans; l != nullptr && ok(); l = l->next, ++loans) {
-      expect(loans < s_.leases->loans.size() && s_.leases->loans.in_use(l->index) && l->agent == &a,
+    for (const LeaseGranted& each : leases.granted) {
+      if (!ok()) return;
+      const LeaseGranted* const l = &each;
+      expect(loans++ < s_.leases->granted.size() && s_.leases->granted.in_use(l->index) &&
+                 l->agent == &a,
              "the list of what was leased to the peer is broken");
       expect(l->block->refs != 0, "the peer may use memory that is free");
       lent += l->bytes;
       requested += l->requested ? l->bytes : 0;
       windows_ += l->window != memory::WindowPool::kNone ? 1 : 0;
     }
-    for (const Holding* h = leases.holdings; h != nullptr && ok(); h = h->next, ++holdings) {
-      expect(holdings < s_.leases->holdings.size() && s_.leases->holdings.in_use(h->index) &&
-                 h->agent == &a,
-             "the list of what the peer has leased to us is broken");
+    for (const LeaseHeld& each : leases.held) {
+      if (!ok()) return;
+      const LeaseHeld* const h = &each;
+      expect(
+          holdings++ < s_.leases->held.size() && s_.leases->held.in_use(h->index) && h->agent == &a,
+          "the list of what the peer has leased to us is broken");
       held += h->region.length;
     }
-    expect(loans == leases.lent && lent == leases.lent_bytes && requested == leases.requested_bytes,
+    expect(loans == leases.granted_count && lent == leases.granted_bytes &&
+               requested == leases.requested_bytes,
            "{} leases of {} bytes, {} of them requested, are the peer's; {}, {} and {} are counted",
-           loans, lent, requested, leases.lent, leases.lent_bytes, leases.requested_bytes);
-    expect(holdings == leases.held && held == leases.held_bytes,
-           "{} leases of {} bytes are ours, {} and {} are counted", holdings, held, leases.held,
-           leases.held_bytes);
-    expect(leases.requests_out == outstanding(tally(a, OperationKind::lease_bind)) +
-                                      outstanding(tally(a, OperationKind::lease_unbind)),
-           "{} requests for windows are counted, others are outstanding", leases.requests_out);
+           loans, lent, requested, leases.granted_count, leases.granted_bytes,
+           leases.requested_bytes);
+    expect(holdings == leases.held_count && held == leases.held_bytes,
+           "{} leases of {} bytes are ours, {} and {} are counted", holdings, held,
+           leases.held_count, leases.held_bytes);
+    expect(leases.bindings_outstanding == outstanding(tally(a, OperationKind::lease_bind)) +
+                                              outstanding(tally(a, OperationKind::lease_unbind)),
+           "{} requests for windows are counted, others are outstanding",
+           leases.bindings_outstanding);
     loans_ += loans;
     holdings_ += holdings;
   }
 
   /// Each record of a lease is somebody's.
   void check_leases() {
-    expect(loans_ == s_.leases->loans.size() && holdings_ == s_.leases->holdings.size(),
+    expect(loans_ == s_.leases->granted.size() && holdings_ == s_.leases->held.size(),
            "{} leases to peers and {} of theirs are connections', {} and {} records are in use",
-           loans_, holdings_, s_.leases->loans.size(), s_.leases->holdings.size());
+           loans_, holdings_, s_.leases->granted.size(), s_.leases->held.size());
   }
 
   /// Each record is in use, or free.
@@ -377,8 +391,7 @@ class Auditor {
   /// Receives of an agent's allotment that messages held for later count for.
   static std::uint32_t held_back(const Agent& a) {
     std::uint32_t count = 0;
-    for (const Arrival* v = a.rendezvous.held.first; v != nullptr; v = v->next)
-      count += v->credited ? 1 : 0;
+    for (const RendezvousReceive& r : a.rendezvous.receives) count += r.credited ? 1 : 0;
     return count;
   }
 

@@ -2,8 +2,8 @@
 #include <utility>
 
 #include "agent/completion.h"
+#include "agent/rendezvous.h"
 #include "agent/submit.h"
-#include "agent/transfers.h"
 
 namespace spinwire::agent {
 namespace {
@@ -56,20 +56,20 @@ Block* give_back(EngineContext& ctx, Agent& a, Operation& op) noexcept {
 // Long messages outlive the work requests that they were offered by: their names are those of
 // their records, and end with the bit that no operation's ends with.
 
-OperationId name_of(const EngineContext& ctx, const Transfer& t) noexcept {
-  return {std::uint64_t{ctx.transfers->offered.generation(t.index)} << 32 |
+OperationId name_of(const EngineContext& ctx, const RendezvousSend& t) noexcept {
+  return {std::uint64_t{ctx.rendezvous->sends.generation(t.index)} << 32 |
           std::uint64_t{t.index} << 1 | 1};
 }
 constexpr bool names_long(std::uint64_t name) noexcept { return (name & 1) != 0; }
 
-Transfer* find_long(const EngineContext& ctx, const Agent& a, std::uint64_t name) noexcept {
-  Transfer* const t = ctx.transfers->offered.find(static_cast<std::uint32_t>(name) >> 1,
-                                                  static_cast<std::uint32_t>(name >> 32));
+RendezvousSend* find_long(const EngineContext& ctx, const Agent& a, std::uint64_t name) noexcept {
+  RendezvousSend* const t = ctx.rendezvous->sends.find(static_cast<std::uint32_t>(name) >> 1,
+                                                       static_cast<std::uint32_t>(name >> 32));
   return t != nullptr && t->agent == &a && !t->cancelled ? t : nullptr;
 }
 
 constexpr bool is_offer(OperationKind kind) noexcept {
-  return kind == OperationKind::offer || kind == OperationKind::offer_imm;
+  return kind == OperationKind::rendezvous_offer || kind == OperationKind::rendezvous_offer_imm;
 }
 
 /// Neither the device nor the peer hears of it.
@@ -82,18 +82,18 @@ void drop_unposted(EngineContext& ctx, Agent& a, Operation* before, Operation& o
 
 /// Takes back an offer that is still deferred, and what binds its window right before it; answers
 /// whether it was.
-bool withdraw(EngineContext& ctx, Agent& a, const Transfer& t) noexcept {
+bool withdraw(EngineContext& ctx, Agent& a, const RendezvousSend& t) noexcept {
   Operation* before_bind = nullptr;
   Operation* before = nullptr;
   Operation* op = a.send_queue.deferred;
-  while (op != nullptr && !(is_offer(op->kind) && offered_by(ctx, a, *op) == &t)) {
+  while (op != nullptr && !(is_offer(op->kind) && find_rendezvous_send(ctx, a, *op) == &t)) {
     before_bind = before;
     before = op;
     op = op == a.send_queue.deferred_last ? nullptr : op->next();
   }
   if (op == nullptr) return false;
   const bool bound = t.window != memory::WindowPool::kNone;
-  if (bound && (before == nullptr || before->kind != OperationKind::bind)) return false;
+  if (bound && (before == nullptr || before->kind != OperationKind::rendezvous_bind)) return false;
   drop_unposted(ctx, a, before, *op);
   if (bound) drop_unposted(ctx, a, before_bind, *before);
   --a.credit.sent;
@@ -102,22 +102,19 @@ bool withdraw(EngineContext& ctx, Agent& a, const Transfer& t) noexcept {
 }
 
 bool cancel_long(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
-  Transfer* const t = find_long(ctx, a, name);
+  RendezvousSend* const t = find_long(ctx, a, name);
   if (t == nullptr) return false;
-  if (withdraw(ctx, a, *t)) close_unoffered(ctx, *t);
-  t->cancelled = t->untold = true;
-  t->next_untold = nullptr;
-  Transfers& all = *ctx.transfers;
-  (all.untold_first == nullptr ? all.untold_first : all.untold_last->next_untold) = t;
-  all.untold_last = t;
+  if (withdraw(ctx, a, *t)) drop_unposted_offer(ctx, *t);
+  t->cancelled = t->cancel_pending = true;
+  ctx.rendezvous->pending_cancellations.push_back(*t);
   ++ctx.pending_cancellations;
   list_grant(ctx, a);
   return true;
 }
 
 /// One that the peer was offered keeps its record, its key and its block until that has answered.
-void tell(EngineContext& ctx, Transfer& t) noexcept {
-  if (t.unoffered) return settle(ctx, *t.agent, t, Status::cancelled);
+void tell(EngineContext& ctx, RendezvousSend& t) noexcept {
+  if (t.never_posted) return complete_rendezvous_send(ctx, *t.agent, t, Status::cancelled);
   const CompletionCallback done = std::exchange(t.done, {});
   Completion completion;
   completion.status = Status::cancelled;
@@ -126,11 +123,10 @@ void tell(EngineContext& ctx, Transfer& t) noexcept {
 
 /// At most so many, as callbacks may give up more; any of the list may end in them.
 void tell_cancelled_long(EngineContext& ctx, std::uint32_t most) noexcept {
-  Transfers& all = *ctx.transfers;
-  for (; most != 0 && all.untold_first != nullptr; --most) {
-    Transfer& t = *all.untold_first;
-    all.untold_first = t.next_untold;
-    t.untold = false;
+  auto& pending = ctx.rendezvous->pending_cancellations;
+  for (; most != 0 && !pending.empty(); --most) {
+    RendezvousSend& t = pending.pop_front();
+    t.cancel_pending = false;
     tell(ctx, t);
   }
 }
@@ -202,8 +198,8 @@ namespace {
 
 /// The newest long message that is neither cancelled nor ended.
 OperationId last_long(const EngineContext& ctx, const Agent& a) noexcept {
-  for (const Transfer* t = a.rendezvous.offered; t != nullptr; t = t->next) {
-    if (!t->cancelled) return name_of(ctx, *t);
+  for (const RendezvousSend& t : a.rendezvous.sends) {
+    if (!t.cancelled) return name_of(ctx, t);
   }
   return {};
 }
@@ -212,7 +208,7 @@ OperationId last_long(const EngineContext& ctx, const Agent& a) noexcept {
 /// what it stands for has ended.
 OperationId name_of(const EngineContext& ctx, const Agent& a, const Operation& op) noexcept {
   if (is_users(op.kind)) return {op.wr.wr_id};
-  const Transfer* const t = is_offer(op.kind) ? offered_by(ctx, a, op) : nullptr;
+  const RendezvousSend* const t = is_offer(op.kind) ? find_rendezvous_send(ctx, a, op) : nullptr;
   return t != nullptr && !t->cancelled ? name_of(ctx, *t) : OperationId{};
 }
 

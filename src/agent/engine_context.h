@@ -9,25 +9,26 @@
 #include <cstdint>
 #include <memory>
 
-#include "agent/leases.h"
+#include "agent/control_messages.h"
+#include "agent/lease_table.h"
 #include "agent/operation_pool.h"
 #include "agent/own_domain.h"
 #include "agent/own_receives.h"
 #include "agent/qpn_map.h"
 #include "agent/raw.h"
 #include "agent/reconnect.h"
-#include "agent/transfers.h"
+#include "agent/rendezvous.h"
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
 #include "control/rdma_cm.h"
 #include "memory/arena.h"
-#include "memory/registration.h"
+#include "memory/registration_table.h"
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
 #include "spinwire/engine.h"
 #include "verbs/device.h"
 #include "verbs/work_requests.h"
-#include "wire/message.h"
+#include "wire/message_header.h"
 
 namespace spinwire::agent {
 
@@ -89,7 +90,7 @@ struct Attributes {
 
 /// Bits of Agent::detour.
 inline constexpr std::uint8_t kReplaced = 1;  ///< by `next_handlers`, before the next of them runs
-inline constexpr std::uint8_t kHolding = 2;   ///< an earlier one is being pulled
+inline constexpr std::uint8_t kRendezvousAhead = 2;  ///< an earlier one is being pulled
 
 /// Operations in order: the posted ones, then the deferred ones, which wait to be posted. The last
 /// operation's link has no meaning until it is posted; `posted_last` and `deferred_last` mean
@@ -198,8 +199,9 @@ struct alignas(64) Agent {
   // Cold.
   std::uint32_t max_message = 0;    ///< longest message that the peer takes, bytes
   std::uint32_t own_queue = kNone;  ///< its own queue of receives; kNone: it shares one
-  AgentTransfers rendezvous;
-  AgentLeases leases;
+  Rendezvous rendezvous;
+  ControlQueue control_queue;
+  LeaseTable leases;
   Setup setup;
   Peer peer;
   CreditCells credit_cells;
@@ -244,8 +246,9 @@ struct alignas(8) Work {
 /// keepalive, a credit return and a goodbye.
 inline constexpr std::uint32_t kControlRequests = 4;
 /// And besides those for long messages, whose records all agents share.
-inline constexpr std::uint32_t kTransferRequests = kPullsOfOne + kNotesAtOnce;
-inline constexpr std::uint32_t kTransferRecords = 64;
+inline constexpr std::uint32_t kRendezvousRequests =
+    kRendezvousReadsPerAgent + kControlMessagesAtOnce;
+inline constexpr std::uint32_t kRendezvousRecords = 64;
 /// Receives that no credit covers: goodbyes come without.
 inline constexpr std::uint32_t kSpareReceives = 8;
 
@@ -291,8 +294,10 @@ struct EngineContext {
   std::uint32_t setup_last = kNone;
   std::uint64_t incarnation = 0;
   std::uint32_t reservable_receives = 0;  ///< receives that credit may be granted for
-  std::unique_ptr<Transfers> transfers;   ///< long messages
-  std::unique_ptr<Leases> leases;
+  memory::WindowPool windows;
+  std::unique_ptr<RendezvousPool> rendezvous;
+  ControlMessagePool control_messages;
+  std::unique_ptr<LeasePool> leases;
   std::unique_ptr<OwnQueues> own_queues;  ///< of connections that do not share; null: all do
   std::uint32_t own_domains = 0;          ///< connections that have one
   std::unique_ptr<RawShared> raw;         ///< once there was a raw connection

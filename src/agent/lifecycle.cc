@@ -46,14 +46,14 @@ bool is_drained(EngineContext& ctx, const Agent& a) noexcept {
 
 bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
   // Windows go before their queue pair.
-  if (!end_offers(ctx, a) || !end_leases(ctx, a)) return true;
+  if (!end_rendezvous_sends(ctx, a) || !end_leases(ctx, a)) return true;
   leave_cm(a);
   neighbours(ctx, a).clear(a.qp->qp_num);
   ctx.device->destroy_qp(a.qp);
   a.qp = nullptr;
   flush_everything(ctx, a);
   if (a.raw != nullptr) flush_raw_receives(ctx, a);
-  drop_held(ctx, a);
+  drop_rendezvous_receives(ctx, a);
   a.stage = Stage::conceal;
   return true;
 }
@@ -98,17 +98,17 @@ const char* kind_text(OperationKind kind) noexcept {
       return "the WRITE of a credit";
     case OperationKind::keepalive:
       return "a keepalive";
-    case OperationKind::pull:
+    case OperationKind::rendezvous_read:
       return "the READ of a long message";
-    case OperationKind::bind:
-    case OperationKind::unbind:
+    case OperationKind::rendezvous_bind:
+    case OperationKind::rendezvous_unbind:
     case OperationKind::lease_bind:
     case OperationKind::lease_unbind:
       return "a memory window's work request";
-    case OperationKind::offer:
-    case OperationKind::offer_imm:
+    case OperationKind::rendezvous_offer:
+    case OperationKind::rendezvous_offer_imm:
       return "the offer of a long message";
-    case OperationKind::note:
+    case OperationKind::control_message:
     case OperationKind::credit_return:
     case OperationKind::goodbye:
     case OperationKind::cancelled:
@@ -190,14 +190,16 @@ Error receive_error(const Agent& a, const ibv_wc& wc) {
 
 namespace {
 
-/// Records for all that can be at once: a message held for each receive, and a goodbye of each
-/// connection; an answer to each of those, and the end of each offer.
-std::unique_ptr<Transfers> make_transfers(const Config& c) {
-  constexpr std::uint32_t kRegistered = 256;  // offers that need no window
-  const std::uint32_t offers = std::max(c.memory.windows, kRegistered);
-  const std::uint32_t held =
-      c.queues.receive_depth + c.connections.maximum + c.connections.own_domains * domain_slots(c);
-  return std::make_unique<Transfers>(offers, held, held + offers + 4 * c.leases.maximum);
+/// Most rendezvous messages that can be outstanding to peers.
+std::uint32_t max_rendezvous_sends(const Config& c) noexcept {
+  constexpr std::uint32_t kRegistered = 256;  // messages that need no window
+  return std::max(c.memory.windows, kRegistered);
+}
+/// Most records of rendezvous receives: a message for each receive, and the goodbye of each
+/// connection.
+std::uint32_t max_rendezvous_receives(const Config& c) noexcept {
+  return c.queues.receive_depth + c.connections.maximum +
+         c.connections.own_domains * domain_slots(c);
 }
 
 }  // namespace
@@ -207,13 +209,16 @@ EngineContext::EngineContext(const Config& settings, const Clock& time)
       clock(time),
       agents(settings.connections.maximum),
       operations(settings.queues.operations,
-                 kControlRequests * settings.connections.maximum + kTransferRecords),
+                 kControlRequests * settings.connections.maximum + kRendezvousRecords),
       flush_queue(settings.connections.maximum, work.flush),
       credit_queue(settings.connections.maximum, work.credit),
       timers(time.ticks(std::chrono::microseconds(100)), time.now()),
       incarnation(base::random_seed() | 1),
-      transfers(make_transfers(settings)),
-      leases(std::make_unique<Leases>(settings.leases.maximum)),
+      rendezvous(std::make_unique<RendezvousPool>(max_rendezvous_sends(settings),
+                                                  max_rendezvous_receives(settings))),
+      control_messages(max_rendezvous_receives(settings) + max_rendezvous_sends(settings) +
+                       4 * settings.leases.maximum),
+      leases(std::make_unique<LeasePool>(settings.leases.maximum)),
       receive_waiters(settings.connections.maximum, receive_waiter_count) {}
 
 void prepare_timers(Agent& a) noexcept {
@@ -364,7 +369,7 @@ void close(EngineContext& ctx, Agent& a) noexcept {
     return;
   }
   enter(ctx, a, ConnectionState::draining);
-  refuse_held(ctx, a);
+  refuse_rendezvous_receives(ctx, a);
   if (idle(a)) on_drained(ctx, a);
 }
 
@@ -374,7 +379,8 @@ void on_operation_failed(EngineContext& ctx, Agent& a, OperationKind kind,
   if (wc.status == IBV_WC_WR_FLUSH_ERR && a.state == ConnectionState::draining) return;
   try {
     // Of a long message, the peer's device refuses what the peer has offered.
-    const bool offered = kind == OperationKind::pull && wc.status == IBV_WC_REM_ACCESS_ERR;
+    const bool offered =
+        kind == OperationKind::rendezvous_read && wc.status == IBV_WC_REM_ACCESS_ERR;
     Error cause = operation_error(ctx, a, kind, wc);
     offered ? fail_bad(ctx, a, std::move(cause)) : fail(ctx, a, std::move(cause));
   } catch (...) {
@@ -406,7 +412,7 @@ void on_drained(EngineContext& ctx, Agent& a) noexcept {
   const bool speaks = a.stage == Stage::up && a.raw == nullptr;
   if (speaks && a.closing && !a.goodbye_sent && !a.goodbye_received) {
     // Until our offers are answered, and the peer's.
-    if (a.rendezvous.offered != nullptr || !a.rendezvous.notes.empty()) return;
+    if (!a.rendezvous.sends.empty() || !a.control_queue.messages.empty()) return;
     a.goodbye_sent = true;
     if (submit_control(ctx, a, OperationKind::goodbye)) return;
   }

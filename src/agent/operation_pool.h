@@ -25,20 +25,20 @@ enum class OperationKind : std::uint8_t {
   raw_send_imm,   ///< the same
   raw_write_imm,  ///< the same: costs no credit
   // Parts of the application's.
-  bind,       ///< of a window, ahead of an offer
-  offer,      ///< of a long message
-  offer_imm,  ///< the same
+  rendezvous_bind,       ///< binds the window of a rendezvous message, ahead of its offer
+  rendezvous_offer,      ///< offers a rendezvous message
+  rendezvous_offer_imm,  ///< offers a rendezvous message with an immediate
   // The agent's own; the application's come before.
   credit_return,
   goodbye,
   credit_write,
   keepalive,
-  pull,          ///< a READ of a long message
-  note,          ///< a control message
-  unbind,        ///< of a window
-  lease_bind,    ///< of a lease's window
-  lease_unbind,  ///< the same
-  cancelled,     ///< one that was the application's, see Operation::was
+  rendezvous_read,  ///< fetches part of a rendezvous message
+  control_message,
+  rendezvous_unbind,  ///< unbinds the window of a rendezvous message
+  lease_bind,         ///< binds the window of a lease
+  lease_unbind,       ///< unbinds the window of a lease
+  cancelled,          ///< one that was the application's, see Operation::was
 };
 constexpr bool is_plain(OperationKind kind) { return kind <= OperationKind::read; }
 constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::raw_write_imm; }
@@ -46,7 +46,9 @@ constexpr bool is_raw(OperationKind kind) {
   return kind >= OperationKind::raw_send && kind <= OperationKind::raw_write_imm;
 }
 /// Whether its record is one of those for the application.
-constexpr bool takes_users_record(OperationKind kind) { return kind <= OperationKind::offer_imm; }
+constexpr bool takes_users_record(OperationKind kind) {
+  return kind <= OperationKind::rendezvous_offer_imm;
+}
 inline constexpr std::size_t kOperationKinds = 22;
 
 struct Agent;

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "memory/registration.h"
+#include "memory/registration_table.h"
 #include "verbs/device.h"
 
 namespace spinwire::agent {

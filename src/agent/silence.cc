@@ -1,8 +1,8 @@
 // An engine whose application is gone: in a simulation its process has died. Cold.
 #include "agent/agent.h"
-#include "agent/leases.h"
+#include "agent/lease_table.h"
 #include "agent/raw.h"
-#include "agent/transfers.h"
+#include "agent/rendezvous.h"
 
 namespace spinwire::agent {
 namespace {
@@ -25,9 +25,9 @@ void drop_callbacks(base::IndexPool<T>& records) noexcept {
 
 void fall_silent(EngineContext& ctx) noexcept {
   ctx.operations.fall_silent();
-  drop_callbacks(ctx.transfers->offered);
-  drop_callbacks(ctx.leases->loans);
-  drop_callbacks(ctx.leases->holdings);
+  drop_callbacks(ctx.rendezvous->sends);
+  drop_callbacks(ctx.leases->granted);
+  drop_callbacks(ctx.leases->held);
   for (std::uint32_t i = 0; i < ctx.agents.capacity(); ++i) {
     if (!ctx.agents.in_use(i)) continue;
     Agent& a = ctx.agents.at(i);

@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "agent/agent.h"
-#include "agent/leases.h"
-#include "agent/transfers.h"
+#include "agent/lease_table.h"
+#include "agent/rendezvous.h"
 
 namespace spinwire::agent {
 
@@ -19,13 +19,13 @@ constexpr bool uses_credit(OperationKind kind) noexcept {
 constexpr bool has_header(OperationKind kind) noexcept {
   return kind == OperationKind::send || kind == OperationKind::send_imm ||
          kind == OperationKind::credit_return || kind == OperationKind::goodbye ||
-         kind == OperationKind::offer || kind == OperationKind::offer_imm ||
-         kind == OperationKind::note;
+         kind == OperationKind::rendezvous_offer || kind == OperationKind::rendezvous_offer_imm ||
+         kind == OperationKind::control_message;
 }
 constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
   switch (kind) {
     case OperationKind::send_imm:
-    case OperationKind::offer_imm:
+    case OperationKind::rendezvous_offer_imm:
     case OperationKind::raw_send_imm:
       return IBV_WR_SEND_WITH_IMM;
     case OperationKind::write:
@@ -36,12 +36,12 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
     case OperationKind::raw_write_imm:
       return IBV_WR_RDMA_WRITE_WITH_IMM;
     case OperationKind::read:
-    case OperationKind::pull:
+    case OperationKind::rendezvous_read:
       return IBV_WR_RDMA_READ;
-    case OperationKind::bind:
+    case OperationKind::rendezvous_bind:
     case OperationKind::lease_bind:
       return IBV_WR_BIND_MW;
-    case OperationKind::unbind:
+    case OperationKind::rendezvous_unbind:
     case OperationKind::lease_unbind:
       return IBV_WR_LOCAL_INV;
     case OperationKind::compare_swap:
@@ -223,7 +223,8 @@ Status submit_any(EngineContext& ctx, Agent& a, const Request& r) noexcept;
 template <OperationKind kind>
 [[gnu::noinline]] Status submit_leased(EngineContext& ctx, Agent& a, const Request& r) noexcept {
   RemoteRegion real;
-  if (const Status status = resolve(ctx, a, *r.remote, real); status != Status::ok) return status;
+  if (const Status status = resolve_leased(ctx, a, *r.remote, real); status != Status::ok)
+    return status;
   return submit_any<kind>(ctx, a, {r.block, r.data, r.size, &real, r.immediate, r.done, r.defer});
 }
 
@@ -234,7 +235,7 @@ template <OperationKind kind>
     return Status::not_connected;
   if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
     if (r.block != nullptr && r.size > a.send_queue.max_eager) [[unlikely]]
-      return submit_long(ctx, a, r, kind == OperationKind::send_imm);
+      return submit_rendezvous(ctx, a, r, kind == OperationKind::send_imm);
   }
   if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
     return is_leased<kind>(r) ? submit_leased<kind>(ctx, a, r) : status;

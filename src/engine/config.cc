@@ -299,7 +299,7 @@ std::string domains_text(const Config& config) {
 /// Work requests of long messages and leases.
 std::uint64_t shared_requests(const Config& config) noexcept {
   const bool long_messages = config.connections.message_bytes > config.connections.eager_bytes;
-  return long_messages || config.leases.maximum != 0 ? agent::kTransferRecords : 0;
+  return long_messages || config.leases.maximum != 0 ? agent::kRendezvousRecords : 0;
 }
 
 Result<void> check_queues(const Config& config) {

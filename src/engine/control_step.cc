@@ -79,7 +79,7 @@ void EngineCore::take_timer(base::Timer& timer) noexcept {
   if (timer.kind == rpc::kClientTimer) stop_opening(calls->clients.at(timer.index));
   if (timer.kind >= rpc::kClientTimer && timer.kind <= rpc::kRetransmissionTimer)
     return rpc::on_timer(*calls, timer);
-  if (timer.kind == agent::kLoanTimer || timer.kind == agent::kHoldingTimer)
+  if (timer.kind == agent::kLeaseGrantedTimer || timer.kind == agent::kLeaseHeldTimer)
     return agent::on_lease_timer(context, timer);
   Agent& a = context.agents.at(timer.index);
   if (a.reconnect != nullptr && a.reconnect->resting && timer.kind == agent::kDeadlineTimer)
@@ -97,15 +97,15 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (now >= next_device_look) look_for_device();
   if (context.receive_shortage != 0) agent::finish_poll(context);
   bool verb = take_setup_step();
-  const agent::LeaseWork leases = agent::work_on_leases(context, !verb);
+  const agent::LeaseWork leases = agent::advance_leases(context, !verb);
   verb = verb || leases == agent::LeaseWork::verb;
   // In turn: what cannot go yet, because a peer is in the midst of an access, stops nothing else.
-  memory::WindowPool& windows = context.transfers->windows;
+  memory::WindowPool& windows = context.windows;
   const bool windows_turn = windows.pending() && context.stats.control_steps % 2 == 0;
   if (!verb && windows_turn) (void)windows.poll();
   if (!verb && !windows_turn && !context.registrations->poll_revocations())
     (void)context.device->poll_leaving();
-  agent::look_at_dry(context);
+  agent::expire_buffer_waiters(context);
   if (calls != nullptr) rpc::upkeep(*calls);
   if (calls != nullptr && calls->connections_wanted != 0) connect_sessions();
   if (calls != nullptr && calls->has_silent_peers) ask_silent();
@@ -115,7 +115,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (agent::has_work(context) || context.queued_agents != 0) agent::finish_poll(context);
   // While such work goes on, every poll takes a step.
   const bool more = context.setup_first != kNone ||
-                    (leases != agent::LeaseWork::none && context.leases->first != nullptr);
+                    (leases != agent::LeaseWork::none && !context.leases->work_queue.empty());
   if (next_control != ~std::uint64_t{0}) next_control = more ? now : now + control_interval;
   return static_cast<std::uint32_t>(fired) + (verb ? 1u : 0u);
 }

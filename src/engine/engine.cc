@@ -84,7 +84,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
     auto windows = memory::WindowPool::make(context.device->provider(), context.device->pd(),
                                             c.memory.windows);
     if (!windows) return tl::unexpected(windows.error());
-    context.transfers->windows = std::move(*windows);
+    context.windows = std::move(*windows);
   }
   // The application's, and a credit cell per connection.
   const std::uint32_t most = (sparse ? 1024 : 65536) + c.connections.maximum;
@@ -102,7 +102,7 @@ void EngineCore::end_connection(Agent& a) noexcept {
   // A peer that was stopped in the midst of an access must not stop us.
   constexpr std::uint32_t kMostSteps = 64;
   a.stage = a.qp != nullptr ? agent::Stage::destroy : agent::Stage::conceal;
-  const std::uint32_t steps = kMostSteps + context.registrations->size() + a.rendezvous.offers;
+  const std::uint32_t steps = kMostSteps + context.registrations->size() + a.rendezvous.send_count;
   for (std::uint32_t i = 0; i < steps && a.stage != agent::Stage::over; ++i)
     (void)agent::advance(context, a);
   agent::finish(context, a);
@@ -173,7 +173,7 @@ EngineCore::~EngineCore() {
     if (listening != nullptr && !listening->cm) epoll.remove(listening->socket.fd());
   }
   if (context.registrations != nullptr) context.registrations->close();
-  context.transfers->windows.close();
+  context.windows.close();
   for (std::uint32_t i = 0; i < context.receives.size(); ++i) {
     if (detail::Block* block = context.receives.memory(i); block != nullptr) detail::release(block);
   }

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "memory/registration.h"
+#include "memory/registration_table.h"
 
 namespace spinwire::memory {
 

@@ -35,8 +35,9 @@ std::string find_fault(const Rpc& r, const ConnectionClient& b) {
     if (active && a == nullptr) return fmt::format("slot {} has no connection", slot);
     key_open += k.key_open ? 1 : 0;
   }
-  if (a != nullptr && a->leases.lent != key_open)
-    return fmt::format("{} replies have keys, the connection has {}", key_open, a->leases.lent);
+  if (a != nullptr && a->leases.granted_count != key_open)
+    return fmt::format("{} replies have keys, the connection has {}", key_open,
+                       a->leases.granted_count);
   if (b.backlog_count > r.context.config.rpc.backlog)
     return fmt::format("{} calls wait", b.backlog_count);
   return {};

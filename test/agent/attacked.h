@@ -15,7 +15,7 @@
 #include "base/owner_guard.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
-#include "wire/lease.h"
+#include "wire/lease_messages.h"
 
 namespace attacked {
 

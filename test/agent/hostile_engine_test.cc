@@ -6,19 +6,19 @@
 #include <utility>
 
 #include "agent/agent.h"
-#include "agent/transfers.h"
+#include "agent/rendezvous.h"
 #include "base/owner_guard.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
-#include "wire/lease.h"
+#include "wire/lease_messages.h"
 
 namespace hostile_engine_test {
 namespace {
 
 using namespace engine_test;  // names of a test namespace of its own
 using spinwire::agent::Agent;
-using spinwire::agent::make_note;
-using spinwire::agent::Note;
+using spinwire::agent::ControlMessage;
+using spinwire::agent::make_control_message;
 using spinwire::detail::EngineCore;
 namespace wire = spinwire::wire;
 using wire::MessageKind;
@@ -75,10 +75,10 @@ struct Inside {
     ended = false;
     server.closed.clear();
   }
-  void tell(const Note& note) {
+  void tell(const ControlMessage& message) {
     Agent* const a = core.find(hostile.index(), hostile.generation());
     ASSERT_NE(a, nullptr);
-    spinwire::agent::tell(core.context, *a, note);
+    spinwire::agent::queue_control_message(core.context, *a, message);
   }
   void expect_refused(const char* words, std::uint64_t counted) {
     ASSERT_TRUE(until([&] { return !server.closed.empty(); }));
@@ -100,7 +100,7 @@ struct Inside {
   Error cause;
 };
 
-TEST(HostileEngine, EachNoteThatIsNoneEndsItsConnection) {
+TEST(HostileEngine, EachControlMessageThatIsNoneEndsItsConnection) {
   Inside t;
   const wire::LeaseCall took{0, 65537, 1, wire::LeaseAction::took, wire::LeaseVerdict::granted};
   wire::LeaseGrant grant;
@@ -109,26 +109,31 @@ TEST(HostileEngine, EachNoteThatIsNoneEndsItsConnection) {
   grant.rkey = 1;
   grant.access = 3;
   const struct {
-    Note note;
+    ControlMessage message;
     const char* words;
   } cases[] = {
-      {make_note(MessageKind::answer, wire::encode(wire::Answer{65536})),
+      {make_control_message(MessageKind::rendezvous_answer,
+                            wire::encode(wire::RendezvousAnswer{65536})),
        "none that is outstanding"},
-      {make_note(MessageKind::answer, wire::encode(wire::Offer{})), "no valid header"},
-      {make_note(MessageKind::offer, wire::encode(wire::Offer{})), "malformed"},
-      {make_note(MessageKind::offer, wire::encode(wire::Offer{4096, 2u << 20, 1, 1, false})),
+      {make_control_message(MessageKind::rendezvous_answer, wire::encode(wire::RendezvousOffer{})),
+       "no valid header"},
+      {make_control_message(MessageKind::rendezvous_offer, wire::encode(wire::RendezvousOffer{})),
+       "malformed"},
+      {make_control_message(MessageKind::rendezvous_offer,
+                            wire::encode(wire::RendezvousOffer{4096, 2u << 20, 1, 1, false})),
        "message_bytes"},
-      {make_note(MessageKind::lease_request, wire::encode(wire::LeaseRequest{})), "malformed"},
-      {make_note(MessageKind::lease_grant, wire::encode(grant)), "answers no request"},
-      {make_note(MessageKind::lease_call, wire::encode(took)), "not leased to it"},
-      {make_note(MessageKind::goodbye, wire::encode(took)), "no valid header"},
-      {make_note(static_cast<MessageKind>(77), wire::encode(took)), "no valid header"},
+      {make_control_message(MessageKind::lease_request, wire::encode(wire::LeaseRequest{})),
+       "malformed"},
+      {make_control_message(MessageKind::lease_grant, wire::encode(grant)), "answers no request"},
+      {make_control_message(MessageKind::lease_call, wire::encode(took)), "not leased to it"},
+      {make_control_message(MessageKind::goodbye, wire::encode(took)), "no valid header"},
+      {make_control_message(static_cast<MessageKind>(77), wire::encode(took)), "no valid header"},
   };
   std::uint64_t counted = 0;
   for (const auto& one : cases) {
     SCOPED_TRACE(one.words);
     t.begin();
-    t.tell(one.note);
+    t.tell(one.message);
     t.expect_refused(one.words, ++counted);
   }
 }
@@ -138,9 +143,9 @@ TEST(HostileEngine, OffersThatNobodyCouldHaveSentEndItsConnection) {
   t.begin();
   // Memory that the engine has, under a key that opens other memory of it: the credit cell's.
   const Agent& a = *t.core.find(t.hostile.index(), t.hostile.generation());
-  wire::Offer offer{reinterpret_cast<std::uint64_t>(t.core.context.staging), 5000,
-                    a.credit_cells.region.rkey, 1, false};
-  t.tell(make_note(MessageKind::offer, wire::encode(offer)));
+  wire::RendezvousOffer offer{reinterpret_cast<std::uint64_t>(t.core.context.staging), 5000,
+                              a.credit_cells.region.rkey, 1, false};
+  t.tell(make_control_message(MessageKind::rendezvous_offer, wire::encode(offer)));
   ASSERT_TRUE(t.until([&] { return !t.server.closed.empty() && t.ended; }));
   EXPECT_EQ(t.server.closed[0].status, Status::remote_access) << t.server.closed[0].message();
   EXPECT_EQ(t.server.engine.stats().bad_messages, 1u);

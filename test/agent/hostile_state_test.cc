@@ -16,8 +16,10 @@ TEST_F(HostilePeer, NothingComesWithoutCredit) {
       {"message with immediate", header(1, 0, 0, 0), kNoHeader, {IBV_WR_SEND_WITH_IMM, 1}},
       {"notice", {}, kNoHeader, {IBV_WR_RDMA_WRITE_WITH_IMM, 1}},
       {"return", header(2, 0, 0, 0), kNoHeader},
-      {"offer", message(MessageKind::offer, offer), kNoHeader},
-      {"answer", message(MessageKind::answer, wire::encode(wire::Answer{65536})), kNoHeader},
+      {"offer", message(MessageKind::rendezvous_offer, offer), kNoHeader},
+      {"answer",
+       message(MessageKind::rendezvous_answer, wire::encode(wire::RendezvousAnswer{65536})),
+       kNoHeader},
       {"request", message(MessageKind::lease_request, request), kNoHeader},
   };
   for (const Bad& one : all) {
@@ -128,8 +130,8 @@ TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenUnusedCreditGoesBack) {
 }
 
 /// The victim has offered a long message; the peer knows of it.
-wire::Offer offered_by_victim(Attacked& t, std::size_t size = 20000) {
-  wire::Offer offer;
+wire::RendezvousOffer offered_by_victim(Attacked& t, std::size_t size = 20000) {
+  wire::RendezvousOffer offer;
   const Buffer b = t.node.filled(size, 3);
   EXPECT_EQ(t.node.tally.run([&](auto done) { return t.victim.send(b, done); }), Status::ok);
   EXPECT_TRUE(t.until([&] { return !t.peer.heard.empty(); }));
@@ -138,15 +140,16 @@ wire::Offer offered_by_victim(Attacked& t, std::size_t size = 20000) {
   }
   return offer;
 }
-Bytes answer_to(std::uint32_t id, wire::Verdict verdict = wire::Verdict::pulled) {
-  return message(MessageKind::answer, wire::encode(wire::Answer{id, verdict}));
+Bytes answer_to(std::uint32_t id,
+                wire::RendezvousVerdict verdict = wire::RendezvousVerdict::received) {
+  return message(MessageKind::rendezvous_answer, wire::encode(wire::RendezvousAnswer{id, verdict}));
 }
 
 TEST_F(HostilePeer, AnAnswerIsGivenOnce) {
   Attacked t;
   for (const bool invalidates : {true, false}) {
     t.begin();
-    const wire::Offer offer = offered_by_victim(t);
+    const wire::RendezvousOffer offer = offered_by_victim(t);
     const std::uint64_t before = t.node.tally.ended(Status::ok);
     EXPECT_TRUE(offer.invalidate);
     const How how = invalidates ? How{IBV_WR_SEND_WITH_INV, 0, offer.rkey} : How{};
@@ -165,7 +168,7 @@ TEST_F(HostilePeer, AnAnswerIsGivenOnce) {
 TEST_F(HostilePeer, AnAnswerTwiceBeforeItsKeyHasEndedIsRefused) {
   Attacked t;
   t.begin();
-  const wire::Offer offer = offered_by_victim(t);
+  const wire::RendezvousOffer offer = offered_by_victim(t);
   // Credit for a second message comes with the flag that asks for it.
   ASSERT_TRUE(t.peer.send(message(MessageKind::data, {}, 1)));
   ASSERT_TRUE(t.until([&] { return t.peer.granted() > 2; }));
@@ -202,7 +205,7 @@ TEST_F(HostilePeer, InvalidatingAnotherKeyEndsTheConnection) {
   Attacked t;
   for (const int which : {0, 1}) {
     t.begin();
-    const wire::Offer offer = offered_by_victim(t);
+    const wire::RendezvousOffer offer = offered_by_victim(t);
     const std::uint32_t key = which == 0 ? t.peer.engine().control_rkey : offer.rkey + 0x100;
     ASSERT_TRUE(t.peer.send(answer_to(offer.id), {IBV_WR_SEND_WITH_INV, 0, key}));
     ASSERT_TRUE(t.until([&] { return !t.node.closed.empty(); }));
@@ -218,11 +221,11 @@ TEST_F(HostilePeer, WhatCannotBePulledEndsTheConnection) {
   Attacked t;
   for (const int which : {0, 1, 2}) {
     t.begin();
-    wire::Offer offer = t.peer.offer(300000, 1);
+    wire::RendezvousOffer offer = t.peer.offer(300000, 1);
     if (which == 0) offer.rkey += 0x10000;
     if (which == 1) offer.address = 4096;
     if (which == 2) offer.address += Peer::kMemory - Peer::kOffered - 200000;  // ends in between
-    ASSERT_TRUE(t.peer.send(MessageKind::offer, wire::encode(offer)));
+    ASSERT_TRUE(t.peer.send(MessageKind::rendezvous_offer, wire::encode(offer)));
     t.expect_ended(Status::remote_access, "the READ of a long message", 1);
     EXPECT_EQ(t.delivered, 0u);
   }
@@ -234,7 +237,7 @@ TEST_F(HostilePeer, TheSameOfferAgainIsAnotherMessage) {
   t.begin();
   const auto offer = wire::encode(t.peer.offer(20000, 9));
   for (std::uint64_t i = 1; i <= 20; ++i) {
-    ASSERT_TRUE(t.peer.send(MessageKind::offer, offer));
+    ASSERT_TRUE(t.peer.send(MessageKind::rendezvous_offer, offer));
     ASSERT_TRUE(t.until([&] { return t.delivered == i; }));
     t.peer.grant(1);
     EXPECT_EQ(t.node.engine.memory_stats(Pool::large).blocks_used, 0u);
@@ -249,7 +252,7 @@ TEST_F(HostilePeer, TheSameOfferAgainIsAnotherMessage) {
 TEST_F(HostilePeer, OneThatTakesNoAnswersIsEnded) {
   Attacked t;
   // Refused offers, and requests that nobody can have, are answered; for the first there is credit.
-  for (const MessageKind kind : {MessageKind::offer, MessageKind::lease_request}) {
+  for (const MessageKind kind : {MessageKind::rendezvous_offer, MessageKind::lease_request}) {
     t.node.on_offer = [](Connection, Offer& o) { o.refuse(); };
     t.begin(1);
     const auto offer = wire::encode(t.peer.offer(20000, 9));
@@ -257,8 +260,8 @@ TEST_F(HostilePeer, OneThatTakesNoAnswersIsEnded) {
     std::uint64_t sent = 0;
     ASSERT_TRUE(t.until([&] {
       for (; sent < t.peer.granted(); ++sent) {
-        if (kind == MessageKind::offer ? !t.peer.send(message(kind, offer, 1))
-                                       : !t.peer.send(message(kind, request, 1)))
+        if (kind == MessageKind::rendezvous_offer ? !t.peer.send(message(kind, offer, 1))
+                                                  : !t.peer.send(message(kind, request, 1)))
           break;
       }
       return !t.node.closed.empty();
@@ -275,7 +278,7 @@ TEST_F(HostilePeer, ASecondGoodbyeBehindAMessageThatIsHeldIsRefused) {
   Attacked t;
   t.begin();
   // The goodbye comes true when the message before it is delivered; a second is none.
-  ASSERT_TRUE(t.peer.send(MessageKind::offer, wire::encode(t.peer.offer(kLongest, 1))));
+  ASSERT_TRUE(t.peer.send(MessageKind::rendezvous_offer, wire::encode(t.peer.offer(kLongest, 1))));
   for (int i = 0; i < 40; ++i) ASSERT_TRUE(t.peer.send(MessageKind::goodbye));
   t.expect_ended(Status::ok, "", 1);
   t.finish();
@@ -289,12 +292,13 @@ TEST_F(HostilePeer, NothingIsDeliveredBehindAGoodbye) {
     ASSERT_TRUE(t.peer.send(message(MessageKind::data, {}, 1)));
     ASSERT_TRUE(t.until([&] { return t.peer.granted() > 8; }));
     if (held) {
-      ASSERT_TRUE(t.peer.send(MessageKind::offer, wire::encode(t.peer.offer(kLongest, 1))));
+      ASSERT_TRUE(
+          t.peer.send(MessageKind::rendezvous_offer, wire::encode(t.peer.offer(kLongest, 1))));
     }
     ASSERT_TRUE(t.peer.send(MessageKind::goodbye));
     ASSERT_TRUE(t.peer.send(header(1, 0, 4, 4)));
     ASSERT_TRUE(t.peer.send({}, {IBV_WR_RDMA_WRITE_WITH_IMM, 1}));
-    ASSERT_TRUE(t.peer.send(MessageKind::offer, wire::encode(t.peer.offer(20000, 2))));
+    ASSERT_TRUE(t.peer.send(MessageKind::rendezvous_offer, wire::encode(t.peer.offer(20000, 2))));
     t.expect_ended(Status::ok, "", 0);
     EXPECT_EQ(t.delivered, held ? 2u : 1u);
   }
@@ -306,7 +310,7 @@ TEST_F(HostilePeer, WhatComesWhileWeCloseIsPassedOver) {
   t.begin();
   ASSERT_TRUE(t.peer.send(message(MessageKind::data, {}, 1)));
   ASSERT_TRUE(t.until([&] { return t.peer.granted() > 8; }));
-  const wire::Offer offer = offered_by_victim(t);
+  const wire::RendezvousOffer offer = offered_by_victim(t);
   EXPECT_EQ(t.victim.close(), Status::ok);  // waits for the answer
   ASSERT_TRUE(t.peer.send(Bytes(3)));
   ASSERT_TRUE(t.peer.send(header(1, 0xff, 4, 4)));

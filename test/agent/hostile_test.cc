@@ -18,9 +18,9 @@ Bytes with_byte(MessageKind kind, const Body& body, std::size_t at, std::uint8_t
   return message(kind, bytes);
 }
 
-constexpr MessageKind kWithBody[] = {MessageKind::offer,         MessageKind::answer,
-                                     MessageKind::lease_request, MessageKind::lease_grant,
-                                     MessageKind::lease_push,    MessageKind::lease_call,
+constexpr MessageKind kWithBody[] = {MessageKind::rendezvous_offer, MessageKind::rendezvous_answer,
+                                     MessageKind::lease_request,    MessageKind::lease_grant,
+                                     MessageKind::lease_push,       MessageKind::lease_call,
                                      MessageKind::lease_reply};
 
 std::vector<Bad> bad_headers() {
@@ -52,8 +52,8 @@ std::vector<Bad> bad_headers() {
 
 std::vector<Bad> bad_transfers(const Peer& peer) {
   constexpr const char* kWords = "malformed";
-  const wire::Offer offer = peer.offer(5000, 1);
-  wire::Offer empty = offer, around = offer, longer = offer;
+  const wire::RendezvousOffer offer = peer.offer(5000, 1);
+  wire::RendezvousOffer empty = offer, around = offer, longer = offer;
   empty.length = 0;
   around.address = ~std::uint64_t{0} - 100;
   longer.length = kLongest + 1;
@@ -61,15 +61,19 @@ std::vector<Bad> bad_transfers(const Peer& peer) {
     return message(kind, wire::encode(body));
   };
   return {
-      {"offer of nothing", say(MessageKind::offer, empty), kWords},
-      {"offer beyond memory", say(MessageKind::offer, around), kWords},
-      {"offer's flags", with_byte(MessageKind::offer, offer, 20, 2), kWords},
-      {"offer's flags", with_byte(MessageKind::offer, offer, 23, 0x80), kWords},
-      {"offer too long", say(MessageKind::offer, longer), "message_bytes"},
-      {"answer to none", say(MessageKind::answer, wire::Answer{65536}), kWords},
-      {"answer to none", say(MessageKind::answer, wire::Answer{0xffffffff}), kWords},
-      {"answer's verdict", with_byte(MessageKind::answer, wire::Answer{65536}, 4, 4), kWords},
-      {"answer's rest", with_byte(MessageKind::answer, wire::Answer{65536}, 7, 1), kWords},
+      {"offer of nothing", say(MessageKind::rendezvous_offer, empty), kWords},
+      {"offer beyond memory", say(MessageKind::rendezvous_offer, around), kWords},
+      {"offer's flags", with_byte(MessageKind::rendezvous_offer, offer, 20, 2), kWords},
+      {"offer's flags", with_byte(MessageKind::rendezvous_offer, offer, 23, 0x80), kWords},
+      {"offer too long", say(MessageKind::rendezvous_offer, longer), "message_bytes"},
+      {"answer to none", say(MessageKind::rendezvous_answer, wire::RendezvousAnswer{65536}),
+       kWords},
+      {"answer to none", say(MessageKind::rendezvous_answer, wire::RendezvousAnswer{0xffffffff}),
+       kWords},
+      {"answer's verdict",
+       with_byte(MessageKind::rendezvous_answer, wire::RendezvousAnswer{65536}, 4, 4), kWords},
+      {"answer's rest",
+       with_byte(MessageKind::rendezvous_answer, wire::RendezvousAnswer{65536}, 7, 1), kWords},
   };
 }
 

@@ -14,8 +14,8 @@
 #include "softverbs/link.h"
 #include "spinwire/clock.h"
 #include "spinwire/endpoint.h"
-#include "wire/message.h"
-#include "wire/transfer.h"
+#include "wire/message_header.h"
+#include "wire/rendezvous_messages.h"
 
 namespace raw_peer {
 
@@ -165,7 +165,7 @@ class Peer {
     return node_.bytes(kOffered, size);
   }
   [[nodiscard]] std::uint32_t rkey() const { return node_.mr->rkey; }
-  [[nodiscard]] wire::Offer offer(std::uint32_t length, std::uint32_t id) const {
+  [[nodiscard]] wire::RendezvousOffer offer(std::uint32_t length, std::uint32_t id) const {
     return {node_.address(kOffered), length, rkey(), id, false};
   }
 

@@ -81,20 +81,20 @@ TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
   const Buffer data(o.context().arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
   ASSERT_EQ(o.c.send(data, {}, Post::defer), Status::ok);
   Agent& a = o.agent();
-  auto& all = *o.context().transfers;
-  auto& offered = *a.rendezvous.offered;
+  auto& all = *o.context().rendezvous;
+  auto& offered = *a.rendezvous.sends.front();
   const auto none = spinwire::memory::WindowPool::kNone;
-  expect_found(o, a.rendezvous.offers, 2, "1 long messages are outstanding, 2 counted");
+  expect_found(o, a.rendezvous.send_count, 2, "1 long messages are outstanding, 2 counted");
   expect_found(o, offered.agent, nullptr, "long message 0 is another connection's");
   expect_found(o, offered.block, nullptr, "long message 0 uses memory that is free");
   if (offered.window != none)
     expect_found(o, offered.window, none, "of 4 windows 3 are free, 0 in use and 0 being replaced");
-  expect_found(o, offered.untold, true, "a callback is due for nothing");
+  expect_found(o, offered.cancel_pending, true, "a callback is due for nothing");
   ASSERT_EQ(o.c.cancel(o.c.last_operation()), Status::ok);
   expect_found(o, a.credit.in_credit_queue, false,
                "no poll will run the callback of what was cancelled");
-  expect_found(o, all.untold_first, nullptr, "1 callbacks of cancelled messages are due, 0 listed");
-  expect_found(o, all.untold_last, nullptr, "1 callbacks of cancelled messages are due, 1 listed");
+  expect_found(o, all.pending_cancellations, {},
+               "1 callbacks of cancelled messages are due, 0 listed");
 }
 
 TEST(EngineAudit, FindsWrongCountsOfOperations) {

@@ -4,7 +4,7 @@
 #include "agent/agent.h"
 #include "base/owner_guard.h"
 #include "engine/engine_core.h"
-#include "engine/leases.h"
+#include "engine/lease_ends.h"
 
 namespace lease_calls_test {
 namespace {
@@ -53,7 +53,7 @@ TEST(EngineLeasesCalls, TheOwnerCountsFromWhenItHears) {
   Buffer b = t.server.filled(64, 3);
   LeaseOptions options;
   options.time = 500ms;
-  const Nanoseconds most = 500ms + worst_retries(t.server.engine.config());
+  const Nanoseconds most = 500ms + max_retry_ticks(t.server.engine.config());
   for (const bool renewed : {false, true}) {
     t.returned.clear();
     t.leased.clear();
@@ -80,7 +80,7 @@ TEST(EngineLeasesCalls, ARecalledOneIsLeftForAllThatMayBeUnderWay) {
   Timed t(By::window);
   const Config& c = t.server.engine.config();
   Buffer b = t.server.filled(64, 3);
-  const Nanoseconds after = worst_retries(c);
+  const Nanoseconds after = max_retry_ticks(c);
   // Either what the lease has left, or the time that it takes to close, whichever is less.
   for (const Nanoseconds time : {Nanoseconds(60s), Nanoseconds(100ms)}) {
     t.returned.clear();

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/engine_core.h"
-#include "engine/leases.h"
+#include "engine/lease_ends.h"
 #include "verbs/providers.h"
 
 namespace lease_device_test {
@@ -72,14 +72,14 @@ TEST(EngineLeasesDevice, WhatIsInUseStopsNothingElse) {
   Connection made = lender.begin(holder);
   ASSERT_TRUE(lender.until(holder, [&] { return made.ready() && holder.ready.size() == 1; }));
   std::vector<RemoteMemory> held;
-  const auto lend = [&](std::size_t count) {
+  const auto grant_lease = [&](std::size_t count) {
     for (std::size_t i = held.size(); i < count; ++i)
       ASSERT_EQ(holder.ready[0].request_memory(
                     1000, {}, [&](LeaseReply& r) { held.push_back(std::move(r.memory)); }),
                 Status::ok);
     ASSERT_TRUE(lender.until(holder, [&] { return held.size() == count; }));
   };
-  lend(2);
+  grant_lease(2);
 
   lender.stuck = true;
   held[0].release();
@@ -98,7 +98,7 @@ TEST(EngineLeasesDevice, WhatIsInUseStopsNothingElse) {
   for (std::size_t i = 1; i < 20; ++i) {
     held[i].release();
     ASSERT_TRUE(lender.until(holder, [&] { return lender.returned.size() == i; })) << i;
-    lend(i + 2);
+    grant_lease(i + 2);
   }
   // So it does when its time comes.
   lender.stuck = false;

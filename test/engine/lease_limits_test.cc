@@ -1,5 +1,5 @@
 // What of leases is refused and why, and the keys that leased and exposed memory is opened with.
-#include "engine/leases.h"
+#include "engine/lease_ends.h"
 
 namespace lease_limits_test {
 namespace {

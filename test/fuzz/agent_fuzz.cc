@@ -4,9 +4,9 @@
 
 #include "fuzz/agent_world.h"
 #include "fuzz/fuzz.h"
-#include "wire/lease.h"
-#include "wire/message.h"
-#include "wire/transfer.h"
+#include "wire/lease_messages.h"
+#include "wire/message_header.h"
+#include "wire/rendezvous_messages.h"
 
 namespace fuzz {
 namespace {
@@ -117,11 +117,11 @@ class Attack {
   void listen() {
     for (; heard_ < peer_.heard.size(); ++heard_) {
       const raw_peer::Heard& h = peer_.heard[heard_];
-      wire::Offer offer;
+      wire::RendezvousOffer offer;
       wire::LeaseGrant grant;
       wire::LeaseRequest request;
       wire::LeaseCall call;
-      if (h.header.kind == MessageKind::offer && wire::decode(h.body, offer)) {
+      if (h.header.kind == MessageKind::rendezvous_offer && wire::decode(h.body, offer)) {
         offered_ = offer.id;
         key_ = offer.rkey;
       } else if ((h.header.kind == MessageKind::lease_grant ||
@@ -142,16 +142,18 @@ class Attack {
     switch (what) {
       case Act::offer: {
         const std::uint32_t length = in_.take<std::uint32_t>() % (1u << 21);
-        wire::Offer offer = peer_.offer(length, detail & 15);
+        wire::RendezvousOffer offer = peer_.offer(length, detail & 15);
         offer.invalidate = (detail & 0x40) != 0;
-        return say(MessageKind::offer, offer);
+        return say(MessageKind::rendezvous_offer, offer);
       }
       case Act::answer:
-        return say(MessageKind::answer,
-                   wire::Answer{offered_, static_cast<wire::Verdict>(detail % 4)});
+        return say(
+            MessageKind::rendezvous_answer,
+            wire::RendezvousAnswer{offered_, static_cast<wire::RendezvousVerdict>(detail % 4)});
       case Act::foreign:
-        return say(MessageKind::answer,
-                   wire::Answer{in_.take<std::uint32_t>(), static_cast<wire::Verdict>(detail % 4)});
+        return say(MessageKind::rendezvous_answer,
+                   wire::RendezvousAnswer{in_.take<std::uint32_t>(),
+                                          static_cast<wire::RendezvousVerdict>(detail % 4)});
       case Act::request: {
         wire::LeaseRequest r;
         r.bytes = std::uint64_t{detail} * 300 + 1;

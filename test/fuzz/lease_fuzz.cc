@@ -1,7 +1,7 @@
 // What peers say of leases.
 #include "fuzz/exact.h"
 #include "fuzz/fuzz.h"
-#include "wire/lease.h"
+#include "wire/lease_messages.h"
 
 namespace fuzz {
 

@@ -1,6 +1,6 @@
 // The header of every message, and the compare that stands for its decoder on the hot path.
 #include "fuzz/fuzz.h"
-#include "wire/message.h"
+#include "wire/message_header.h"
 
 namespace fuzz {
 

@@ -4,7 +4,7 @@
 #include "fuzz/exact.h"
 #include "fuzz/fuzz.h"
 #include "wire/codec.h"
-#include "wire/token.h"
+#include "wire/region_token.h"
 
 namespace fuzz {
 

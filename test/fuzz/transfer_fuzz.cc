@@ -1,7 +1,7 @@
 // Offers of long messages, and the answers to them.
 #include "fuzz/exact.h"
 #include "fuzz/fuzz.h"
-#include "wire/transfer.h"
+#include "wire/rendezvous_messages.h"
 
 namespace fuzz {
 

@@ -239,9 +239,9 @@ ConnectionStats stats_of(const Agent* a) noexcept {
 /// Whether a long message would be refused that shorter ones are not.
 bool lacks_window(const agent::EngineContext& s, const Agent& a) noexcept {
   if (a.raw != nullptr || a.max_message <= a.send_queue.max_eager) return false;
-  const agent::Transfers& all = *s.transfers;
-  const bool by_window = a.domain == nullptr && all.windows.size() != 0;
-  return all.offered.size() == all.offered.capacity() || (by_window && all.windows.free() == 0);
+  const auto& sends = s.rendezvous->sends;
+  const bool by_window = a.domain == nullptr && s.windows.size() != 0;
+  return sends.size() == sends.capacity() || (by_window && s.windows.free() == 0);
 }
 
 Blocker blocker_of(const agent::EngineContext& s, const Agent& a) noexcept {
@@ -281,11 +281,11 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
       count({OperationKind::write, OperationKind::write_imm, OperationKind::raw_write_imm});
   now.reads = count({OperationKind::read});
   now.atomics = count({OperationKind::compare_swap, OperationKind::fetch_add});
-  now.control = count({OperationKind::bind}) + a->rendezvous.notes_waiting +
+  now.control = count({OperationKind::rendezvous_bind}) + a->control_queue.waiting +
                 outstanding(*a, OperationKind::credit_return, OperationKind::lease_unbind);
-  now.leased_out = a->leases.lent;
-  now.leased_out_bytes = a->leases.lent_bytes;
-  now.leases_held = a->leases.held;
+  now.leased_out = a->leases.granted_count;
+  now.leased_out_bytes = a->leases.granted_bytes;
+  now.leases_held = a->leases.held_count;
   now.leases_held_bytes = a->leases.held_bytes;
   if (a->raw != nullptr) now.receives = a->raw->accepted - a->raw->completed;
   now.stats = stats_of(a);

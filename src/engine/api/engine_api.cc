@@ -146,7 +146,7 @@ EngineStats Engine::stats() const noexcept {
   stats.own_domains = static_cast<std::uint32_t>(s.device->domains());
   stats.registrations = s.registrations->size();
   stats.receives = s.posted_receives;
-  stats.windows_free = s.transfers->windows.free();
+  stats.windows_free = s.windows.free();
   stats.credits_granted =
       s.reserved_receives + (s.own_queues != nullptr ? s.own_queues->reserved_receives : 0);
   return stats;

@@ -2,16 +2,16 @@
 #include <algorithm>
 #include <array>
 
-#include "agent/leases.h"
+#include "agent/lease_table.h"
 #include "base/error.h"
 #include "engine/api/operate.h"
 #include "spinwire/lease.h"
-#include "wire/token.h"
+#include "wire/region_token.h"
 
 namespace spinwire {
 
 using agent::Agent;
-using agent::Holding;
+using agent::LeaseHeld;
 
 namespace {
 
@@ -21,9 +21,9 @@ detail::EngineCore* core_of(const std::shared_ptr<detail::EngineCore*>& anchor) 
   return core != nullptr && core->guard.owned() ? core : nullptr;
 }
 
-Holding* find(const std::shared_ptr<detail::EngineCore*>& anchor, std::uint32_t lease) noexcept {
+LeaseHeld* find(const std::shared_ptr<detail::EngineCore*>& anchor, std::uint32_t lease) noexcept {
   detail::EngineCore* const core = core_of(anchor);
-  return core != nullptr ? agent::find_holding(core->context, lease) : nullptr;
+  return core != nullptr ? agent::find_lease_held(core->context, lease) : nullptr;
 }
 
 /// Why there is none.
@@ -34,7 +34,7 @@ Status diagnose(const std::shared_ptr<detail::EngineCore*>& anchor) noexcept {
 /// What calls outside of poll() have said goes out at once, as operations do.
 void send_notes(detail::EngineCore& core, Agent& a) noexcept {
   if (core.guard.polling()) return;
-  agent::flush_notes(core.context, a);
+  agent::flush_control_messages(core.context, a);
 }
 
 }  // namespace
@@ -55,38 +55,38 @@ std::string_view to_string(ReturnedBy how) noexcept {
 }
 
 RemoteRegion RemoteMemory::region() const noexcept {
-  const Holding* const h = find(core_, lease_);
-  if (h == nullptr || h->state != Holding::State::held) return {};
+  const LeaseHeld* const h = find(core_, lease_);
+  if (h == nullptr || h->state != LeaseHeld::State::held) return {};
   return {h->region.address, h->region.length, 0, h->region.access, h->id};
 }
 
 Nanoseconds RemoteMemory::time_left() const noexcept {
-  const Holding* const h = find(core_, lease_);
-  if (h == nullptr || h->state != Holding::State::held) return Nanoseconds(0);
+  const LeaseHeld* const h = find(core_, lease_);
+  if (h == nullptr || h->state != LeaseHeld::State::held) return Nanoseconds(0);
   const Clock& clock = (*core_)->context.clock;
   const std::uint64_t now = clock.now();
   return clock.duration(h->until - std::min(now, h->until));
 }
 
 Connection RemoteMemory::connection() const noexcept {
-  const Holding* const h = find(core_, lease_);
+  const LeaseHeld* const h = find(core_, lease_);
   return h != nullptr ? agent::handle((*core_)->context, *h->agent) : Connection();
 }
 
 Status RemoteMemory::renew(Nanoseconds time, const LeaseCallback& done) {
-  Holding* const h = find(core_, lease_);
+  LeaseHeld* const h = find(core_, lease_);
   if (h == nullptr) return diagnose(core_);
   detail::EngineCore& core = **core_;
-  const Status status = agent::renew(core.context, *h, time, done);
+  const Status status = agent::renew_lease(core.context, *h, time, done);
   if (status == Status::ok) send_notes(core, *h->agent);
   return status;
 }
 
 Status RemoteMemory::give_back(const LeaseCallback& done) {
-  Holding* const h = find(core_, lease_);
+  LeaseHeld* const h = find(core_, lease_);
   if (h == nullptr) return diagnose(core_);
   detail::EngineCore& core = **core_;
-  const Status status = agent::give_back(core.context, *h, done);
+  const Status status = agent::give_back_lease(core.context, *h, done);
   if (status != Status::ok) return status;
   send_notes(core, *h->agent);
   core_.reset();
@@ -96,10 +96,10 @@ Status RemoteMemory::give_back(const LeaseCallback& done) {
 
 void RemoteMemory::release() noexcept {
   if (lease_ == 0) return;
-  if (Holding* const h = find(core_, lease_); h != nullptr) {
+  if (LeaseHeld* const h = find(core_, lease_); h != nullptr) {
     detail::EngineCore& core = **core_;
     Agent& a = *h->agent;
-    agent::release_holding(core.context, *h);
+    agent::release_lease(core.context, *h);
     send_notes(core, a);
   }
   core_.reset();
@@ -107,10 +107,10 @@ void RemoteMemory::release() noexcept {
 }
 
 RemoteRegion RemoteMemory::detach() noexcept {
-  Holding* const h = find(core_, lease_);
-  if (h == nullptr || h->state != Holding::State::held || h->calling) return {};
+  LeaseHeld* const h = find(core_, lease_);
+  if (h == nullptr || h->state != LeaseHeld::State::held || h->call_pending) return {};
   const RemoteRegion region = h->region;
-  agent::forget_holding((*core_)->context, *h);
+  agent::forget_lease_held((*core_)->context, *h);
   core_.reset();
   lease_ = 0;
   return region;
@@ -120,7 +120,7 @@ Status Connection::request_memory(std::size_t bytes, const LeaseOptions& options
                                   const LeaseCallback& done) {
   Agent* const a = engine::locate(core_, index_, generation_);
   if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::request(core_->context, *a, bytes, options, done);
+  const Status status = agent::request_lease(core_->context, *a, bytes, options, done);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
 }
@@ -129,7 +129,7 @@ Status Connection::lease(const BufferSlice& memory, const LeaseOptions& options,
                          const LeaseCallback& done) {
   Agent* const a = engine::locate(core_, index_, generation_);
   if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::lend(core_->context, *a, memory, options, done);
+  const Status status = agent::grant_lease(core_->context, *a, memory, options, done);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
 }
@@ -137,7 +137,7 @@ Status Connection::lease(const BufferSlice& memory, const LeaseOptions& options,
 Status Connection::recall(LeaseId lease) {
   Agent* const a = engine::locate(core_, index_, generation_);
   if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::recall(core_->context, *a, lease);
+  const Status status = agent::recall_lease(core_->context, *a, lease);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
 }
@@ -145,7 +145,7 @@ Status Connection::recall(LeaseId lease) {
 Status Connection::revoke(const RemoteRegion& region) {
   Agent* const a = engine::locate(core_, index_, generation_);
   if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::close_by_hand(core_->context, *a, region.rkey);
+  const Status status = agent::revoke_from_peer(core_->context, *a, region.rkey);
   if (status == Status::ok) send_notes(*core_, *a);
   return status;
 }
@@ -163,7 +163,7 @@ Result<RegionToken> Connection::token(const RemoteRegion& region) const {
   token.rkey = region.rkey;
   token.access = static_cast<std::uint8_t>(region.access);
   token.incarnation = core_->context.incarnation;
-  const bool bound = a->domain != nullptr || agent::is_bound_here(*a, region.rkey);
+  const bool bound = a->domain != nullptr || agent::is_window_key(*a, region.rkey);
   token.qp_num = bound ? a->qp->qp_num : 0;
   const RegionToken bytes = wire::encode(token);
   if (wire::Token same; region.lease == 0 && wire::decode(bytes, same)) return bytes;

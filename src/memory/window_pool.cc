@@ -1,4 +1,4 @@
-#include "memory/windows.h"
+#include "memory/window_pool.h"
 
 #include <fmt/core.h>
 

@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "wire/codec.h"
-#include "wire/message.h"
+#include "wire/message_header.h"
 
 namespace spinwire::wire {
 
 /// The sender has exposed a message.
-struct Offer {
+struct RendezvousOffer {
   std::uint64_t address = 0;
   std::uint32_t length = 0;  ///< bytes, not 0
   std::uint32_t rkey = 0;    ///< opens exactly those
@@ -24,24 +24,25 @@ inline constexpr std::size_t address = 0, length = 8, rkey = 12, id = 16, flags 
 }
 inline constexpr std::uint32_t kOfferInvalidate = 1;
 
-enum class Verdict : std::uint8_t {
-  pulled = 0,
+enum class RendezvousVerdict : std::uint8_t {
+  received = 0,
   no_room = 1,  ///< no block became free in time
   refused = 2,  ///< by the receiver's application
   closing = 3,  ///< the receiver closes
 };
 
 /// The receiver is done with it.
-struct Answer {
+struct RendezvousAnswer {
   std::uint32_t id = 0;
-  Verdict verdict = Verdict::pulled;
+  RendezvousVerdict verdict = RendezvousVerdict::received;
 };
 namespace answer_at {
 inline constexpr std::size_t id = 0, verdict = 4;
 }
 
-constexpr std::array<std::byte, kOfferBytes> encode(const Offer& offer) noexcept {
-  std::array<std::byte, kOfferBytes> bytes{};
+constexpr std::array<std::byte, kRendezvousOfferBytes> encode(
+    const RendezvousOffer& offer) noexcept {
+  std::array<std::byte, kRendezvousOfferBytes> bytes{};
   Writer w(bytes);
   w.put<std::uint64_t>(offer_at::address, offer.address);
   w.put<std::uint32_t>(offer_at::length, offer.length);
@@ -52,7 +53,7 @@ constexpr std::array<std::byte, kOfferBytes> encode(const Offer& offer) noexcept
 }
 
 /// False if it is malformed: of another size, empty, beyond the end of memory, with unknown flags.
-constexpr bool decode(std::span<const std::byte> bytes, Offer& offer) noexcept {
+constexpr bool decode(std::span<const std::byte> bytes, RendezvousOffer& offer) noexcept {
   Reader r(bytes);
   offer.address = r.get<std::uint64_t>(offer_at::address);
   offer.length = r.get<std::uint32_t>(offer_at::length);
@@ -60,12 +61,13 @@ constexpr bool decode(std::span<const std::byte> bytes, Offer& offer) noexcept {
   offer.id = r.get<std::uint32_t>(offer_at::id);
   const auto flags = r.get<std::uint32_t>(offer_at::flags);
   offer.invalidate = (flags & kOfferInvalidate) != 0;
-  return r.ok() && bytes.size() == kOfferBytes && (flags & ~kOfferInvalidate) == 0 &&
+  return r.ok() && bytes.size() == kRendezvousOfferBytes && (flags & ~kOfferInvalidate) == 0 &&
          offer.length != 0 && offer.address + offer.length > offer.address;
 }
 
-constexpr std::array<std::byte, kAnswerBytes> encode(const Answer& answer) noexcept {
-  std::array<std::byte, kAnswerBytes> bytes{};
+constexpr std::array<std::byte, kRendezvousAnswerBytes> encode(
+    const RendezvousAnswer& answer) noexcept {
+  std::array<std::byte, kRendezvousAnswerBytes> bytes{};
   Writer w(bytes);
   w.put<std::uint32_t>(answer_at::id, answer.id);
   w.put<std::uint8_t>(answer_at::verdict, static_cast<std::uint8_t>(answer.verdict));
@@ -73,14 +75,14 @@ constexpr std::array<std::byte, kAnswerBytes> encode(const Answer& answer) noexc
 }
 
 /// False if it is malformed: of another size, of no known verdict.
-constexpr bool decode(std::span<const std::byte> bytes, Answer& answer) noexcept {
+constexpr bool decode(std::span<const std::byte> bytes, RendezvousAnswer& answer) noexcept {
   Reader r(bytes);
   answer.id = r.get<std::uint32_t>(answer_at::id);
   const auto verdict = r.get<std::uint8_t>(answer_at::verdict);
-  answer.verdict = static_cast<Verdict>(verdict);
-  return r.ok() && bytes.size() == kAnswerBytes &&
-         verdict <= static_cast<std::uint8_t>(Verdict::closing) && r.get<std::uint8_t>(5) == 0 &&
-         r.get<std::uint16_t>(6) == 0;
+  answer.verdict = static_cast<RendezvousVerdict>(verdict);
+  return r.ok() && bytes.size() == kRendezvousAnswerBytes &&
+         verdict <= static_cast<std::uint8_t>(RendezvousVerdict::closing) &&
+         r.get<std::uint8_t>(5) == 0 && r.get<std::uint16_t>(6) == 0;
 }
 
 }  // namespace spinwire::wire

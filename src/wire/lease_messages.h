@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "wire/codec.h"
-#include "wire/message.h"
+#include "wire/message_header.h"
 
 namespace spinwire::wire {
 

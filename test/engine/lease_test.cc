@@ -1,6 +1,6 @@
 // Remote memory: requested, leased, used, given back, expired, recalled, and what a late or dying
 // end makes of it; lease_limits_test.cc has what is refused.
-#include "engine/leases.h"
+#include "engine/lease_ends.h"
 
 namespace leases_test {
 namespace {
@@ -221,7 +221,7 @@ TEST_P(EngineLeases, TimeEndsItAtTheHolderFirst) {
   EXPECT_EQ(memory.give_back(), Status::lease_expired);
   EXPECT_EQ(t.ends.client.state(), ConnectionState::ready);
   // The owner waits for what may be under way still.
-  t.pass(worst_retries(t.server.engine.config()) - 10ms);
+  t.pass(max_retry_ticks(t.server.engine.config()) - 10ms);
   EXPECT_TRUE(t.returned.empty());
   EXPECT_EQ(t.server.engine.memory_stats(Pool::lease).blocks_used, 1u);
   t.pass(20ms);
@@ -263,7 +263,7 @@ TEST_P(EngineLeases, RenewedItLastsLonger) {
   ASSERT_TRUE(t.until([&] { return why.has_value(); }));
   EXPECT_EQ(*why, LeaseRefusal::bad_time);
   EXPECT_LE(memory.time_left(), 500ms);
-  t.pass(500ms + worst_retries(t.server.engine.config()) + 10ms);
+  t.pass(500ms + max_retry_ticks(t.server.engine.config()) + 10ms);
   ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   EXPECT_EQ(t.returned[0].how, ReturnedBy::expiry);
   t.finish();
@@ -280,7 +280,7 @@ TEST_P(EngineLeases, ALateAccessFailsInTheDeviceAndCostsItsConnectionAlone) {
   EXPECT_FALSE(memory);
   ASSERT_TRUE(key && key.lease == 0);
   EXPECT_EQ(t.write(key, 2), Status::ok);
-  t.pass(500ms + worst_retries(t.server.engine.config()) + 10ms);
+  t.pass(500ms + max_retry_ticks(t.server.engine.config()) + 10ms);
   ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   EXPECT_EQ(t.returned[0].how, ReturnedBy::expiry);
   // Somebody else has the memory now.
@@ -340,7 +340,7 @@ TEST_P(EngineLeases, AHolderThatDoesNotLookLosesItAllTheSame) {
   t.settle();
   EXPECT_TRUE(t.returned.empty());
   EXPECT_EQ(t.write(key, 1), Status::ok);
-  t.pass(worst_retries(t.server.engine.config()) + 2s);
+  t.pass(max_retry_ticks(t.server.engine.config()) + 2s);
   ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   EXPECT_EQ(t.returned[0].how, ReturnedBy::recall);
   t.finish(b);

@@ -1,4 +1,4 @@
-#include "memory/registration.h"
+#include "memory/registration_table.h"
 
 #include <fmt/core.h>
 #include <sched.h>

@@ -1,9 +1,9 @@
-#include "wire/token.h"
+#include "wire/region_token.h"
 
 #include <xxhash.h>
 
 #include "wire/codec.h"
-#include "wire/lease.h"
+#include "wire/lease_messages.h"
 
 namespace spinwire::wire {
 namespace {

@@ -1,4 +1,4 @@
-#include "wire/lease.h"
+#include "wire/lease_messages.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "wire/token.h"
+#include "wire/region_token.h"
 
 namespace lease_wire_test {
 namespace {

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "agent/agent.h"
-#include "agent/leases.h"
-#include "agent/transfers.h"
+#include "agent/lease_table.h"
+#include "agent/rendezvous.h"
 
 namespace spinwire::agent {
 namespace {
@@ -12,36 +12,34 @@ namespace {
 using wire::LeaseAction;
 using wire::LeaseVerdict;
 
-Holding* holding_of(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept {
-  Holding* const h = find_holding(ctx, id);
+LeaseHeld* holding_of(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept {
+  LeaseHeld* const h = find_lease_held(ctx, id);
   return h != nullptr && h->agent == &a ? h : nullptr;
 }
 
-Holding* make_holding(EngineContext& ctx, Agent& a, std::uint64_t bytes) noexcept {
-  auto& all = ctx.leases->holdings;
+LeaseHeld* make_holding(EngineContext& ctx, Agent& a, std::uint64_t bytes) noexcept {
+  auto& all = ctx.leases->held;
   const std::uint32_t index = all.acquire();
   if (index == kNone) return nullptr;
-  Holding& h = all.at(index);
-  h.~Holding();
-  new (&h) Holding();
+  LeaseHeld& h = all.at(index);
+  h.~LeaseHeld();
+  new (&h) LeaseHeld();
   h.index = index;
   h.id = name_of(all, index);
   h.timer.index = index;
-  h.timer.kind = kHoldingTimer;
+  h.timer.kind = kLeaseHeldTimer;
   h.agent = &a;
   h.region.length = bytes;
-  h.began = ctx.clock.now();
-  h.next = a.leases.holdings;
-  if (h.next != nullptr) h.next->prev = &h;
-  a.leases.holdings = &h;
-  ++a.leases.held;
+  h.start = ctx.clock.now();
+  a.leases.held.push_front(h);
+  ++a.leases.held_count;
   a.leases.held_bytes += bytes;
   return &h;
 }
 
 /// The peer has to answer within the time after which it is lost.
-void await_answer(EngineContext& ctx, Holding& h) noexcept {
-  h.calling = true;
+void await_answer(EngineContext& ctx, LeaseHeld& h) noexcept {
+  h.call_pending = true;
   ctx.timers.reschedule(h.timer,
                         ctx.clock.now() + ctx.clock.ticks(ctx.config.connections.peer_timeout));
 }
@@ -57,70 +55,69 @@ Nanoseconds duration_of(std::uint64_t ns) noexcept {
 }
 
 /// Takes over what the owner says of it.
-void take_over(const EngineContext& ctx, Holding& h, const wire::LeaseGrant& grant) noexcept {
+void take_over(const EngineContext& ctx, LeaseHeld& h, const wire::LeaseGrant& grant) noexcept {
   h.region = {grant.address, grant.bytes, grant.rkey, static_cast<Access>(grant.access)};
-  h.theirs = grant.lease;
+  h.peer_id = grant.lease;
   h.invalidate = grant.invalidate;
-  h.until = end_of(ctx, h.began, duration_of(grant.time));
-  h.state = Holding::State::held;
+  h.until = end_of(ctx, h.start, duration_of(grant.time));
+  h.state = LeaseHeld::State::held;
 }
 
 /// The call that was under way has ended.
-void end_call(EngineContext& ctx, Holding& h, LeaseReply& told) noexcept {
+void end_call(EngineContext& ctx, LeaseHeld& h, LeaseReply& told) noexcept {
   ctx.timers.cancel(h.timer);
-  h.calling = false;
+  h.call_pending = false;
   const LeaseCallback done = std::exchange(h.done, {});
-  const bool left = h.state == Holding::State::leaving;
-  if (left) forget_holding(ctx, h);
+  const bool left = h.state == LeaseHeld::State::returning;
+  if (left) forget_lease_held(ctx, h);
   if (done) done(told);
 }
 
 /// Says something about a lease, behind all that was started on it.
-void call(EngineContext& ctx, const Holding& h, LeaseAction action, bool ends,
+void call(EngineContext& ctx, const LeaseHeld& h, LeaseAction action, bool ends,
           std::uint64_t time = 0, LeaseVerdict verdict = LeaseVerdict::granted) noexcept {
   wire::LeaseCall call;
-  call.lease = h.theirs;
+  call.lease = h.peer_id;
   call.id = h.id;
   call.action = action;
   call.verdict = verdict;
   call.time = time;
-  Note note = make_note(wire::MessageKind::lease_call, wire::encode(call));
+  ControlMessage note = make_control_message(wire::MessageKind::lease_call, wire::encode(call));
   note.fence = ends;
   if (ends && h.invalidate) {
     note.invalidate = h.region.rkey;
     note.invalidate_until = h.until;
   }
-  tell(ctx, *h.agent, note);
+  queue_control_message(ctx, *h.agent, note);
 }
 
 /// Whether a call about it may be begun.
-Status may_call(const EngineContext& ctx, const Holding& h) noexcept {
+Status may_call(const EngineContext& ctx, const LeaseHeld& h) noexcept {
   if (h.agent->state != ConnectionState::ready) return Status::not_connected;
-  if (h.state != Holding::State::held || ctx.clock.now() >= h.until) return Status::lease_expired;
-  return h.calling || !may_tell(*h.agent) ? Status::would_block : Status::ok;
+  if (h.state != LeaseHeld::State::held || ctx.clock.now() >= h.until) return Status::lease_expired;
+  return h.call_pending || !can_queue_control(*h.agent) ? Status::would_block : Status::ok;
 }
 
 }  // namespace
 
-Holding* find_holding(EngineContext& ctx, std::uint32_t id) noexcept {
-  return find_named(ctx.leases->holdings, id);
+LeaseHeld* find_lease_held(EngineContext& ctx, std::uint32_t id) noexcept {
+  return find_named(ctx.leases->held, id);
 }
 
-void forget_holding(EngineContext& ctx, Holding& h) noexcept {
+void forget_lease_held(EngineContext& ctx, LeaseHeld& h) noexcept {
   Agent& a = *h.agent;
   ctx.timers.cancel(h.timer);
-  (h.prev == nullptr ? a.leases.holdings : h.prev->next) = h.next;
-  if (h.next != nullptr) h.next->prev = h.prev;
-  --a.leases.held;
+  a.leases.held.erase(h);
+  --a.leases.held_count;
   a.leases.held_bytes -= h.region.length;
   h.id = 0;
-  ctx.leases->holdings.release(h.index);
+  ctx.leases->held.release(h.index);
 }
 
-Status resolve(EngineContext& ctx, const Agent& a, const RemoteRegion& leased,
-               RemoteRegion& real) noexcept {
-  const Holding* const h = find_holding(ctx, leased.lease);
-  if (h == nullptr || h->state != Holding::State::held || ctx.clock.now() >= h->until)
+Status resolve_leased(EngineContext& ctx, const Agent& a, const RemoteRegion& leased,
+                      RemoteRegion& real) noexcept {
+  const LeaseHeld* const h = find_lease_held(ctx, leased.lease);
+  if (h == nullptr || h->state != LeaseHeld::State::held || ctx.clock.now() >= h->until)
     return Status::lease_expired;
   if (h->agent != &a) return Status::invalid_argument;
   const RemoteRegion& whole = h->region;
@@ -131,19 +128,19 @@ Status resolve(EngineContext& ctx, const Agent& a, const RemoteRegion& leased,
   return Status::ok;
 }
 
-Status request(EngineContext& ctx, Agent& a, std::size_t bytes, const LeaseOptions& options,
-               const LeaseCallback& done) noexcept {
+Status request_lease(EngineContext& ctx, Agent& a, std::size_t bytes, const LeaseOptions& options,
+                     const LeaseCallback& done) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
   if (a.raw != nullptr) return Status::unsupported;
   const auto access = static_cast<std::uint8_t>(options.access);
   if (bytes == 0 || !wire::is_remote_access(access) || !is_lease_time(ctx, options.time))
     return Status::invalid_argument;
-  if (!may_tell(a)) return Status::would_block;
-  Holding* const h = make_holding(ctx, a, bytes);
+  if (!can_queue_control(a)) return Status::would_block;
+  LeaseHeld* const h = make_holding(ctx, a, bytes);
   if (h == nullptr) return Status::would_block;
   h->region.access = options.access;
   h->done = done;
-  h->until = end_of(ctx, h->began, options.time);
+  h->until = end_of(ctx, h->start, options.time);
   await_answer(ctx, *h);
   wire::LeaseRequest r;
   r.bytes = bytes;
@@ -151,48 +148,50 @@ Status request(EngineContext& ctx, Agent& a, std::size_t bytes, const LeaseOptio
   r.id = h->id;
   r.alignment = options.alignment;
   r.access = access;
-  tell(ctx, a, make_note(wire::MessageKind::lease_request, wire::encode(r)));
+  queue_control_message(ctx, a,
+                        make_control_message(wire::MessageKind::lease_request, wire::encode(r)));
   return Status::ok;
 }
 
-void take_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept {
-  Holding* const h = holding_of(ctx, a, grant.id);
-  if (h == nullptr || h->state != Holding::State::asked)
-    return lease_protocol_error(ctx, a, "it answers no request");
+void on_lease_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept {
+  LeaseHeld* const h = holding_of(ctx, a, grant.id);
+  if (h == nullptr || h->state != LeaseHeld::State::requested)
+    return fail_lease_protocol(ctx, a, "it answers no request");
   LeaseReply told;
   if (grant.verdict != LeaseVerdict::granted) {
     told.status = status_of(grant.verdict);
     told.refusal = refusal_of(grant.verdict);
-    h->state = Holding::State::leaving;
+    h->state = LeaseHeld::State::returning;
     return end_call(ctx, *h, told);
   }
   const Nanoseconds time = duration_of(grant.time);
   if (grant.bytes != h->region.length ||
       !allows(h->region.access, static_cast<Access>(grant.access)) ||
-      end_of(ctx, h->began, time) > h->until)
-    return lease_protocol_error(ctx, a, "it grants what was not asked for");
+      end_of(ctx, h->start, time) > h->until)
+    return fail_lease_protocol(ctx, a, "it grants what was not asked for");
   take_over(ctx, *h, grant);
   told.time = time;
   told.memory = RemoteMemory(*ctx.anchor, h->id);
   end_call(ctx, *h, told);
 }
 
-void take_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept {
+void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept {
   if (grant.verdict != LeaseVerdict::granted)
-    return lease_protocol_error(ctx, a, "it leases nothing");
+    return fail_lease_protocol(ctx, a, "it leases nothing");
   LeaseVerdict verdict = LeaseVerdict::granted;
   if ((a.detour & kReplaced) != 0) replace_handlers(a);
   if (!a.handlers.on_lease) {
     verdict = LeaseVerdict::unwanted;
   } else if (duration_of(grant.time) <= ctx.config.leases.guard) {
     verdict = LeaseVerdict::bad_time;
-  } else if (a.leases.held >= a.attributes.leases.count) {
+  } else if (a.leases.held_count >= a.attributes.leases.count) {
     verdict = LeaseVerdict::too_many;
   }
-  Holding* const h = verdict == LeaseVerdict::granted ? make_holding(ctx, a, grant.bytes) : nullptr;
+  LeaseHeld* const h =
+      verdict == LeaseVerdict::granted ? make_holding(ctx, a, grant.bytes) : nullptr;
   if (h == nullptr) {
-    Holding none;
-    none.theirs = grant.lease;
+    LeaseHeld none;
+    none.peer_id = grant.lease;
     none.agent = &a;
     if (verdict == LeaseVerdict::granted) verdict = LeaseVerdict::no_room;
     return call(ctx, none, LeaseAction::took, false, 0, verdict);
@@ -203,80 +202,83 @@ void take_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noex
   a.handlers.on_lease(handle(ctx, a), memory);
 }
 
-void take_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept {
-  for (Holding* h = a.leases.holdings; h != nullptr; h = h->next) {
-    if (h->theirs != call.lease || h->state != Holding::State::held) continue;
-    if (h->calling) {
+void on_lease_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept {
+  for (LeaseHeld& each : a.leases.held) {
+    LeaseHeld* const h = &each;
+    if (h->peer_id != call.lease || h->state != LeaseHeld::State::held) continue;
+    if (h->call_pending) {
       LeaseReply told;
       told.status = Status::lease_expired;
       told.refusal = LeaseRefusal::over;
       const std::uint32_t id = h->id;
       end_call(ctx, *h, told);
-      if (h->id != id || h->state != Holding::State::held) return;  // the callback gave it up
+      if (h->id != id || h->state != LeaseHeld::State::held) return;  // the callback gave it up
     }
-    return release_holding(ctx, *h);
+    return release_lease(ctx, *h);
   }
   // It has crossed our giving it up.
 }
 
-void take_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& reply) noexcept {
-  Holding* const h = holding_of(ctx, a, reply.id);
-  if (h == nullptr || !h->calling || h->state == Holding::State::asked) {
+void on_lease_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& reply) noexcept {
+  LeaseHeld* const h = holding_of(ctx, a, reply.id);
+  if (h == nullptr || !h->call_pending || h->state == LeaseHeld::State::requested) {
     if (h == nullptr) return;  // a recall has ended the call
-    return lease_protocol_error(ctx, a, "it replies to no call");
+    return fail_lease_protocol(ctx, a, "it replies to no call");
   }
   LeaseReply told;
   told.status = status_of(reply.verdict);
   told.refusal = refusal_of(reply.verdict);
-  if (h->state == Holding::State::held && reply.verdict == LeaseVerdict::granted) {
+  if (h->state == LeaseHeld::State::held && reply.verdict == LeaseVerdict::granted) {
     told.time = duration_of(reply.time);
-    const std::uint64_t until = end_of(ctx, h->renewed, told.time);
-    if (until > h->asked) return lease_protocol_error(ctx, a, "it grants what was not asked for");
+    const std::uint64_t until = end_of(ctx, h->renewal_start, told.time);
+    if (until > h->renewal_until)
+      return fail_lease_protocol(ctx, a, "it grants what was not asked for");
     h->until = until;
   }
   end_call(ctx, *h, told);
 }
 
-Status renew(EngineContext& ctx, Holding& h, Nanoseconds time, const LeaseCallback& done) noexcept {
+Status renew_lease(EngineContext& ctx, LeaseHeld& h, Nanoseconds time,
+                   const LeaseCallback& done) noexcept {
   if (!is_lease_time(ctx, time)) return Status::invalid_argument;
   if (const Status status = may_call(ctx, h); status != Status::ok) return status;
-  h.renewed = ctx.clock.now();
-  h.asked = end_of(ctx, h.renewed, time);
+  h.renewal_start = ctx.clock.now();
+  h.renewal_until = end_of(ctx, h.renewal_start, time);
   h.done = done;
   await_answer(ctx, h);
   call(ctx, h, LeaseAction::renew, false, static_cast<std::uint64_t>(time.count()));
   return Status::ok;
 }
 
-Status give_back(EngineContext& ctx, Holding& h, const LeaseCallback& done) noexcept {
+Status give_back_lease(EngineContext& ctx, LeaseHeld& h, const LeaseCallback& done) noexcept {
   if (const Status status = may_call(ctx, h); status != Status::ok) return status;
-  h.state = Holding::State::leaving;
+  h.state = LeaseHeld::State::returning;
   h.done = done;
   await_answer(ctx, h);
   call(ctx, h, LeaseAction::give_back, true);
   return Status::ok;
 }
 
-void release_holding(EngineContext& ctx, Holding& h) noexcept {
-  if (h.state != Holding::State::held) return;
+void release_lease(EngineContext& ctx, LeaseHeld& h) noexcept {
+  if (h.state != LeaseHeld::State::held) return;
   // A call that is under way finds nobody when it is answered.
   if (h.agent->state == ConnectionState::ready) call(ctx, h, LeaseAction::release, true);
   LeaseReply told;
   told.status = Status::cancelled;
-  const bool calling = std::exchange(h.calling, false);
+  const bool calling = std::exchange(h.call_pending, false);
   const LeaseCallback done = std::exchange(h.done, {});
-  forget_holding(ctx, h);
+  forget_lease_held(ctx, h);
   if (calling && done) done(told);
 }
 
-void end_holdings(EngineContext& ctx, Agent& a) noexcept {
-  while (a.leases.holdings != nullptr) {
-    Holding& h = *a.leases.holdings;
+void end_leases_held(EngineContext& ctx, Agent& a) noexcept {
+  while (!a.leases.held.empty()) {
+    LeaseHeld& h = *a.leases.held.front();
     LeaseReply told;
     told.status = Status::flushed;
     told.refusal = LeaseRefusal::closing;
     const LeaseCallback done = std::exchange(h.done, {});
-    forget_holding(ctx, h);
+    forget_lease_held(ctx, h);
     if (done) done(told);
   }
 }

@@ -161,7 +161,7 @@ struct Timed : Leases {
 };
 
 /// Within this time after its end an operation may still be repeated by the device.
-inline Nanoseconds worst_retries(const Config& c) {
+inline Nanoseconds max_retry_ticks(const Config& c) {
   return Nanoseconds(4 * (std::int64_t{4096} << c.queue_pair.ack_timeout) *
                      (c.queue_pair.retry_count + 1));
 }

@@ -12,12 +12,12 @@ namespace spinwire::wire {
 static_assert(std::endian::native == std::endian::little, "the header is copied as it lies");
 
 enum class MessageKind : std::uint8_t {
-  data = 1,           ///< the application's bytes
-  credit_return = 2,  ///< the sender gives `length` unused credits back
-  goodbye = 3,        ///< the sender closes; nothing follows
-  offer = 4,          ///< a long message, for the receiver to pull; an Offer follows
-  answer = 5,         ///< to an offer: pulled, or refused; an Answer follows
-  // Leases, see wire/lease.h.
+  data = 1,               ///< the application's bytes
+  credit_return = 2,      ///< the sender gives `length` unused credits back
+  goodbye = 3,            ///< the sender closes; nothing follows
+  rendezvous_offer = 4,   ///< a message to fetch with READs; a RendezvousOffer follows
+  rendezvous_answer = 5,  ///< ends a rendezvous; a RendezvousAnswer follows
+  // Leases, see wire/lease_messages.h.
   lease_request = 6,  ///< for memory; a LeaseRequest follows
   lease_grant = 7,    ///< the answer to it; a LeaseGrant follows
   lease_push = 8,     ///< memory that nobody asked for; a LeaseGrant follows
@@ -71,8 +71,8 @@ constexpr std::uint64_t with_granted(std::uint64_t header, std::uint16_t granted
   return (header & ~std::uint64_t{0xffff0000}) | std::uint64_t{granted} << 16;
 }
 
-inline constexpr std::size_t kOfferBytes = 24;
-inline constexpr std::size_t kAnswerBytes = 8;
+inline constexpr std::size_t kRendezvousOfferBytes = 24;
+inline constexpr std::size_t kRendezvousAnswerBytes = 8;
 inline constexpr std::size_t kLeaseRequestBytes = 32;
 inline constexpr std::size_t kLeaseGrantBytes = 40;
 inline constexpr std::size_t kLeaseCallBytes = 24;
@@ -82,10 +82,10 @@ inline constexpr std::size_t kLeaseReplyBytes = 16;
 /// such kind.
 constexpr std::size_t body_bytes(MessageKind kind) noexcept {
   switch (kind) {
-    case MessageKind::offer:
-      return kOfferBytes;
-    case MessageKind::answer:
-      return kAnswerBytes;
+    case MessageKind::rendezvous_offer:
+      return kRendezvousOfferBytes;
+    case MessageKind::rendezvous_answer:
+      return kRendezvousAnswerBytes;
     case MessageKind::lease_request:
       return kLeaseRequestBytes;
     case MessageKind::lease_grant:

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "agent/agent.h"
-#include "agent/leases.h"
+#include "agent/lease_table.h"
+#include "agent/rendezvous.h"
 #include "agent/submit.h"
-#include "agent/transfers.h"
 
 namespace spinwire::agent {
 namespace {
@@ -22,72 +22,57 @@ constexpr std::uint32_t kBlockAlignment = 64;
 constexpr std::uint64_t kZeroedAtOnce = 64u << 10;
 constexpr std::uint64_t kZeroedInStep = 256u << 10;
 
-Loan* loan_of(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept {
-  Loan* const loan = find_named(ctx.leases->loans, id);
+LeaseGranted* loan_of(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept {
+  LeaseGranted* const loan = find_named(ctx.leases->granted, id);
   return loan != nullptr && loan->agent == &a ? loan : nullptr;
 }
 
-void line_up(EngineContext& ctx, Loan& loan) noexcept {
-  Leases& all = *ctx.leases;
-  loan.next_in_line = nullptr;
-  (all.first == nullptr ? all.first : all.last->next_in_line) = &loan;
-  all.last = &loan;
-}
-
 /// Out of the line, if it is in it.
-void leave_line(EngineContext& ctx, const Loan& loan) noexcept {
-  Leases& all = *ctx.leases;
-  Loan* before = nullptr;
-  for (Loan* at = all.first; at != nullptr; before = std::exchange(at, at->next_in_line)) {
-    if (at != &loan) continue;
-    (before == nullptr ? all.first : before->next_in_line) = at->next_in_line;
-    if (all.last == at) all.last = before;
-    return;
+void leave_line(EngineContext& ctx, LeaseGranted& loan) noexcept {
+  for (LeaseGranted& each : ctx.leases->work_queue) {
+    if (&each == &loan) return ctx.leases->work_queue.erase(loan);
   }
 }
 
 /// A record for memory that it takes a reference to; null if they are used up.
-Loan* make_loan(EngineContext& ctx, Agent& a, detail::Block* block, std::byte* data,
-                std::uint64_t bytes, Access access) noexcept {
-  const std::uint32_t index = ctx.leases->loans.acquire();
+LeaseGranted* make_loan(EngineContext& ctx, Agent& a, detail::Block* block, std::byte* data,
+                        std::uint64_t bytes, Access access) noexcept {
+  const std::uint32_t index = ctx.leases->granted.acquire();
   if (index == kNone) return nullptr;
-  Loan& loan = ctx.leases->loans.at(index);
-  loan.~Loan();
-  new (&loan) Loan();
+  LeaseGranted& loan = ctx.leases->granted.at(index);
+  loan.~LeaseGranted();
+  new (&loan) LeaseGranted();
   loan.index = index;
-  loan.id = name_of(ctx.leases->loans, index);
+  loan.id = name_of(ctx.leases->granted, index);
   loan.timer.index = index;
-  loan.timer.kind = kLoanTimer;
+  loan.timer.kind = kLeaseGrantedTimer;
   loan.block = block;
   detail::retain(block);
   loan.data = data;
   loan.bytes = bytes;
   loan.access = access;
   loan.agent = &a;
-  loan.next = a.leases.loans;
-  if (loan.next != nullptr) loan.next->prev = &loan;
-  a.leases.loans = &loan;
-  ++a.leases.lent;
-  a.leases.lent_bytes += bytes;
+  a.leases.granted.push_front(loan);
+  ++a.leases.granted_count;
+  a.leases.granted_bytes += bytes;
   return &loan;
 }
 
 /// Gives the record back; the reference to the memory is the caller's now.
-detail::Block* drop_loan(EngineContext& ctx, Loan& loan) noexcept {
+detail::Block* drop_loan(EngineContext& ctx, LeaseGranted& loan) noexcept {
   Agent& a = *loan.agent;
   ctx.timers.cancel(loan.timer);
-  (loan.prev == nullptr ? a.leases.loans : loan.prev->next) = loan.next;
-  if (loan.next != nullptr) loan.next->prev = loan.prev;
-  --a.leases.lent;
-  a.leases.lent_bytes -= loan.bytes;
+  a.leases.granted.erase(loan);
+  --a.leases.granted_count;
+  a.leases.granted_bytes -= loan.bytes;
   if (loan.requested) a.leases.requested_bytes -= loan.bytes;
-  ctx.leases->loans.release(loan.index);
+  ctx.leases->granted.release(loan.index);
   return loan.block;
 }
 
 void tell_grant(EngineContext& ctx, Agent& a, wire::MessageKind kind,
                 const wire::LeaseGrant& grant) noexcept {
-  tell(ctx, a, make_note(kind, wire::encode(grant)));
+  queue_control_message(ctx, a, make_control_message(kind, wire::encode(grant)));
 }
 
 void refuse_request(EngineContext& ctx, Agent& a, std::uint32_t request,
@@ -104,11 +89,12 @@ void reply(EngineContext& ctx, Agent& a, std::uint32_t id, LeaseVerdict verdict,
   reply.id = id;
   reply.verdict = verdict;
   reply.time = time;
-  tell(ctx, a, make_note(wire::MessageKind::lease_reply, wire::encode(reply)));
+  queue_control_message(ctx, a,
+                        make_control_message(wire::MessageKind::lease_reply, wire::encode(reply)));
 }
 
 /// Tells the application what became of a push; once.
-void tell_pushed(Loan& loan, LeaseVerdict verdict) noexcept {
+void tell_pushed(LeaseGranted& loan, LeaseVerdict verdict) noexcept {
   if (!loan.done) return;
   const LeaseCallback done = std::exchange(loan.done, {});
   LeaseReply told;
@@ -123,10 +109,10 @@ void tell_pushed(Loan& loan, LeaseVerdict verdict) noexcept {
 
 /// The peer cannot reach it any more: `memory` is false if it may be in the midst of an access, and
 /// somebody else keeps the reference.
-void finish_loan(EngineContext& ctx, Loan& loan, bool memory) noexcept {
+void finish_loan(EngineContext& ctx, LeaseGranted& loan, bool memory) noexcept {
   Agent& a = *loan.agent;
   const bool told = loan.opened || !loan.requested;
-  const bool replies = loan.answering;
+  const bool replies = loan.reply_pending;
   const std::uint32_t id = loan.reply;
   Returned returned;
   returned.lease.value = loan.id;
@@ -145,16 +131,16 @@ void finish_loan(EngineContext& ctx, Loan& loan, bool memory) noexcept {
 enum class Step : std::uint8_t { done, later, used_verb, failed };
 
 /// Whether a window of the engine's can be bound to it.
-bool fits_window(const EngineContext& ctx, const Loan& loan) noexcept {
+bool fits_window(const EngineContext& ctx, const LeaseGranted& loan) noexcept {
   const Agent& a = *loan.agent;
-  return a.domain == nullptr && a.raw == nullptr && ctx.transfers->windows.size() != 0 &&
+  return a.domain == nullptr && a.raw == nullptr && ctx.windows.size() != 0 &&
          loan.block->lkey == ctx.staging_block->lkey;
 }
 
 /// A work request for its window; null if there is none to be had now.
 Operation* begin_request(EngineContext& ctx, Agent& a, OperationKind kind,
-                         const Loan& loan) noexcept {
-  if (a.stage != Stage::up || a.leases.requests_out >= kLeaseRequests) return nullptr;
+                         const LeaseGranted& loan) noexcept {
+  if (a.stage != Stage::up || a.leases.bindings_outstanding >= kLeaseRequests) return nullptr;
   Operation* const op = ctx.operations.acquire_for_agent();
   if (op == nullptr) return nullptr;
   op->kind = kind;
@@ -166,13 +152,13 @@ Operation* begin_request(EngineContext& ctx, Agent& a, OperationKind kind,
   op->wr.num_sge = 0;
   op->wr.send_flags = 0;
   count_begin(a, kind);
-  ++a.leases.requests_out;
+  ++a.leases.bindings_outstanding;
   return op;
 }
 
-Step bind(EngineContext& ctx, Loan& loan) noexcept {
+Step bind(EngineContext& ctx, LeaseGranted& loan) noexcept {
   Agent& a = *loan.agent;
-  memory::WindowPool& windows = ctx.transfers->windows;
+  memory::WindowPool& windows = ctx.windows;
   if (windows.free() == 0) return Step::failed;
   Operation* const op = begin_request(ctx, a, OperationKind::lease_bind, loan);
   if (op == nullptr) return Step::later;
@@ -189,7 +175,7 @@ Step bind(EngineContext& ctx, Loan& loan) noexcept {
   return Step::done;
 }
 
-Step open(EngineContext& ctx, Loan& loan, bool verb_allowed) noexcept {
+Step open(EngineContext& ctx, LeaseGranted& loan, bool verb_allowed) noexcept {
   if (fits_window(ctx, loan)) {
     const Step bound = bind(ctx, loan);
     if (bound != Step::failed) return bound;
@@ -213,12 +199,12 @@ std::uint64_t after(const EngineContext& ctx, std::uint64_t ticks) noexcept {
 }
 
 /// From then on nothing of the peer's can be under way, counted from now.
-std::uint64_t end_of(const EngineContext& ctx, const Loan& loan) noexcept {
-  return after(ctx, ctx.clock.ticks(loan.time) + worst_retries(ctx, *loan.agent));
+std::uint64_t end_of(const EngineContext& ctx, const LeaseGranted& loan) noexcept {
+  return after(ctx, ctx.clock.ticks(loan.time) + max_retry_ticks(ctx, *loan.agent));
 }
 
 /// It has a key: the peer is told.
-void announce(EngineContext& ctx, Loan& loan) noexcept {
+void announce(EngineContext& ctx, LeaseGranted& loan) noexcept {
   Agent& a = *loan.agent;
   wire::LeaseGrant grant;
   grant.address = reinterpret_cast<std::uint64_t>(loan.data);
@@ -230,18 +216,18 @@ void announce(EngineContext& ctx, Loan& loan) noexcept {
   grant.invalidate = loan.window != kNoWindow;
   if (loan.requested) {
     grant.id = loan.request;
-    loan.state = Loan::State::open;
+    loan.state = LeaseGranted::State::open;
     ctx.timers.reschedule(loan.timer, end_of(ctx, loan));
     return tell_grant(ctx, a, wire::MessageKind::lease_grant, grant);
   }
-  loan.state = Loan::State::offered;
+  loan.state = LeaseGranted::State::offered;
   ctx.timers.reschedule(loan.timer,
                         after(ctx, ctx.clock.ticks(ctx.config.connections.peer_timeout)));
   tell_grant(ctx, a, wire::MessageKind::lease_push, grant);
 }
 
 /// No key is to be had for it.
-void refuse_loan(EngineContext& ctx, Loan& loan) noexcept {
+void refuse_loan(EngineContext& ctx, LeaseGranted& loan) noexcept {
   Agent& a = *loan.agent;
   if (loan.requested) refuse_request(ctx, a, loan.request, LeaseVerdict::no_room);
   tell_pushed(loan, LeaseVerdict::no_room);
@@ -250,7 +236,8 @@ void refuse_loan(EngineContext& ctx, Loan& loan) noexcept {
 }
 
 /// Zeroes what is to be, as far as may be at once, then opens it.
-Step prepare(EngineContext& ctx, Loan& loan, std::uint64_t most, bool verb_allowed) noexcept {
+Step prepare(EngineContext& ctx, LeaseGranted& loan, std::uint64_t most,
+             bool verb_allowed) noexcept {
   if (loan.requested && loan.zeroed != loan.bytes) {
     const std::uint64_t part = std::min(loan.bytes - loan.zeroed, most);
     std::memset(loan.data + loan.zeroed, 0, part);
@@ -267,7 +254,7 @@ Step prepare(EngineContext& ctx, Loan& loan, std::uint64_t most, bool verb_allow
 }
 
 /// Ends its key.
-Step close_key(EngineContext& ctx, Loan& loan, bool verb_allowed) noexcept {
+Step close_key(EngineContext& ctx, LeaseGranted& loan, bool verb_allowed) noexcept {
   Agent& a = *loan.agent;
   if (loan.window != kNoWindow) {
     Operation* const op = begin_request(ctx, a, OperationKind::lease_unbind, loan);
@@ -275,7 +262,7 @@ Step close_key(EngineContext& ctx, Loan& loan, bool verb_allowed) noexcept {
     op->wr.invalidate_rkey = loan.rkey;
     append(a, *op);
     defer(ctx, a);
-    loan.state = Loan::State::unbinding;
+    loan.state = LeaseGranted::State::unbinding;
     // A peer that keeps the queue from moving shall not keep the memory.
     ctx.timers.reschedule(loan.timer,
                           after(ctx, ctx.clock.ticks(ctx.config.connections.close_timeout)));
@@ -289,7 +276,7 @@ Step close_key(EngineContext& ctx, Loan& loan, bool verb_allowed) noexcept {
   if (!verb_allowed) return Step::later;
   loan.ending = ctx.registrations->revoke(loan.rkey) != Status::ok;
   if (loan.ending) {
-    line_up(ctx, loan);
+    ctx.leases->work_queue.push_back(loan);
   } else {
     finish_loan(ctx, loan, true);
   }
@@ -297,18 +284,20 @@ Step close_key(EngineContext& ctx, Loan& loan, bool verb_allowed) noexcept {
 }
 
 /// The lease is over. `dead` is whether its key is already.
-void close_loan(EngineContext& ctx, Loan& loan, ReturnedBy how, bool dead = false) noexcept {
-  if (loan.state == Loan::State::closing || loan.state == Loan::State::unbinding) return;
+void close_loan(EngineContext& ctx, LeaseGranted& loan, ReturnedBy how,
+                bool dead = false) noexcept {
+  if (loan.state == LeaseGranted::State::closing || loan.state == LeaseGranted::State::unbinding)
+    return;
   ctx.timers.cancel(loan.timer);
   loan.how = how;
-  if (loan.state == Loan::State::waiting) leave_line(ctx, loan);
-  loan.state = Loan::State::closing;
+  if (loan.state == LeaseGranted::State::waiting) leave_line(ctx, loan);
+  loan.state = LeaseGranted::State::closing;
   if (!loan.opened) return finish_loan(ctx, loan, true);
   if (dead && loan.window != kNoWindow) {
-    ctx.transfers->windows.give(loan.window);
+    ctx.windows.give(loan.window);
     return finish_loan(ctx, loan, true);
   }
-  if (close_key(ctx, loan, false) == Step::later) line_up(ctx, loan);
+  if (close_key(ctx, loan, false) == Step::later) ctx.leases->work_queue.push_back(loan);
 }
 
 /// Rights that may be given, of those asked for.
@@ -330,7 +319,7 @@ LeaseVerdict judge(const EngineContext& ctx, const Agent& a, const wire::LeaseRe
     return LeaseVerdict::no_right;
   if (r.time == 0 || r.time > static_cast<std::uint64_t>(most.longest.count()))
     return LeaseVerdict::bad_time;
-  if (a.leases.lent >= most.count) return LeaseVerdict::too_many;
+  if (a.leases.granted_count >= most.count) return LeaseVerdict::too_many;
   if (r.bytes > most.total_bytes - std::min(a.leases.requested_bytes, most.total_bytes))
     return LeaseVerdict::too_much;
   return LeaseVerdict::granted;
@@ -344,31 +333,35 @@ void take_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& r) noe
   if (block == nullptr) return refuse_request(ctx, a, r.id, LeaseVerdict::no_room);
   const auto start = reinterpret_cast<std::uintptr_t>(block->payload);
   std::byte* const data = block->payload + (-start & (r.alignment - 1));
-  Loan* const loan = make_loan(ctx, a, block, data, r.bytes, common_rights(ctx, a, r.access));
+  LeaseGranted* const loan =
+      make_loan(ctx, a, block, data, r.bytes, common_rights(ctx, a, r.access));
   detail::release(block);  // the record holds it, or nobody does
   if (loan == nullptr) return refuse_request(ctx, a, r.id, LeaseVerdict::no_room);
   loan->requested = true;
   loan->request = r.id;
   loan->time = Nanoseconds(static_cast<std::int64_t>(r.time));
   a.leases.requested_bytes += r.bytes;
-  const bool at_once = r.bytes <= kZeroedAtOnce && ctx.leases->first == nullptr;
-  if (!at_once || prepare(ctx, *loan, kZeroedAtOnce, false) == Step::later) line_up(ctx, *loan);
+  const bool at_once = r.bytes <= kZeroedAtOnce && ctx.leases->work_queue.empty();
+  if (!at_once || prepare(ctx, *loan, kZeroedAtOnce, false) == Step::later)
+    ctx.leases->work_queue.push_back(*loan);
 }
 
 /// The holder's answer to a push.
-void take_took(EngineContext& ctx, Agent& a, Loan* loan, const wire::LeaseCall& call) noexcept {
-  if (loan == nullptr || loan->state != Loan::State::offered)
-    return lease_protocol_error(ctx, a, "it takes what was not leased to it");
+void take_took(EngineContext& ctx, Agent& a, LeaseGranted* loan,
+               const wire::LeaseCall& call) noexcept {
+  if (loan == nullptr || loan->state != LeaseGranted::State::offered)
+    return fail_lease_protocol(ctx, a, "it takes what was not leased to it");
   if (call.verdict != LeaseVerdict::granted) {
     tell_pushed(*loan, call.verdict);
     return close_loan(ctx, *loan, ReturnedBy::refusal);
   }
-  loan->state = Loan::State::open;
+  loan->state = LeaseGranted::State::open;
   ctx.timers.reschedule(loan->timer, end_of(ctx, *loan));
   tell_pushed(*loan, LeaseVerdict::granted);
 }
 
-void take_renewal(EngineContext& ctx, Agent& a, Loan& loan, const wire::LeaseCall& call) noexcept {
+void take_renewal(EngineContext& ctx, Agent& a, LeaseGranted& loan,
+                  const wire::LeaseCall& call) noexcept {
   if (call.time == 0 || call.time > static_cast<std::uint64_t>(a.attributes.leases.longest.count()))
     return reply(ctx, a, call.id, LeaseVerdict::bad_time);
   if (loan.recalled) return reply(ctx, a, call.id, LeaseVerdict::over);
@@ -379,18 +372,18 @@ void take_renewal(EngineContext& ctx, Agent& a, Loan& loan, const wire::LeaseCal
 
 }  // namespace
 
-void take_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& request) noexcept {
+void on_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& request) noexcept {
   take_request(ctx, a, request);
 }
 
-void take_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
-                     std::uint32_t invalidated) noexcept {
-  Loan* const loan = loan_of(ctx, a, call.lease);
+void on_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
+                   std::uint32_t invalidated) noexcept {
+  LeaseGranted* const loan = loan_of(ctx, a, call.lease);
   if (call.action == LeaseAction::took) return take_took(ctx, a, loan, call);
-  if (loan != nullptr &&
-      (loan->state == Loan::State::waiting || loan->state == Loan::State::offered || loan->manual))
-    return lease_protocol_error(ctx, a, "it calls about a lease that it does not have");
-  const bool over = loan == nullptr || loan->state != Loan::State::open;
+  if (loan != nullptr && (loan->state == LeaseGranted::State::waiting ||
+                          loan->state == LeaseGranted::State::offered || loan->manual))
+    return fail_lease_protocol(ctx, a, "it calls about a lease that it does not have");
+  const bool over = loan == nullptr || loan->state != LeaseGranted::State::open;
   const bool dead = !over && invalidated != 0 && invalidated == loan->rkey;
   switch (call.action) {
     case LeaseAction::release:  // of one that is over: it has crossed that
@@ -399,7 +392,7 @@ void take_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
       return;
     case LeaseAction::give_back:
       if (over) return reply(ctx, a, call.id, LeaseVerdict::over);
-      loan->answering = true;
+      loan->reply_pending = true;
       loan->reply = call.id;
       return close_loan(ctx, *loan, ReturnedBy::give_back, dead);
     default:
@@ -408,8 +401,8 @@ void take_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
   }
 }
 
-Status lend(EngineContext& ctx, Agent& a, const BufferSlice& memory, const LeaseOptions& options,
-            const LeaseCallback& done) noexcept {
+Status grant_lease(EngineContext& ctx, Agent& a, const BufferSlice& memory,
+                   const LeaseOptions& options, const LeaseCallback& done) noexcept {
   if (a.state != ConnectionState::ready) return Status::not_connected;
   if (a.raw != nullptr) return Status::unsupported;
   if (!memory || memory.size() == 0) return Status::out_of_bounds;
@@ -417,20 +410,21 @@ Status lend(EngineContext& ctx, Agent& a, const BufferSlice& memory, const Lease
   if (!wire::is_remote_access(asked) || common_rights(ctx, a, asked) != options.access ||
       !is_lease_time(ctx, options.time))
     return Status::invalid_argument;
-  if (!may_tell(a)) return Status::would_block;
-  Loan* const loan =
+  if (!can_queue_control(a)) return Status::would_block;
+  LeaseGranted* const loan =
       make_loan(ctx, a, memory.block(), memory.data(), memory.size(), options.access);
   if (loan == nullptr) return Status::would_block;
   loan->time = options.time;
   loan->done = done;
-  if (ctx.leases->first != nullptr || prepare(ctx, *loan, 0, false) == Step::later)
-    line_up(ctx, *loan);
+  if (!ctx.leases->work_queue.empty() || prepare(ctx, *loan, 0, false) == Step::later)
+    ctx.leases->work_queue.push_back(*loan);
   return Status::ok;
 }
 
-Status open_by_hand(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
-                    RemoteRegion& region) noexcept {
-  Loan* const loan = make_loan(ctx, a, memory.block(), memory.data(), memory.size(), access);
+Status expose_to_peer(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
+                      RemoteRegion& region) noexcept {
+  LeaseGranted* const loan =
+      make_loan(ctx, a, memory.block(), memory.data(), memory.size(), access);
   if (loan == nullptr) return Status::would_block;
   loan->manual = true;
   const Step step = open(ctx, *loan, true);
@@ -438,17 +432,17 @@ Status open_by_hand(EngineContext& ctx, Agent& a, const BufferSlice& memory, Acc
     detail::release(drop_loan(ctx, *loan));
     return step == Step::later ? Status::would_block : Status::no_memory;
   }
-  loan->state = Loan::State::open;
+  loan->state = LeaseGranted::State::open;
   region = {reinterpret_cast<std::uint64_t>(loan->data), loan->bytes, loan->rkey, access};
   return Status::ok;
 }
 
-Status recall(EngineContext& ctx, Agent& a, LeaseId lease) noexcept {
-  Loan* const loan = loan_of(ctx, a, lease.value);
-  if (loan == nullptr || loan->manual || loan->recalled || loan->state == Loan::State::closing ||
-      loan->state == Loan::State::unbinding)
+Status recall_lease(EngineContext& ctx, Agent& a, LeaseId lease) noexcept {
+  LeaseGranted* const loan = loan_of(ctx, a, lease.value);
+  if (loan == nullptr || loan->manual || loan->recalled ||
+      loan->state == LeaseGranted::State::closing || loan->state == LeaseGranted::State::unbinding)
     return Status::invalid_argument;
-  if (loan->state == Loan::State::waiting) {
+  if (loan->state == LeaseGranted::State::waiting) {
     close_loan(ctx, *loan, ReturnedBy::recall);
     return Status::ok;
   }
@@ -456,10 +450,11 @@ Status recall(EngineContext& ctx, Agent& a, LeaseId lease) noexcept {
   wire::LeaseCall call;
   call.lease = loan->id;
   call.action = LeaseAction::recall;
-  tell(ctx, a, make_note(wire::MessageKind::lease_call, wire::encode(call)));
-  if (loan->state == Loan::State::open) {
+  queue_control_message(ctx, a,
+                        make_control_message(wire::MessageKind::lease_call, wire::encode(call)));
+  if (loan->state == LeaseGranted::State::open) {
     const std::uint64_t most =
-        after(ctx, ctx.clock.ticks(ctx.config.connections.close_timeout) + worst_retries(ctx, a));
+        after(ctx, ctx.clock.ticks(ctx.config.connections.close_timeout) + max_retry_ticks(ctx, a));
     if (most < loan->timer.deadline) ctx.timers.reschedule(loan->timer, most);
   }
   return Status::ok;
@@ -467,80 +462,77 @@ Status recall(EngineContext& ctx, Agent& a, LeaseId lease) noexcept {
 
 namespace {
 
-Loan* find_by_hand(const Agent& a, std::uint32_t rkey) noexcept {
-  Loan* loan = a.leases.loans;
-  while (loan != nullptr &&
-         (!loan->manual || loan->rkey != rkey || loan->state != Loan::State::open))
-    loan = loan->next;
-  return loan;
+LeaseGranted* find_by_hand(const Agent& a, std::uint32_t rkey) noexcept {
+  for (LeaseGranted& lease : a.leases.granted) {
+    if (lease.manual && lease.rkey == rkey && lease.state == LeaseGranted::State::open)
+      return &lease;
+  }
+  return nullptr;
 }
 
 }  // namespace
 
-Status close_by_hand(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
-  Loan* const loan = find_by_hand(a, rkey);
+Status revoke_from_peer(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
+  LeaseGranted* const loan = find_by_hand(a, rkey);
   if (loan == nullptr) return Status::invalid_argument;
   close_loan(ctx, *loan, ReturnedBy::recall);
   return Status::ok;
 }
 
-bool is_bound_here(const Agent& a, std::uint32_t rkey) noexcept {
-  const Loan* const loan = find_by_hand(a, rkey);
+bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept {
+  const LeaseGranted* const loan = find_by_hand(a, rkey);
   return loan != nullptr && loan->window != kNoWindow;
 }
 
 void on_lease_bound(EngineContext& ctx, Agent& a) noexcept {
-  --a.leases.requests_out;
-  (void)work_on_leases(ctx, false);  // others may wait for that
+  --a.leases.bindings_outstanding;
+  (void)advance_leases(ctx, false);  // others may wait for that
 }
 
 void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept {
   on_lease_bound(ctx, a);
-  Loan* const loan = status == Status::ok ? loan_of(ctx, a, id) : nullptr;
+  LeaseGranted* const loan = status == Status::ok ? loan_of(ctx, a, id) : nullptr;
   if (loan == nullptr) return;  // the connection ends, and its leases with it
-  ctx.transfers->windows.give(loan->window);
+  ctx.windows.give(loan->window);
   finish_loan(ctx, *loan, true);
 }
 
-LeaseWork work_on_leases(EngineContext& ctx, bool verb_allowed) noexcept {
-  Leases& all = *ctx.leases;
-  Loan* const loan = all.first;
-  if (loan == nullptr) return LeaseWork::none;
-  all.first = loan->next_in_line;
-  if (all.first == nullptr) all.last = nullptr;
+LeaseWork advance_leases(EngineContext& ctx, bool verb_allowed) noexcept {
+  if (ctx.leases->work_queue.empty()) return LeaseWork::none;
+  LeaseGranted* const loan = &ctx.leases->work_queue.pop_front();
   if (loan->agent->stage != Stage::up) return LeaseWork::some;  // end_loans() will see to it
-  const bool waits = loan->state == Loan::State::waiting;
+  const bool waits = loan->state == LeaseGranted::State::waiting;
   const std::uint64_t zeroed = loan->zeroed;
   const Step step = waits ? prepare(ctx, *loan, kZeroedInStep, verb_allowed)
                           : close_key(ctx, *loan, verb_allowed);
   if (step != Step::later) return step == Step::used_verb ? LeaseWork::verb : LeaseWork::some;
   const bool zeroing = waits && loan->zeroed != zeroed;
-  line_up(ctx, *loan);
+  ctx.leases->work_queue.push_back(*loan);
   return zeroing ? LeaseWork::some : LeaseWork::none;
 }
 
-void on_loan_timer(EngineContext& ctx, Loan& loan) noexcept {
+void on_lease_granted_timer(EngineContext& ctx, LeaseGranted& loan) noexcept {
   Agent& a = *loan.agent;
-  if (loan.state == Loan::State::open)
+  if (loan.state == LeaseGranted::State::open)
     return close_loan(ctx, loan, loan.recalled ? ReturnedBy::recall : ReturnedBy::expiry);
   fail(ctx, a,
        {Status::peer_lost, "lease memory to the peer",
-        loan.state == Loan::State::offered ? "no answer came in time"
-                                           : "the window that it uses does not end in time",
+        loan.state == LeaseGranted::State::offered ? "no answer came in time"
+                                                   : "the window that it uses does not end in time",
         "the peer's process hangs, or is hostile"});
 }
 
-bool end_loans(EngineContext& ctx, Agent& a) noexcept {
-  Loan* const loan = a.leases.loans;
+bool end_lease_granted(EngineContext& ctx, Agent& a) noexcept {
+  LeaseGranted* const loan = a.leases.granted.front();
   if (loan == nullptr) return true;
   leave_line(ctx, *loan);
-  if (loan->state != Loan::State::closing && loan->state != Loan::State::unbinding)
+  if (loan->state != LeaseGranted::State::closing && loan->state != LeaseGranted::State::unbinding)
     loan->how = ReturnedBy::end;
   bool memory = true;
   if (loan->opened && loan->window != kNoWindow) {
     // Keeps a reference of its own as long as a peer is in the midst of an access.
     detail::retain(loan->block);
-    memory = ctx.transfers->windows.discard(loan->window, loan->block);
+    memory = ctx.windows.discard(loan->window, loan->block);
   } else if (loan->ending) {
     memory = ctx.registrations->has_ended(loan->rkey);
   } else if (loan->opened) {

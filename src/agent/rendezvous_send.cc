@@ -7,8 +7,8 @@
 
 #include "agent/agent.h"
 #include "agent/completion.h"
+#include "agent/rendezvous.h"
 #include "agent/submit.h"
-#include "agent/transfers.h"
 
 namespace spinwire::agent {
 namespace {
@@ -16,45 +16,29 @@ namespace {
 constexpr std::uint32_t kIndexBits = 16;
 
 /// What the peer calls it: its record, and the low bits of that record's generation.
-std::uint32_t id_of(const Transfers& all, const Transfer& t) noexcept {
-  return t.index | all.offered.generation(t.index) << kIndexBits;
+std::uint32_t id_of(const RendezvousPool& all, const RendezvousSend& t) noexcept {
+  return t.index | all.sends.generation(t.index) << kIndexBits;
 }
 
-Transfer* transfer_of(Transfers& all, const Agent& a, std::uint32_t id) noexcept {
+RendezvousSend* transfer_of(RendezvousPool& all, const Agent& a, std::uint32_t id) noexcept {
   const std::uint32_t index = id & ((1u << kIndexBits) - 1);
-  if (index >= all.offered.capacity() || !all.offered.in_use(index)) return nullptr;
-  Transfer& t = all.offered.at(index);
+  if (index >= all.sends.capacity() || !all.sends.in_use(index)) return nullptr;
+  RendezvousSend& t = all.sends.at(index);
   return id_of(all, t) == id && t.agent == &a ? &t : nullptr;
 }
 
-void link(Agent& a, Transfer& t) noexcept {
+void link(Agent& a, RendezvousSend& t) noexcept {
   t.agent = &a;
-  t.prev = nullptr;
-  t.next = a.rendezvous.offered;
-  if (t.next != nullptr) t.next->prev = &t;
-  a.rendezvous.offered = &t;
-  ++a.rendezvous.offers;
-}
-
-void unlink(Agent& a, Transfer& t) noexcept {
-  --a.rendezvous.offers;
-  (t.prev == nullptr ? a.rendezvous.offered : t.prev->next) = t.next;
-  if (t.next != nullptr) t.next->prev = t.prev;
-}
-
-/// Its callback is not due any more.
-void forget_untold(Transfers& all, const Transfer& t) noexcept {
-  Transfer* before = nullptr;
-  for (Transfer* each = all.untold_first; each != &t; each = each->next_untold) before = each;
-  (before == nullptr ? all.untold_first : before->next_untold) = t.next_untold;
-  if (all.untold_last == &t) all.untold_last = before;
+  a.rendezvous.sends.push_front(t);
+  ++a.rendezvous.send_count;
 }
 
 /// Its key is dead. The record is free before the callback, which may send again. What was
 /// cancelled counts as what it came to, but ends as cancelled, once.
-void end_offer(EngineContext& ctx, Agent& a, Transfer& t, Status status) noexcept {
-  unlink(a, t);
-  if (t.untold) forget_untold(*ctx.transfers, t);
+void end_offer(EngineContext& ctx, Agent& a, RendezvousSend& t, Status status) noexcept {
+  a.rendezvous.sends.erase(t);
+  --a.rendezvous.send_count;
+  if (t.cancel_pending) ctx.rendezvous->pending_cancellations.erase(t);
   const bool ok = status == Status::ok;
   Completion completion;
   completion.status = t.cancelled ? Status::cancelled : status;
@@ -65,20 +49,20 @@ void end_offer(EngineContext& ctx, Agent& a, Transfer& t, Status status) noexcep
   tally.bytes += ok ? t.length : 0;
   detail::Block* const block = std::exchange(t.block, nullptr);
   const CompletionCallback done = std::exchange(t.done, {});
-  ctx.transfers->offered.release(t.index);
+  ctx.rendezvous->sends.release(t.index);
   if (done) done(completion);
   if (block != nullptr) detail::release(block);
 }
 
-Status outcome_of(wire::Verdict verdict) noexcept {
+Status outcome_of(wire::RendezvousVerdict verdict) noexcept {
   switch (verdict) {
-    case wire::Verdict::pulled:
+    case wire::RendezvousVerdict::received:
       return Status::ok;
-    case wire::Verdict::no_room:
+    case wire::RendezvousVerdict::no_room:
       return Status::no_buffer;
-    case wire::Verdict::closing:
+    case wire::RendezvousVerdict::closing:
       return Status::flushed;
-    case wire::Verdict::refused:
+    case wire::RendezvousVerdict::refused:
       break;
   }
   return Status::refused;
@@ -86,12 +70,12 @@ Status outcome_of(wire::Verdict verdict) noexcept {
 
 /// Whether the slab's own registration covers it, which a window of the engine's can be bound to.
 bool fits_window(const EngineContext& ctx, const Block* block) noexcept {
-  return ctx.transfers->windows.size() != 0 && block->lkey == ctx.staging_block->lkey;
+  return ctx.windows.size() != 0 && block->lkey == ctx.staging_block->lkey;
 }
 
 /// Takes a window for it, whose binding goes ahead of the offer.
-Status bind(EngineContext& ctx, Agent& a, Transfer& t, const Request& r) noexcept {
-  memory::WindowPool& windows = ctx.transfers->windows;
+Status bind(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& r) noexcept {
+  memory::WindowPool& windows = ctx.windows;
   t.window = windows.take();
   if (t.window == kNoWindow) return Status::would_block;
   Operation* const op = ctx.operations.acquire();
@@ -100,13 +84,13 @@ Status bind(EngineContext& ctx, Agent& a, Transfer& t, const Request& r) noexcep
     return Status::would_block;
   }
   t.rkey = windows.next_key(t.window);
-  count_begin(a, OperationKind::bind);
-  op->kind = OperationKind::bind;
+  count_begin(a, OperationKind::rendezvous_bind);
+  op->kind = OperationKind::rendezvous_bind;
   op->block = nullptr;  // the message's own reference is there for as long as the key
   op->length = 0;
   op->beside = false;
   op->calls_back = false;
-  op->wr.opcode = opcode_of(OperationKind::bind);
+  op->wr.opcode = opcode_of(OperationKind::rendezvous_bind);
   op->wr.num_sge = 0;
   op->wr.send_flags = 0;
   op->wr.bind_mw.mw = windows.at(t.window);
@@ -118,7 +102,7 @@ Status bind(EngineContext& ctx, Agent& a, Transfer& t, const Request& r) noexcep
 }
 
 /// Opens the bytes to the peer.
-Status expose(EngineContext& ctx, Agent& a, Transfer& t, const Request& r) noexcept {
+Status expose(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& r) noexcept {
   t.window = kNoWindow;
   if (a.domain == nullptr && fits_window(ctx, r.block)) return bind(ctx, a, t, r);
   try {
@@ -133,61 +117,64 @@ Status expose(EngineContext& ctx, Agent& a, Transfer& t, const Request& r) noexc
   }
 }
 
-void make_offer(EngineContext& ctx, Agent& a, Operation& op, const Transfer& t, const Request& r,
-                bool wants_credit) noexcept {
+void make_offer(EngineContext& ctx, Agent& a, Operation& op, const RendezvousSend& t,
+                const Request& r, bool wants_credit) noexcept {
   op.block = nullptr;
   op.calls_back = false;
   op.wr.num_sge = 1;
-  const auto body = wire::encode(wire::Offer{reinterpret_cast<std::uint64_t>(r.data), t.length,
-                                             t.rkey, t.id, t.window != kNoWindow});
+  const auto body = wire::encode(wire::RendezvousOffer{
+      reinterpret_cast<std::uint64_t>(r.data), t.length, t.rkey, t.id, t.window != kNoWindow});
   a.credit.advertised = a.credit.granted;
-  build_control(
-      ctx, a, op,
-      {wire::MessageKind::offer, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
-       static_cast<std::uint16_t>(a.credit.granted), wire::kOfferBytes},
-      body);
+  build_control(ctx, a, op,
+                {wire::MessageKind::rendezvous_offer,
+                 wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
+                 static_cast<std::uint16_t>(a.credit.granted), wire::kRendezvousOfferBytes},
+                body);
   op.length = t.id;
 }
 
 }  // namespace
 
-Transfer* offered_by(const EngineContext& ctx, const Agent& a, const Operation& offer) noexcept {
-  return transfer_of(*ctx.transfers, a, offer.length);
+RendezvousSend* find_rendezvous_send(const EngineContext& ctx, const Agent& a,
+                                     const Operation& offer) noexcept {
+  return transfer_of(*ctx.rendezvous, a, offer.length);
 }
 
-void settle(EngineContext& ctx, Agent& a, Transfer& t, Status status) noexcept {
+void complete_rendezvous_send(EngineContext& ctx, Agent& a, RendezvousSend& t,
+                              Status status) noexcept {
   end_offer(ctx, a, t, status);
   if (a.state == ConnectionState::draining && idle(a)) on_drained(ctx, a);
 }
 
-void close_unoffered(EngineContext& ctx, Transfer& t) noexcept {
+void drop_unposted_offer(EngineContext& ctx, RendezvousSend& t) noexcept {
   if (t.window == kNoWindow) {
     (void)ctx.registrations->revoke(t.rkey);
   } else {
-    ctx.transfers->windows.give(t.window);
+    ctx.windows.give(t.window);
   }
   t.window = kNoWindow;
-  t.answered = t.unoffered = true;
+  t.answered = t.never_posted = true;
 }
 
-Status submit_long(EngineContext& ctx, Agent& a, const Request& r, bool has_immediate) noexcept {
+Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
+                         bool has_immediate) noexcept {
   if (r.size > a.max_message) return Status::message_too_long;
   if (a.send_queue.used + 2 > room_in_force(a)) return Status::would_block;
   if (a.credit.sent == a.credit.send_limit && !find_credit(ctx, a)) return Status::would_block;
-  Transfers& all = *ctx.transfers;
-  const std::uint32_t index = all.offered.acquire();
-  if (index == base::IndexPool<Transfer>::kNone) return Status::would_block;
+  RendezvousPool& all = *ctx.rendezvous;
+  const std::uint32_t index = all.sends.acquire();
+  if (index == base::IndexPool<RendezvousSend>::kNone) return Status::would_block;
   Operation* const op = ctx.operations.acquire();
-  Transfer& t = all.offered.at(index);
+  RendezvousSend& t = all.sends.at(index);
   t.index = index;
   t.id = id_of(all, t);
   t.length = static_cast<std::uint32_t>(r.size);
-  t.answered = t.cancelled = t.untold = t.unoffered = false;
-  if (op != nullptr) op->kind = OperationKind::offer;
+  t.answered = t.cancelled = t.cancel_pending = t.never_posted = false;
+  if (op != nullptr) op->kind = OperationKind::rendezvous_offer;
   const Status opened = op == nullptr ? Status::would_block : expose(ctx, a, t, r);
   if (opened != Status::ok) {
     if (op != nullptr) ctx.operations.release(*op);
-    all.offered.release(index);
+    all.sends.release(index);
     return opened;
   }
   detail::retain(r.block);
@@ -197,7 +184,7 @@ Status submit_long(EngineContext& ctx, Agent& a, const Request& r, bool has_imme
   bool wants_credit = false;
   if (++a.credit.sent == a.credit.send_limit) wants_credit = !learn_credit(a);
   a.liveness.last_sent = ctx.now;
-  op->kind = has_immediate ? OperationKind::offer_imm : OperationKind::offer;
+  op->kind = has_immediate ? OperationKind::rendezvous_offer_imm : OperationKind::rendezvous_offer;
   count_begin(a, op->kind);
   count_begin(a, OperationKind::send);  // the message itself
   op->wr.opcode = opcode_of(op->kind);
@@ -207,11 +194,11 @@ Status submit_long(EngineContext& ctx, Agent& a, const Request& r, bool has_imme
   return post(ctx, a, r.defer);
 }
 
-void take_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
-                 std::span<const std::byte> body) noexcept {
-  wire::Answer answer;
-  Transfer* const t =
-      wire::decode(body, answer) ? transfer_of(*ctx.transfers, a, answer.id) : nullptr;
+void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
+                          std::span<const std::byte> body) noexcept {
+  wire::RendezvousAnswer answer;
+  RendezvousSend* const t =
+      wire::decode(body, answer) ? transfer_of(*ctx.rendezvous, a, answer.id) : nullptr;
   if (t == nullptr || t->answered) {
     return fail_bad(
         ctx, a,
@@ -223,33 +210,33 @@ void take_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   if (t->window == kNoWindow) {
     // Holds on to the block itself until no peer can reach it.
     (void)ctx.registrations->revoke(t->rkey);
-    return settle(ctx, a, *t, outcome_of(t->verdict));
+    return complete_rendezvous_send(ctx, a, *t, outcome_of(t->verdict));
   }
   if ((wc.wc_flags & IBV_WC_WITH_INV) != 0 && wc.invalidated_rkey == t->rkey) {
-    ctx.transfers->windows.give(t->window);
-    return settle(ctx, a, *t, outcome_of(t->verdict));
+    ctx.windows.give(t->window);
+    return complete_rendezvous_send(ctx, a, *t, outcome_of(t->verdict));
   }
   // The peer left it to us.
-  Note unbind;
+  ControlMessage unbind;
   unbind.unbind = t;
-  tell(ctx, a, unbind);
+  queue_control_message(ctx, a, unbind);
 }
 
-void on_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept {
+void on_rendezvous_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept {
   if (status != Status::ok) return;  // the connection ends, and its offers with it
-  Transfer* const t = transfer_of(*ctx.transfers, a, id);
+  RendezvousSend* const t = transfer_of(*ctx.rendezvous, a, id);
   if (t == nullptr) return;
-  ctx.transfers->windows.give(t->window);
-  settle(ctx, a, *t, outcome_of(t->verdict));
+  ctx.windows.give(t->window);
+  complete_rendezvous_send(ctx, a, *t, outcome_of(t->verdict));
 }
 
-bool end_offers(EngineContext& ctx, Agent& a) noexcept {
-  Transfer* const t = a.rendezvous.offered;
+bool end_rendezvous_sends(EngineContext& ctx, Agent& a) noexcept {
+  RendezvousSend* const t = a.rendezvous.sends.front();
   if (t == nullptr) return true;
   if (t->window == kNoWindow) {
     if (!t->answered) (void)ctx.registrations->revoke(t->rkey);
   } else {
-    (void)ctx.transfers->windows.discard(t->window, std::exchange(t->block, nullptr));
+    (void)ctx.windows.discard(t->window, std::exchange(t->block, nullptr));
   }
   end_offer(ctx, a, *t, t->answered ? outcome_of(t->verdict) : Status::flushed);
   return false;

@@ -1,0 +1,127 @@
+#include "agent/control_messages.h"
+
+#include <string>
+
+#include "agent/agent.h"
+#include "agent/submit.h"
+
+namespace spinwire::agent {
+namespace {
+
+bool can_post(const Agent& a) noexcept {
+  return a.stage == Stage::up &&
+         (a.state == ConnectionState::ready || a.state == ConnectionState::draining);
+}
+
+/// The application's operations wait while control messages lack credit.
+void block_application(Agent& a, bool blocked) noexcept {
+  if (a.state == ConnectionState::ready) room_in_force(a) = blocked ? 0 : room_of(a);
+}
+
+void build_message(EngineContext& ctx, Agent& a, Operation& op, const ControlMessage& message,
+                   bool wants_credit) noexcept {
+  op.block = nullptr;
+  op.length = 0;
+  op.beside = false;
+  op.calls_back = false;
+  if (message.unbind != nullptr) {
+    op.kind = OperationKind::rendezvous_unbind;
+    op.length = message.unbind->id;
+    op.wr.opcode = IBV_WR_LOCAL_INV;
+    op.wr.num_sge = 0;
+    op.wr.send_flags = 0;
+    op.wr.invalidate_rkey = message.unbind->rkey;
+    return;
+  }
+  op.kind = OperationKind::control_message;
+  const bool invalidates = message.invalidate != 0 && ctx.clock.now() < message.invalidate_until;
+  op.wr.opcode = invalidates ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
+  op.wr.num_sge = 1;
+  if (invalidates) op.wr.invalidate_rkey = message.invalidate;
+  a.credit.advertised = a.credit.granted;
+  build_control(ctx, a, op,
+                {message.kind, wants_credit ? wire::message_flag::kWantCredit : std::uint8_t{0},
+                 static_cast<std::uint16_t>(a.credit.granted), message.size},
+                {message.body.data(), message.size});
+  if (message.fence) op.wr.send_flags |= IBV_SEND_FENCE;
+}
+
+/// False: credit or a record is missing.
+bool post_message(EngineContext& ctx, Agent& a, const ControlMessage& message) noexcept {
+  const bool takes_credit = message.unbind == nullptr;
+  if (takes_credit && a.credit.sent == a.credit.send_limit && !find_credit(ctx, a)) return false;
+  Operation* const op = ctx.operations.acquire_for_agent();
+  if (op == nullptr) return false;
+  bool wants_credit = false;
+  if (takes_credit) {
+    if (++a.credit.sent == a.credit.send_limit) wants_credit = !learn_credit(a);
+    a.liveness.last_sent = ctx.now;
+  }
+  build_message(ctx, a, *op, message, wants_credit);
+  count_begin(a, op->kind);
+  append(a, *op);
+  defer(ctx, a);
+  ++a.control_queue.outstanding;
+  return true;
+}
+
+}  // namespace
+
+bool can_queue_control(const Agent& a) noexcept {
+  return a.control_queue.waiting < kControlMessagesPerAgent / 2;
+}
+
+void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& what) noexcept {
+  // A correct peer has no more requests outstanding than it left us credit to answer.
+  ControlQueue& queue = a.control_queue;
+  const std::uint32_t limit = kControlMessagesPerAgent + 4 * ctx.config.connections.credits +
+                              a.rendezvous.send_count +
+                              2 * (a.leases.granted_count + a.leases.held_count);
+  const std::uint32_t index = queue.waiting < limit ? ctx.control_messages.acquire() : kNone;
+  if (index == kNone) {
+    return fail_bad(ctx, a,
+                    {Status::protocol, "answer the peer",
+                     std::to_string(queue.waiting) + " answers wait for its credit",
+                     "the peer grants no credit for answers: it is broken or hostile"});
+  }
+  ++queue.waiting;
+  ControlMessage& message = ctx.control_messages.at(index);
+  message = what;
+  message.index = index;
+  queue.messages.push_back(message);
+  list_grant(ctx, a);
+}
+
+bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
+  ControlQueue& queue = a.control_queue;
+  while (!queue.messages.empty() && can_post(a)) {
+    // The end of an outstanding message goes on from here.
+    if (queue.outstanding >= kControlMessagesAtOnce) return true;
+    if (!post_message(ctx, a, *queue.messages.front())) {
+      block_application(a, true);
+      return false;
+    }
+    ctx.control_messages.release(queue.messages.pop_front().index);
+    --queue.waiting;
+  }
+  block_application(a, false);
+  return true;
+}
+
+void flush_control_messages(EngineContext& ctx, Agent& a) noexcept {
+  (void)post_control_messages(ctx, a);
+  (void)flush(ctx, a);
+}
+
+void on_control_message_done(EngineContext& ctx, Agent& a) noexcept {
+  --a.control_queue.outstanding;
+  if (!a.control_queue.messages.empty()) list_grant(ctx, a);
+}
+
+void drop_control_messages(EngineContext& ctx, Agent& a) noexcept {
+  ControlQueue& queue = a.control_queue;
+  while (!queue.messages.empty()) ctx.control_messages.release(queue.messages.pop_front().index);
+  queue.waiting = 0;
+}
+
+}  // namespace spinwire::agent

@@ -1,0 +1,74 @@
+// Control messages of the protocol: answers to rendezvous offers, and all messages about leases.
+// They cost credit like the application's messages. While they wait for credit, the application's
+// operations wait behind them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/index_pool.h"
+#include "base/intrusive_list.h"
+#include "wire/message_header.h"
+
+namespace spinwire::agent {
+
+struct Agent;
+struct EngineContext;
+struct RendezvousSend;
+
+/// Control messages of one connection that the device has at once.
+inline constexpr std::uint32_t kControlMessagesAtOnce = 2;
+
+/// Control messages of one connection that may wait, whatever else is outstanding.
+inline constexpr std::uint32_t kControlMessagesPerAgent = 64;
+
+/// A control message that waits for credit, or a window that waits to be unbound.
+struct ControlMessage {
+  ControlMessage* next = nullptr;
+  RendezvousSend* unbind = nullptr;  ///< unbind its window; then there is no message
+  std::uint32_t invalidate = 0;      ///< key that the message invalidates at the peer; 0: none
+  std::uint64_t invalidate_until = ~std::uint64_t{0};  ///< tick after which that key may be dead
+  bool fence = false;                                  ///< wait for the READs and atomics before it
+  wire::MessageKind kind = wire::MessageKind::rendezvous_answer;
+  std::uint32_t size = 0;
+  std::array<std::byte, 48> body{};
+  std::uint32_t index = 0;
+};
+
+template <std::size_t size>
+ControlMessage make_control_message(wire::MessageKind kind,
+                                    const std::array<std::byte, size>& body) noexcept {
+  ControlMessage message;
+  static_assert(size <= sizeof message.body);
+  message.kind = kind;
+  message.size = size;
+  std::copy(body.begin(), body.end(), message.body.begin());
+  return message;
+}
+
+/// The control messages of one connection, in the order in which they go out.
+struct ControlQueue {
+  base::IntrusiveQueue<&ControlMessage::next> messages;
+  std::uint32_t waiting = 0;     ///< messages in the queue
+  std::uint8_t outstanding = 0;  ///< messages with the device
+};
+
+using ControlMessagePool = base::IndexPool<ControlMessage>;
+
+/// Puts a message into the agent's queue; the end of the poll posts it.
+void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& what) noexcept;
+/// Whether the queue has room for one more message that the application asks for.
+bool can_queue_control(const Agent& a) noexcept;
+/// Posts messages as far as credit allows. False: credit or a record is missing; the next poll
+/// tries again.
+bool post_control_messages(EngineContext& ctx, Agent& a) noexcept;
+/// Posts the messages that a call outside of poll() has queued, and rings the doorbell.
+void flush_control_messages(EngineContext& ctx, Agent& a) noexcept;
+/// The device is done with a message.
+void on_control_message_done(EngineContext& ctx, Agent& a) noexcept;
+/// Empties the queue.
+void drop_control_messages(EngineContext& ctx, Agent& a) noexcept;
+
+}  // namespace spinwire::agent

@@ -1,0 +1,291 @@
+// The receiver's side of rendezvous: READs fetch the messages, the connections taking turns.
+// Whatever arrives behind a message waits until the message is delivered.
+#include <endian.h>
+
+#include <algorithm>
+#include <string>
+
+#include "agent/agent.h"
+#include "agent/submit.h"
+
+namespace spinwire::agent {
+namespace {
+
+using Kind = RendezvousReceive::Kind;
+using wire::RendezvousVerdict;
+
+void fail_offer(EngineContext& ctx, Agent& a, const char* found) noexcept {
+  fail_bad(ctx, a,
+           {Status::protocol, "receive the offer of a rendezvous message", found,
+            "the peer is broken or hostile"});
+}
+
+void enqueue(EngineContext& ctx, AgentQueue& queue, Agent& a) noexcept {
+  a.rendezvous.queue = &queue;
+  ++ctx.queued_agents;
+  queue.push_back(a);
+}
+
+Agent& dequeue(EngineContext& ctx, AgentQueue& queue) noexcept {
+  Agent& a = queue.pop_front();
+  a.rendezvous.queue = nullptr;
+  --ctx.queued_agents;
+  return a;
+}
+
+/// The first message from `r` on that has bytes to request.
+RendezvousReceive* next_to_read(RendezvousReceive* r) noexcept {
+  while (r != nullptr && (r->kind != Kind::rendezvous || r->complete || r->requested == r->length))
+    r = r->next;
+  return r;
+}
+
+void send_answer(EngineContext& ctx, Agent& a, const RendezvousReceive& r,
+                 RendezvousVerdict verdict) noexcept {
+  ControlMessage message = make_control_message(
+      wire::MessageKind::rendezvous_answer, wire::encode(wire::RendezvousAnswer{r.id, verdict}));
+  if (r.invalidate) message.invalidate = r.rkey;
+  queue_control_message(ctx, a, message);
+}
+
+void refuse(EngineContext& ctx, Agent& a, RendezvousReceive& r,
+            RendezvousVerdict verdict) noexcept {
+  r.complete = r.refused = true;
+  send_answer(ctx, a, r, verdict);
+}
+
+/// Gives one record to the application. The record is free before the callback, which may end the
+/// connection.
+void deliver_receive(EngineContext& ctx, Agent& a, RendezvousReceive& record) noexcept {
+  const RendezvousReceive r = record;
+  ctx.rendezvous->receives.release(record.index);
+  if (r.kind == Kind::goodbye) return on_goodbye(ctx, a);
+  if (!r.refused) {
+    Block* const block = r.named ? nullptr : r.block;
+    Message message({block, r.data, r.length, r.immediate, r.has_immediate, r.kind == Kind::write});
+    deliver(ctx, a, message);
+    if (block != nullptr && message.taken()) return;
+  }
+  if (r.block != nullptr) detail::release(r.block);
+}
+
+/// Delivers the complete records at the front of the queue.
+void deliver_complete(EngineContext& ctx, Agent& a) noexcept {
+  auto& receives = a.rendezvous.receives;
+  while (!receives.empty() && receives.front()->complete && a.state == ConnectionState::ready) {
+    RendezvousReceive& r = receives.pop_front();
+    if (receives.empty()) a.detour &= static_cast<std::uint8_t>(~kRendezvousAhead);
+    if (r.credited) ++a.credit.reserved;  // its receive may be used again
+    deliver_receive(ctx, a, r);
+  }
+  if (a.state == ConnectionState::ready) grant_more(ctx, a);
+}
+
+/// Finds a block to read into; false if the pool has none.
+bool find_block(EngineContext& ctx, RendezvousReceive& r) noexcept {
+  if (r.block != nullptr) return true;
+  r.block = ctx.arena->allocate(memory::PoolId::large, r.length);
+  if (r.block == nullptr) return false;
+  r.data = r.block->payload;
+  return true;
+}
+
+/// False: all operation records are in use.
+bool post_read(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
+  Operation* const op = ctx.operations.acquire_for_agent();
+  if (op == nullptr) return false;
+  const std::uint32_t bytes = std::min(r.length - r.requested, kRendezvousReadBytes);
+  begin<OperationKind::rendezvous_read>(a, *op, r.block, bytes, {});
+  op->beside = false;
+  op->wr.send_flags = 0;
+  op->sges[0] = {reinterpret_cast<std::uint64_t>(r.data + r.requested), bytes, r.block->lkey};
+  op->wr.wr.rdma.remote_addr = r.remote + r.requested;
+  op->wr.wr.rdma.rkey = r.rkey;
+  if (a.domain != nullptr) use_own_key(ctx, *a.domain, *op);
+  r.requested += bytes;
+  append(a, *op);
+  defer(ctx, a);
+  ++a.rendezvous.reads_outstanding;
+  ++ctx.rendezvous->reads_outstanding;
+  return true;
+}
+
+/// Moves agents whose message has found a block on to the readers.
+void feed_buffer_waiters(EngineContext& ctx) noexcept {
+  AgentQueue& waiters = ctx.rendezvous->buffer_waiters;
+  while (!waiters.empty()) {
+    Agent& a = *waiters.front();
+    RendezvousReceive* const r = a.rendezvous.reading;
+    const bool goes_on = a.state == ConnectionState::ready && r != nullptr;
+    if (goes_on && !find_block(ctx, *r)) return;
+    (void)dequeue(ctx, waiters);
+    if (goes_on) enqueue(ctx, ctx.rendezvous->readers, a);
+  }
+}
+
+/// Asks the application for a destination.
+void ask_destination(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
+  if ((a.detour & kReplaced) != 0) replace_handlers(a);
+  if (!a.handlers.on_offer) return;
+  Offer offer(r.length, r.has_immediate ? std::optional(r.immediate) : std::nullopt);
+  a.handlers.on_offer(handle(ctx, a), offer);
+  if (a.state != ConnectionState::ready) return;  // closing has answered the offer
+  if (offer.refused()) return refuse(ctx, a, r, RendezvousVerdict::refused);
+  const BufferSlice& to = offer.destination();
+  // A protection domain of the connection's own may have no key to the destination.
+  if (!to || (a.domain != nullptr && !reaches(ctx, *a.domain, *to.block()))) return;
+  r.block = to.block();
+  detail::retain(r.block);
+  r.data = to.data();
+  r.named = true;
+}
+
+RendezvousReceive receive_of(const wire::RendezvousOffer& offer, const ibv_wc& wc) noexcept {
+  RendezvousReceive r;
+  r.kind = Kind::rendezvous;
+  r.length = offer.length;
+  r.has_immediate = (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
+  r.immediate = be32toh(wc.imm_data);
+  r.remote = offer.address;
+  r.rkey = offer.rkey;
+  r.id = offer.id;
+  r.invalidate = offer.invalidate;
+  return r;
+}
+
+}  // namespace
+
+Agent*& next_in_rendezvous(Agent& a) noexcept { return a.rendezvous.next; }
+
+RendezvousReceive* queue_receive(EngineContext& ctx, Agent& a,
+                                 const RendezvousReceive& what) noexcept {
+  // There is a record for each receive, and one for the goodbye of each connection.
+  const std::uint32_t index = ctx.rendezvous->receives.acquire();
+  if (index == kNone) {
+    fail(ctx, a,
+         {Status::limit, "queue a message behind a rendezvous message", "all records are in use",
+          "report this as a defect"});
+    return nullptr;
+  }
+  RendezvousReceive& r = ctx.rendezvous->receives.at(index);
+  r = what;
+  r.index = index;
+  a.rendezvous.receives.push_back(r);
+  a.detour |= kRendezvousAhead;
+  // A queued message keeps its credit, so the peer has no more messages here than it was granted.
+  r.credited = r.kind != Kind::goodbye && a.credit.reserved != 0;
+  if (r.credited) --a.credit.reserved;
+  return &r;
+}
+
+void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
+                         std::span<const std::byte> body) noexcept {
+  const Config::Connections& c = ctx.config.connections;
+  wire::RendezvousOffer offer;
+  if (!wire::decode(body, offer)) return fail_offer(ctx, a, "it is malformed");
+  if (offer.length > c.message_bytes || c.message_bytes == c.eager_bytes)
+    return fail_offer(ctx, a, "it is longer than connections.message_bytes");
+  const RendezvousReceive offered = receive_of(offer, wc);
+  if (a.state != ConnectionState::ready)
+    return send_answer(ctx, a, offered, RendezvousVerdict::closing);
+  RendezvousReceive* const queued = queue_receive(ctx, a, offered);
+  if (queued == nullptr) return;
+  RendezvousReceive& r = *queued;
+  ask_destination(ctx, a, r);
+  if (a.state != ConnectionState::ready) return;  // the callback has closed the connection
+  if (!r.complete && !r.named && !ctx.arena->fits(memory::PoolId::large, r.length))
+    refuse(ctx, a, r, RendezvousVerdict::no_room);
+  if (r.complete) return deliver_complete(ctx, a);
+  Rendezvous& mine = a.rendezvous;
+  if (mine.reading == nullptr) mine.reading = &r;
+  if (mine.queue == nullptr && mine.reads_outstanding < kRendezvousReadsPerAgent)
+    enqueue(ctx, ctx.rendezvous->readers, a);
+  list_grant(ctx, a);  // the end of the poll posts the first READ
+}
+
+void post_rendezvous_reads(EngineContext& ctx) noexcept {
+  RendezvousPool& all = *ctx.rendezvous;
+  if (!all.buffer_waiters.empty()) feed_buffer_waiters(ctx);
+  while (all.reads_outstanding < kRendezvousReads && !all.readers.empty()) {
+    Agent& a = dequeue(ctx, all.readers);
+    Rendezvous& mine = a.rendezvous;
+    RendezvousReceive* const r = mine.reading;
+    if (r == nullptr || a.state != ConnectionState::ready) continue;
+    // A message must not overtake those that wait for a block already: otherwise short messages
+    // would take the blocks that a long one waits for.
+    if (r->block == nullptr && (!all.buffer_waiters.empty() || !find_block(ctx, *r))) {
+      r->deadline = ctx.now + ctx.clock.ticks(ctx.config.connections.large_timeout);
+      enqueue(ctx, all.buffer_waiters, a);
+      continue;
+    }
+    if (!post_read(ctx, a, *r)) return enqueue(ctx, all.readers, a);
+    if (r->requested == r->length) mine.reading = next_to_read(r->next);
+    if (mine.reading != nullptr && mine.reads_outstanding < kRendezvousReadsPerAgent)
+      enqueue(ctx, all.readers, a);
+  }
+}
+
+void expire_buffer_waiters(EngineContext& ctx) noexcept {
+  AgentQueue& waiters = ctx.rendezvous->buffer_waiters;
+  if (waiters.empty()) return;
+  post_rendezvous_reads(ctx);
+  while (!waiters.empty()) {
+    const Agent& first = *waiters.front();
+    RendezvousReceive* const r = first.rendezvous.reading;
+    const bool waits = first.state == ConnectionState::ready && r != nullptr;
+    if (waits && r->deadline > ctx.now) return;
+    Agent& a = dequeue(ctx, waiters);
+    if (!waits) continue;  // the connection has closed meanwhile
+    a.rendezvous.reading = next_to_read(r->next);
+    refuse(ctx, a, *r, RendezvousVerdict::no_room);
+    if (a.rendezvous.reading != nullptr) enqueue(ctx, ctx.rendezvous->readers, a);
+    deliver_complete(ctx, a);
+  }
+}
+
+void refuse_rendezvous_receives(EngineContext& ctx, Agent& a) noexcept {
+  // An outstanding READ needs its key; its end comes back here.
+  if (a.rendezvous.reads_outstanding != 0 || a.stage != Stage::up) return;
+  a.rendezvous.reading = nullptr;
+  for (RendezvousReceive& r : a.rendezvous.receives) {
+    if (a.stage != Stage::up) return;  // the answer before could not be queued
+    if (r.kind == Kind::rendezvous && !r.complete) refuse(ctx, a, r, RendezvousVerdict::closing);
+  }
+}
+
+void on_rendezvous_read(EngineContext& ctx, Agent& a, std::uint32_t bytes, Status status) noexcept {
+  Rendezvous& mine = a.rendezvous;
+  --mine.reads_outstanding;
+  --ctx.rendezvous->reads_outstanding;
+  if (status != Status::ok) return;
+  if (a.state != ConnectionState::ready) return refuse_rendezvous_receives(ctx, a);
+  // READs of a queue pair end in order, so this one belongs to the first message still being read.
+  RendezvousReceive* r = mine.receives.front();
+  while (r->kind != Kind::rendezvous || r->complete) r = r->next;
+  r->arrived += bytes;
+  if (mine.reading != nullptr && mine.queue == nullptr) enqueue(ctx, ctx.rendezvous->readers, a);
+  if (r->arrived != r->length) return;
+  r->complete = true;
+  send_answer(ctx, a, *r, RendezvousVerdict::received);
+  deliver_complete(ctx, a);
+}
+
+void drop_rendezvous_receives(EngineContext& ctx, Agent& a) noexcept {
+  Rendezvous& mine = a.rendezvous;
+  while (!mine.receives.empty()) {
+    RendezvousReceive& r = mine.receives.pop_front();
+    if (r.credited) ++a.credit.reserved;
+    if (r.block != nullptr) detail::release(r.block);
+    ctx.rendezvous->receives.release(r.index);
+  }
+  mine.reading = nullptr;
+  drop_control_messages(ctx, a);
+  if (mine.queue != nullptr) {
+    mine.queue->erase(a);
+    mine.queue = nullptr;
+    --ctx.queued_agents;
+  }
+  a.detour &= static_cast<std::uint8_t>(~kRendezvousAhead);
+}
+
+}  // namespace spinwire::agent
