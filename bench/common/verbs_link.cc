@@ -1,9 +1,9 @@
 #include "common/verbs_link.h"
 
 #include "common/setup.h"
-#include "softverbs/device.h"
+#include "softverbs/memory/memory_region.h"
 #include "softverbs/objects.h"
-#include "softverbs/region.h"
+#include "softverbs/softverbs_device.h"
 
 namespace spinwire::bench {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "common/setup.h"
 #include "common/verbs_link.h"
-#include "softverbs/device.h"
 #include "softverbs/objects.h"
+#include "softverbs/softverbs_device.h"
 
 using namespace spinwire;
 

@@ -14,7 +14,7 @@
 #include "engine/engine_core.h"
 #include "peers/placement.h"
 #include "peers/report.h"
-#include "softverbs/faults.h"
+#include "softverbs/faults/fault_plan.h"
 
 namespace spinwire::bench {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/memory_store.h"
 #include "base/owner_guard.h"
 #include "sim/state.h"
-#include "softverbs/device.h"
+#include "softverbs/softverbs_device.h"
 
 namespace spinwire {
 

@@ -15,7 +15,7 @@
 #include "base/random.h"
 #include "control/local_network.h"
 #include "engine/engine_core.h"
-#include "softverbs/faults.h"
+#include "softverbs/faults/fault_plan.h"
 #include "spinwire/sim.h"
 
 namespace spinwire::sim {

@@ -13,7 +13,7 @@
 #include "base/direct_datagrams.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
-#include "softverbs/segment.h"
+#include "softverbs/lane/segment.h"
 #include "spinwire/clock.h"
 
 namespace spinwire::softverbs {
@@ -215,7 +215,7 @@ struct Peer {
   const Qp* run_of = nullptr;  ///< whose packets the last in-flight record still takes
   Qp* stalled_last = nullptr;
   Peer* next_held = nullptr;  ///< with `holds`, behind Context::held_first
-  // Datagrams that wait for room in `out`: see datagram_queue.cc.
+  // Datagrams that wait for room in `out`: see ud_send_queue.cc.
   const Qp* datagram_turn = nullptr;  ///< whose datagram is the next
   const Qp* datagram_next = nullptr;  ///< who has the turn after it
   std::uint64_t turn_began = 0;       ///< ticks

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "softverbs/objects.h"
-#include "softverbs/queue.h"
+#include "softverbs/queues.h"
 
 namespace spinwire::softverbs {
 namespace {

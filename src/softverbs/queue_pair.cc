@@ -8,15 +8,15 @@
 #include <string>
 
 #include "base/log.h"
-#include "softverbs/busy.h"
-#include "softverbs/control.h"
-#include "softverbs/datagram.h"
-#include "softverbs/device.h"
-#include "softverbs/faults_layer.h"
-#include "softverbs/gid.h"
+#include "softverbs/context_gid.h"
+#include "softverbs/device_control.h"
+#include "softverbs/faults/fault_layer.h"
+#include "softverbs/lane/attached_peer.h"
+#include "softverbs/memory/access_tracking.h"
 #include "softverbs/objects.h"
-#include "softverbs/peer.h"
-#include "softverbs/queue.h"
+#include "softverbs/queues.h"
+#include "softverbs/softverbs_device.h"
+#include "softverbs/ud/ud_datagram.h"
 
 namespace spinwire::softverbs {
 

@@ -1,10 +1,10 @@
 // The embedded device as a provider: the one place above it that knows it.
 #include "base/error.h"
-#include "softverbs/datagram.h"
-#include "softverbs/device.h"
+#include "softverbs/memory/memory_region.h"
+#include "softverbs/memory/memory_window.h"
 #include "softverbs/objects.h"
-#include "softverbs/region.h"
-#include "softverbs/window.h"
+#include "softverbs/softverbs_device.h"
+#include "softverbs/ud/ud_datagram.h"
 #include "verbs/providers.h"
 
 namespace spinwire::verbs {

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "softverbs/link.h"
+#include "softverbs/rc_link.h"
 #include "spinwire/clock.h"
 #include "spinwire/endpoint.h"
 #include "wire/message_header.h"

@@ -1,7 +1,7 @@
 // Completion queues: polling, notification by a channel, solicited events, overrun, resizing.
 #include <poll.h>
 
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::completion_cases {
 

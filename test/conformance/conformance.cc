@@ -9,7 +9,7 @@
 //   verbs-conformance --list-defects          what can be broken, and which cases must see it
 #include <src/gtest-all.cc>
 
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 #include "conformance/prove.h"
 
 // One #include a file of cases.

@@ -1,6 +1,6 @@
 // Unreliable datagrams: addressed one by one, with the route's header before the payload, and lost
 // without a word whenever something is not right.
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::datagram_cases {
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-#include "conformance/device.h"
+#include "conformance/conformance_device.h"
 #include "conformance/patterns.h"
 
 namespace conformance {

@@ -1,5 +1,5 @@
 // ERR: what is outstanding is flushed, in order, each queue its own; and what is posted afterwards.
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::flush_cases {
 

@@ -1,6 +1,6 @@
 // Errors that the side finds which made them: wrong keys, bounds, rights; receives that cannot take
 // what comes. Each ends the queue pair (reliable connection: ERR).
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::local_error_cases {
 

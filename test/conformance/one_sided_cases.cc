@@ -1,6 +1,6 @@
 // RDMA WRITE, RDMA READ and atomics: the peer's memory is changed or told, its programs are not,
 // but for WRITE with immediate.
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::one_sided_cases {
 

@@ -1,5 +1,5 @@
 // What posting refuses, and what of a list stands when it does.
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::posting_cases {
 

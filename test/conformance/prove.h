@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "conformance/conformance_device.h"
 #include "conformance/defects.h"
-#include "conformance/device.h"
 #include "conformance/patterns.h"
 
 namespace conformance {

@@ -1,7 +1,7 @@
 // What the device tells of itself, and that it agrees with itself.
 #include <unistd.h>
 
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::query_cases {
 

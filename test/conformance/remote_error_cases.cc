@@ -1,7 +1,7 @@
 // Requests that the responder refuses: the requester learns why by a completion and its queue pair
 // goes to ERR; the responder's goes there, too, and its user learns by an event (InfiniBand
 // specification volume 1, 9.9 and 11.6.3).
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::remote_error_cases {
 

@@ -1,5 +1,5 @@
 // SEND on a reliable connection: what arrives, where, and what both completions say.
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::send_cases {
 

@@ -1,6 +1,6 @@
 // Shared receive queues: several queue pairs take from one, in the order of posting; the limit's
 // event, and the one that says that a failed queue pair takes no more.
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::srq_cases {
 

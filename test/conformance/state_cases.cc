@@ -2,7 +2,7 @@
 // attributes in 11.2.5.2): every state to every other, for connections and for datagrams.
 #include <optional>
 
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::state_cases {
 

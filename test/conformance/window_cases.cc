@@ -1,6 +1,6 @@
 // Memory windows of type 2B: bound by a work request, valid under the key given there and on that
 // one queue pair, ended by an invalidation from either side (specification volume 1, 10.6.7).
-#include "conformance/ends.h"
+#include "conformance/conformance_ends.h"
 
 namespace conformance::window_cases {
 

@@ -17,7 +17,7 @@
 #include "base/random.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
-#include "softverbs/faults.h"
+#include "softverbs/faults/fault_plan.h"
 
 namespace ordering_test {
 namespace {

@@ -8,7 +8,7 @@
 #include <ostream>
 
 #include "kill/page.h"
-#include "softverbs/segment.h"
+#include "softverbs/lane/segment.h"
 
 namespace kill_test {
 

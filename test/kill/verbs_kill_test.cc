@@ -15,7 +15,7 @@
 #include <string>
 
 #include "kill/verbs_victim.h"
-#include "softverbs/atomic_lock.h"
+#include "softverbs/memory/atomic_lock.h"
 
 namespace verbs_kill_test {
 namespace {

@@ -9,9 +9,9 @@
 #include <memory>
 
 #include "base/random.h"
-#include "softverbs/child.h"
-#include "softverbs/datagram_link.h"
-#include "softverbs/window.h"
+#include "softverbs/memory/memory_window.h"
+#include "softverbs/peer_process.h"
+#include "softverbs/ud_link.h"
 
 namespace verbs_kill_test {
 

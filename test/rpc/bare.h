@@ -7,7 +7,7 @@
 #include "base/owner_guard.h"
 #include "engine/engine_core.h"
 #include "rpc/ends.h"
-#include "softverbs/faults.h"
+#include "softverbs/faults/fault_plan.h"
 
 namespace rpc_test {
 

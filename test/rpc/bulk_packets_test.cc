@@ -5,7 +5,7 @@
 
 #include "engine/engine_core.h"
 #include "rpc/bulk_ends.h"
-#include "softverbs/faults.h"
+#include "softverbs/faults/fault_plan.h"
 
 namespace rpc_bulk_packets_test {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "softverbs/link.h"
+#include "softverbs/rc_link.h"
 
 namespace softverbs_test::flush {
 

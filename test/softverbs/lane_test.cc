@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "softverbs/link.h"
+#include "softverbs/rc_link.h"
 
 namespace softverbs_test::lane {
 

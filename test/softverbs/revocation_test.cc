@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "base/random.h"
-#include "softverbs/child.h"
-#include "softverbs/link.h"
-#include "softverbs/window.h"
+#include "softverbs/memory/memory_window.h"
+#include "softverbs/peer_process.h"
+#include "softverbs/rc_link.h"
 
 namespace softverbs_test::revocation {
 

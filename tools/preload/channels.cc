@@ -14,7 +14,7 @@
 
 #include "preload/host.h"
 #include "preload/interpose.h"
-#include "softverbs/device.h"
+#include "softverbs/softverbs_device.h"
 
 namespace spinwire::preload {
 

@@ -7,8 +7,8 @@
 
 #include "preload/host.h"
 #include "preload/interpose.h"
-#include "softverbs/device.h"
-#include "softverbs/region.h"
+#include "softverbs/memory/memory_region.h"
+#include "softverbs/softverbs_device.h"
 
 using namespace spinwire;
 using preload::actual;

@@ -5,8 +5,8 @@
 
 #include "preload/host.h"
 #include "preload/interpose.h"
-#include "softverbs/device.h"
-#include "softverbs/window.h"
+#include "softverbs/memory/memory_window.h"
+#include "softverbs/softverbs_device.h"
 
 namespace spinwire::preload {
 

@@ -1,0 +1,127 @@
+// Links that are cut. Cold.
+//
+// Outgoing work waits for its timeouts in rc_faults.cc. What comes in is kept out by what
+// the plain code looks at anyway: no packet is the one that a cut queue pair expects, no initiator
+// finds itself to be the one that it is connected to, and the lane of a cut peer is not polled but
+// emptied.
+#include <errno.h>
+
+#include <algorithm>
+#include <new>
+
+#include "softverbs/context_gid.h"
+#include "softverbs/faults/fault_layer.h"
+#include "softverbs/lane/attached_peer.h"
+#include "softverbs/queues.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+void cut(Qp& qp) noexcept {
+  QueueFaults& q = *qp.faults;
+  q.cut = true;
+  q.expected = qp.expected;
+  qp.expected = kNeverExpected;
+  qp.entry->remote.store(0, std::memory_order_release);
+  list_busy(*context_of(qp.context).faults, qp);
+}
+
+void heal(Qp& qp) noexcept {
+  QueueFaults& q = *qp.faults;
+  q.cut = false;
+  if (qp.state == IBV_QPS_RTR || qp.state == IBV_QPS_RTS) qp.expected = q.expected;
+  qp.entry->remote.store(parse_gid(qp.peer->gid)->nonce, std::memory_order_release);
+}
+
+/// The layer, made now if there is none; null if memory ran out.
+Faults* layer_of(ibv_context* context) noexcept {
+  Context& c = context_of(context);
+  if (c.faults == nullptr && !set_faults(context, {})) return nullptr;
+  return c.faults.get();
+}
+
+void update_links(Context& c) noexcept {
+  for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
+    if (c.queue_pairs[i] != nullptr) update_link(*c.queue_pairs[i]);
+  }
+  wake_swept(c);
+  run_faults(c);
+}
+
+bool any_down(const Faults& f) noexcept { return f.all_down || !f.peers_down.empty(); }
+
+template <typename Visit>
+void for_each_lane(Context& c, Visit&& visit) noexcept {
+  const std::uint32_t used = lanes_in_use(*c.segment);
+  for (std::uint32_t i = 0; i < used; ++i) {
+    if (InLane* lane = c.lanes[i].get(); lane != nullptr) {
+      visit(*lane, is_down(*c.faults, c.segment->directory[i].sender));
+    }
+  }
+}
+
+}  // namespace
+
+bool is_down(const Faults& f, const ibv_gid& peer) noexcept {
+  return f.all_down || std::any_of(f.peers_down.begin(), f.peers_down.end(),
+                                   [&](const ibv_gid& gid) { return same_gid(gid, peer); });
+}
+
+void update_link(Qp& qp) noexcept {
+  if (qp.peer == nullptr) return;  // not connected, or of datagrams
+  QueueFaults& q = *qp.faults;
+  const bool down = q.link_down || is_down(*context_of(qp.context).faults, qp.peer->gid);
+  if (down == q.cut) return;
+  if (!down) return heal(qp);
+  if (qp.state == IBV_QPS_RTR || qp.state == IBV_QPS_RTS) cut(qp);
+}
+
+void sweep_lanes(Context& c) noexcept {
+  if (!any_down(*c.faults)) return;
+  for_each_lane(c, [&](InLane& lane, bool down) {
+    if (!down) return;
+    if (lane.awake) sleep_lane(c, lane);  // to the polls; it needs no doorbell
+    c.faults->statistics.cut += refuse_lane(lane);
+  });
+}
+
+void wake_swept(Context& c) noexcept {
+  for_each_lane(c, [&](InLane& lane, bool down) {
+    if (!down) wake_lane(c, lane);
+  });
+}
+
+int set_link(ibv_qp* base, LinkState state) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  if (qp.peer == nullptr || (qp.state != IBV_QPS_RTR && qp.state != IBV_QPS_RTS)) return EINVAL;
+  if (layer_of(qp.context) == nullptr) return ENOMEM;
+  qp.faults->link_down = state == LinkState::down;
+  update_link(qp);
+  run_faults(context_of(qp.context));
+  return 0;
+}
+
+int set_link(ibv_context* context, const ibv_gid& peer, LinkState state) noexcept {
+  Faults* f = layer_of(context);
+  if (f == nullptr) return ENOMEM;
+  std::erase_if(f->peers_down, [&](const ibv_gid& gid) { return same_gid(gid, peer); });
+  if (state == LinkState::down) {
+    try {
+      f->peers_down.push_back(peer);
+    } catch (const std::bad_alloc&) {
+      return ENOMEM;
+    }
+  }
+  update_links(context_of(context));
+  return 0;
+}
+
+int set_links(ibv_context* context, LinkState state) noexcept {
+  Faults* f = layer_of(context);
+  if (f == nullptr) return ENOMEM;
+  f->all_down = state == LinkState::down;
+  update_links(context_of(context));
+  return 0;
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,334 @@
+#include "softverbs/memory/memory_region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <new>
+
+#include "base/log.h"
+#include "base/shared_memory.h"
+#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/memory/access_tracking.h"
+
+namespace spinwire::softverbs {
+std::uint32_t take_slot(RegionSlots& regions) {
+  constexpr std::uint32_t kRest = 1024;  // so many registrations an entry rests before its next use
+  const bool fresh = regions.slots.size() < kMaxRegions;
+  if (regions.free == 0 || (fresh && regions.free < kRest)) {
+    if (!fresh) return 0;
+    regions.slots.emplace_back();
+    return static_cast<std::uint32_t>(regions.slots.size() - 1);
+  }
+  const std::uint32_t index = regions.first_free;
+  regions.first_free = regions.slots[index].next;
+  --regions.free;
+  return index;
+}
+
+void give_slot_back(RegionSlots& regions, std::uint32_t index) noexcept {
+  regions.slots[index].next = 0;
+  (regions.free == 0 ? regions.first_free : regions.slots[regions.last_free].next) = index;
+  regions.last_free = index;
+  ++regions.free;
+}
+
+namespace {
+
+constexpr int kRegionAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+                              IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
+                              IBV_ACCESS_MW_BIND | IBV_ACCESS_RELAXED_ORDERING;
+
+/// The object table's entry for a shared mapping of ours; kNoObject if the table is full, which
+/// only makes the region slower to reach.
+std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
+  struct stat st {};
+  if (fstat(ref.fd, &st) != 0) return kNoObject;
+  std::uint32_t free = kNoObject;
+  for (std::uint32_t i = 0; i < c.object_users.size(); ++i) {
+    const ObjectEntry& o = c.segment->objects[i];
+    if (c.object_users[i] == 0) {
+      free = std::min(free, i);
+    } else if (o.fd == ref.fd && o.inode == st.st_ino) {
+      ++c.object_users[i];
+      return i;
+    }
+  }
+  if (free == kNoObject) {
+    if (c.object_users.size() == kMaxObjects) return kNoObject;
+    free = static_cast<std::uint32_t>(c.object_users.size());
+    c.object_users.push_back(0);
+  }
+  ObjectEntry& o = c.segment->objects[free];
+  o.fd = ref.fd;
+  o.size = ref.size;
+  o.inode = st.st_ino;
+  const std::uint32_t generation = o.generation.load(std::memory_order_relaxed) + 1;
+  o.generation.store(generation == 0 ? 1 : generation, std::memory_order_release);
+  c.object_users[free] = 1;
+  return free;
+}
+
+ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, int access) {
+  auto mr = std::make_unique<Mr>();
+  c.object_users.reserve(std::min<std::size_t>(c.object_users.size() + 1, kMaxObjects));
+  const std::uint32_t index = take_slot(c.regions);
+  if (index == 0) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  std::uint32_t& generation = c.regions.slots[index].generation;
+  generation = (generation + 1) & kGenerationMask;
+  const std::uint32_t key = region_key(index, generation);
+
+  RegionEntry& region = c.segment->regions[index];
+  region.access = static_cast<std::uint32_t>(access);
+  region.address = reinterpret_cast<std::uint64_t>(address);
+  region.length = length;
+  region.pd = pd.id;
+  region.object = kNoObject;
+  if (auto shared = base::find_shared_memory(address, length)) {
+    region.object = acquire_object(c, *shared);
+    if (region.object != kNoObject) {
+      region.object_offset = shared->offset;
+      region.object_generation =
+          c.segment->objects[region.object].generation.load(std::memory_order_relaxed);
+    }
+  }
+  region.key.store(key, std::memory_order_release);
+
+  mr->context = &c.verbs;
+  mr->pd = &pd;
+  mr->addr = address;
+  mr->length = length;
+  mr->handle = index;
+  mr->lkey = mr->rkey = key;
+  mr->index = index;
+  ++pd.users;
+  ++c.objects_open;
+  return mr.release();
+}
+
+/// Notes which peers are in the midst of an access, those included whose lanes we have not opened
+/// yet. A peer of this very thread is never in one. May throw std::bad_alloc.
+void note_busy(Context& c, Mr& mr) {
+  const std::uint32_t used = lanes_in_use(*c.segment);
+  for (std::uint32_t lane = 0; lane < used; ++lane) {
+    const std::uint64_t word = c.segment->lanes[lane].control.busy.load(std::memory_order_acquire);
+    if ((word & 1) != 0) mr.busy.push_back({lane, word});
+  }
+}
+
+/// Whether every peer that was noted has left that access since; it may be in another by now.
+/// Bounded to microseconds: neither a stopped peer nor a long copy must stop us, the caller comes
+/// back.
+bool busy_left(Context& c, Mr& mr) noexcept {
+  int spins = 1000;  // for all lanes together
+  while (!mr.busy.empty()) {
+    const BusyLane& noted = mr.busy.back();
+    const std::atomic<std::uint64_t>& word = c.segment->lanes[noted.lane].control.busy;
+    const InLane* known = c.lanes[noted.lane].get();
+    const bool gone = known != nullptr && known->peer != nullptr && known->peer->gone;
+    while (!gone && word.load(std::memory_order_acquire) == noted.word) {
+      if (spins-- == 0) return false;
+    }
+    mr.busy.pop_back();
+  }
+  return true;
+}
+
+}  // namespace
+
+ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexcept {
+  // Remote write or atomic without local write is refused, as libibverbs documents.
+  const bool remote_change = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
+  const auto end = reinterpret_cast<std::uint64_t>(address) + length;
+  if ((access & ~kRegionAccess) != 0 || length == 0 || address == nullptr ||
+      end < reinterpret_cast<std::uint64_t>(address) ||
+      (remote_change && (access & IBV_ACCESS_LOCAL_WRITE) == 0)) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  try {
+    return register_region(context_of(pd->context), *static_cast<Pd*>(pd), address, length, access);
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+}
+
+int dereg_mr(ibv_mr* base) noexcept {
+  Mr* mr = static_cast<Mr*>(base);
+  Context& c = context_of(mr->context);
+  // A forked child has the segment in common with its parent, who still uses the key.
+  if (c.segment->pid != static_cast<std::uint32_t>(getpid())) return EPERM;
+  if (c.regions.slots[mr->index].windows != 0) return EBUSY;
+  RegionEntry& region = c.segment->regions[mr->index];
+  if (!mr->dead) {
+    region.key.store(0, std::memory_order_release);
+    ++c.region_epoch;
+    if (!reach_all(c)) return EBUSY;
+    // From here on whoever was not busy sees the dead key.
+    try {
+      note_busy(c, *mr);
+    } catch (const std::bad_alloc&) {
+      mr->busy.clear();
+      return EBUSY;
+    }
+    mr->dead = true;
+  }
+  if (!busy_left(c, *mr)) return EBUSY;
+  if (region.object != kNoObject && --c.object_users[region.object] == 0) {
+    ObjectEntry& object = c.segment->objects[region.object];
+    object.fd = -1;
+    object.size = 0;
+  }
+  give_slot_back(c.regions, mr->index);
+  --static_cast<Pd*>(mr->pd)->users;
+  --c.objects_open;
+  delete mr;
+  return 0;
+}
+
+namespace {
+
+/// What a peer may write while we look.
+std::uint64_t read_once(const std::uint64_t& word) noexcept {
+  return *static_cast<const volatile std::uint64_t*>(&word);
+}
+
+/// Else its owner could take the pages away under our access.
+bool never_shrinks(const base::UniqueFd& fd) noexcept {
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+}
+
+/// Opens and maps object `index` of a peer in another process.
+MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
+  const ObjectEntry& entry = peer.segment->objects[index];
+  if (entry.generation.load(std::memory_order_acquire) != generation) return nullptr;
+  const std::uint64_t size = read_once(entry.size);
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%u/fd/%d", peer.pid, entry.fd);
+  base::UniqueFd fd(::open(path, O_RDWR | O_CLOEXEC));
+  struct stat st {};
+  if (!fd || fstat(fd.get(), &st) != 0 || st.st_ino != entry.inode || !never_shrinks(fd) ||
+      static_cast<std::uint64_t>(st.st_size) < size)
+    return nullptr;
+  try {
+    if (peer.objects.size() <= index) peer.objects.resize(index + 1);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+  MappedObject& mapped = peer.objects[index];
+  if (mapped.base != nullptr) munmap(mapped.base, mapped.size);
+  mapped = {};
+  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (at == MAP_FAILED) return nullptr;
+  mapped = {static_cast<std::byte*>(at), size, generation};
+  return &mapped;
+}
+
+}  // namespace
+
+const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
+  if (index < peer.objects.size() && peer.objects[index].generation == generation &&
+      peer.objects[index].base != nullptr) [[likely]] {
+    return &peer.objects[index];
+  }
+  return index < kMaxObjects ? map_object(peer, index, generation) : nullptr;
+}
+
+/// Whether the key is one of a window for queue pair `qpn`. A window's owner looks at what we are
+/// at without a barrier that reaches over to us, so there is one here, before the key is looked at.
+[[gnu::noinline]] static bool enter_window(Peer& peer, const RegionEntry& region, std::uint32_t key,
+                                           std::uint32_t qpn) noexcept {
+  if (region.pd != window_scope(qpn)) return false;
+  peer.out.control->busy.exchange(peer.out.busy, std::memory_order_seq_cst);
+  return region.key.load(std::memory_order_seq_cst) == key && region.pd == window_scope(qpn);
+}
+
+RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::uint64_t length,
+                    std::uint32_t key, std::uint32_t access, std::uint32_t qpn) noexcept {
+  const RegionEntry& region = peer.segment->regions[region_index(key)];
+  if (region.key.load(std::memory_order_acquire) != key || key == 0) return {};
+  if (region.pd != pd && !enter_window(peer, region, key, qpn)) [[unlikely]]
+    return {};
+  if ((region.access & access) != access || address < region.address || length > region.length ||
+      address - region.address > region.length - length) {
+    return {};
+  }
+  if (peer.same_process) return {RemoteBytes::Kind::direct, pointer(address), address};
+  const std::uint32_t object = region.object;
+  if (object == kNoObject) return {RemoteBytes::Kind::kernel, nullptr, address};
+  const MappedObject* mapped = object_of(peer, object, region.object_generation);
+  if (mapped == nullptr) return {RemoteBytes::Kind::kernel, nullptr, address};
+  const std::uint64_t offset = region.object_offset + (address - region.address);
+  if (offset > mapped->size || length > mapped->size - offset) return {};
+  return {RemoteBytes::Kind::direct, mapped->base + offset, address};
+}
+
+namespace {
+
+/// Says what the kernel's refusal means, as a completion's status cannot.
+void explain_refusal(const Peer& peer, int error) noexcept {
+  if (error != EPERM) return;
+  base::log(LogLevel::warning,
+            "softverbs: the kernel forbids access to the private memory of process {}: Yama "
+            "(kernel.yama.ptrace_scope), capabilities of its file, or another PID namespace; "
+            "register memory that lies in a memfd, or set kernel.yama.ptrace_scope=0",
+            peer.pid);
+}
+
+/// Memory that we cannot map: the kernel copies. Its own access check guards it. False and errno.
+bool copy_by_kernel(const Peer& peer, std::uint64_t address, const ibv_sge* sges,
+                    std::uint32_t count, std::size_t length, Copy direction) noexcept {
+  ScatterCursor local(sges, count);
+  while (length != 0) {
+    const ScatterCursor::Piece piece = local.take(length);
+    if (piece.length == 0) return errno = EINVAL, false;
+    iovec here{piece.data, piece.length};
+    iovec there{pointer(address), piece.length};
+    const auto pid = static_cast<pid_t>(peer.pid);
+    const ssize_t n = direction == Copy::to_peer ? process_vm_writev(pid, &here, 1, &there, 1, 0)
+                                                 : process_vm_readv(pid, &here, 1, &there, 1, 0);
+    if (n != static_cast<ssize_t>(piece.length)) {
+      if (n >= 0) errno = EFAULT;  // not all of it is mapped
+      explain_refusal(peer, errno);
+      return false;
+    }
+    address += piece.length;
+    length -= piece.length;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std::uint32_t count,
+                 std::size_t length, Copy direction) noexcept {
+  if (remote.kind == RemoteBytes::Kind::kernel)
+    return copy_by_kernel(peer, remote.address, sges, count, length, direction);
+  std::byte* there = remote.data;
+  ScatterCursor local(sges, count);
+  while (length != 0) {
+    const ScatterCursor::Piece piece = local.take(length);
+    if (piece.length == 0) return errno = EINVAL, false;
+    // Both ends may be the same memory (a context connected to itself): memmove.
+    if (direction == Copy::to_peer) {
+      std::memmove(there, piece.data, piece.length);
+    } else {
+      std::memmove(piece.data, there, piece.length);
+    }
+    there += piece.length;
+    length -= piece.length;
+  }
+  return true;
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,196 @@
+#include "softverbs/memory/memory_window.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include <memory>
+#include <new>
+
+#include "softverbs/memory/access_tracking.h"
+#include "softverbs/memory/memory_region.h"
+#include "softverbs/queues.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+constexpr std::uint32_t kConsumerBits = 0xff;
+constexpr unsigned kWindowAccess =
+    IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+constexpr Nanoseconds kBusyPatience = std::chrono::microseconds(1);
+
+constexpr bool same_window(std::uint32_t key, std::uint32_t other) noexcept {
+  return ((key ^ other) & ~kConsumerBits) == 0;
+}
+
+Mw* window_at(Context& c, std::uint32_t key) noexcept {
+  const std::uint32_t index = region_index(key);
+  return index < c.regions.slots.size() ? c.regions.slots[index].window : nullptr;
+}
+
+ibv_mw* make_window(Context& c, Pd& pd) {
+  auto mw = std::make_unique<Mw>();
+  const std::uint32_t index = take_slot(c.regions);
+  if (index == 0) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  RegionSlots::Slot& slot = c.regions.slots[index];
+  // Any key of the generations under the same high bits may have been used.
+  slot.generation = ((slot.generation | kConsumerBits) + 1) & kGenerationMask;
+  slot.window = mw.get();
+  mw->context = &c.verbs;
+  mw->pd = &pd;
+  mw->rkey = mw->key = region_key(index, slot.generation);
+  mw->handle = mw->index = index;
+  mw->type = IBV_MW_TYPE_2;
+  ++pd.users;
+  ++c.objects_open;
+  return mw.release();
+}
+
+/// Makes the window's key invalid and notes what its peer is at. The peer that finds the key alive
+/// has marked itself busy before, with a barrier between: none is needed that reaches over to it.
+void kill(Context& c, Mw& mw) noexcept {
+  c.segment->regions[mw.index].key.exchange(0, std::memory_order_seq_cst);
+  mw.busy = busy_now(c, *mw.qp->peer);
+  mw.dying = true;
+}
+
+/// Whether the peer can no longer be inside an access through the window.
+bool peer_left(const Context& c, const Mw& mw) noexcept {
+  return has_left(c, *mw.qp->peer, mw.busy);
+}
+
+/// The window is free: to be bound again.
+void set_free(Context& c, Mw& mw) noexcept {
+  --mw.qp->windows;
+  --c.regions.slots[mw.region].windows;
+  mw.qp = nullptr;
+  mw.dying = false;
+}
+
+/// The window that `key` names, if work requests of `qp` may invalidate it: bound to it, or free.
+Mw* window_of(Context& c, const Qp& qp, std::uint32_t key) noexcept {
+  Mw* mw = window_at(c, key);
+  if (mw == nullptr || mw->key != key || mw->pd != qp.pd) return nullptr;
+  return mw->qp == nullptr || mw->qp == &qp ? mw : nullptr;
+}
+
+/// Whether the region that `lkey` names takes such a window (IB specification volume 1, 10.6.7).
+bool bindable(const RegionEntry& region, const Qp& qp, const SendWr& wr) noexcept {
+  constexpr std::uint32_t kChanges = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
+  const std::uint64_t length = wr.bind_length;
+  return wr.first.lkey != 0 && region.key.load(std::memory_order_relaxed) == wr.first.lkey &&
+         region.pd == static_cast<Pd*>(qp.pd)->id && (region.access & IBV_ACCESS_MW_BIND) != 0 &&
+         ((wr.imm & kChanges) == 0 || (region.access & IBV_ACCESS_LOCAL_WRITE) != 0) &&
+         length != 0 && wr.remote_address >= region.address && length <= region.length &&
+         wr.remote_address - region.address <= region.length - length;
+}
+
+bool bind(Context& c, Qp& qp, const SendWr& wr) noexcept {
+  Mw* mw = window_at(c, wr.rkey);
+  if (mw == nullptr || !same_window(mw->key, wr.rkey) || mw->pd != qp.pd || mw->qp != nullptr)
+    return false;
+  const std::uint32_t region_at = region_index(wr.first.lkey);
+  const RegionEntry& region = c.segment->regions[region_at];
+  if (!bindable(region, qp, wr)) return false;
+  RegionEntry& entry = c.segment->regions[mw->index];
+  entry.access = wr.imm;
+  entry.address = wr.remote_address;
+  entry.length = wr.bind_length;
+  entry.pd = window_scope(qp.qp_num);
+  entry.object = region.object;
+  entry.object_offset = region.object_offset + (wr.remote_address - region.address);
+  entry.object_generation = region.object_generation;
+  entry.key.store(wr.rkey, std::memory_order_release);
+  mw->key = wr.rkey;
+  mw->region = region_at;
+  mw->qp = &qp;
+  ++qp.windows;
+  ++c.regions.slots[region_at].windows;
+  return true;
+}
+
+}  // namespace
+
+ibv_mw* alloc_mw(ibv_pd* pd, ibv_mw_type type) noexcept {
+  if (type != IBV_MW_TYPE_2) {
+    errno = type == IBV_MW_TYPE_1 ? EOPNOTSUPP : EINVAL;
+    return nullptr;
+  }
+  try {
+    return make_window(context_of(pd->context), *static_cast<Pd*>(pd));
+  } catch (const std::bad_alloc&) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+}
+
+int dealloc_mw(ibv_mw* base) noexcept {
+  Mw* mw = static_cast<Mw*>(base);
+  Context& c = context_of(mw->context);
+  // A forked child has the segment in common with its parent, who still uses the key.
+  if (c.segment->pid != static_cast<std::uint32_t>(getpid())) return EPERM;
+  if (mw->qp != nullptr) {
+    if (!mw->dying) kill(c, *mw);
+    if (!peer_left(c, *mw)) return EBUSY;
+    set_free(c, *mw);
+  }
+  RegionSlots::Slot& slot = c.regions.slots[mw->index];
+  slot.window = nullptr;
+  slot.generation |= kConsumerBits;
+  give_slot_back(c.regions, mw->index);
+  --static_cast<Pd*>(mw->pd)->users;
+  --c.objects_open;
+  delete mw;
+  return 0;
+}
+
+int keep_bind(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
+  const ibv_mw* mw = wr.bind_mw.mw;
+  const ibv_mw_bind_info& info = wr.bind_mw.bind_info;
+  // An address within the window would not tell where it is: zero-based windows are not had.
+  if (mw == nullptr || mw->context != qp.context || !same_window(mw->rkey, wr.bind_mw.rkey) ||
+      (info.mw_access_flags & ~kWindowAccess) != 0)
+    return EINVAL;
+  kept.rkey = wr.bind_mw.rkey;
+  kept.remote_address = info.addr;
+  kept.bind_length = info.length;
+  kept.imm = info.mw_access_flags;
+  kept.first.lkey = info.mr == nullptr ? 0 : info.mr->lkey;
+  return 0;
+}
+
+bool run_local(Qp& qp, const SendWr& wr) noexcept {
+  Context& c = context_of(qp.context);
+  if (wr.opcode == IBV_WR_BIND_MW) {
+    if (bind(c, qp, wr)) return true;
+    fail_oldest(qp, IBV_WC_MW_BIND_ERR);
+    return false;
+  }
+  Mw* mw = window_of(c, qp, wr.imm);
+  if (mw == nullptr) {
+    fail_oldest(qp, IBV_WC_LOC_QP_OP_ERR);
+    return false;
+  }
+  if (mw->qp == nullptr) return true;
+  if (!mw->dying) kill(c, *mw);
+  if (!peer_left(c, *mw)) {
+    wait_until(qp, kBusyPatience);
+    return false;
+  }
+  set_free(c, *mw);
+  return true;
+}
+
+bool invalidate_for_peer(Qp& qp, std::uint32_t key) noexcept {
+  Context& c = context_of(qp.context);
+  Mw* mw = window_of(c, qp, key);
+  if (mw == nullptr) return false;
+  if (mw->qp == nullptr) return true;
+  c.segment->regions[mw->index].key.store(0, std::memory_order_release);
+  set_free(c, *mw);
+  return true;
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,185 @@
+// READ, WRITE and atomics: they run in the initiator's thread, on the peer's memory.
+#include <errno.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+
+#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/memory/atomic_lock.h"
+#include "softverbs/memory/memory_region.h"
+#include "softverbs/objects.h"
+#include "softverbs/queues.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+constexpr std::uint32_t kAtomicBytes = 8;
+/// Until the next try for a lock that is held: long against the time that a living holder needs.
+constexpr Nanoseconds kLockPatience = std::chrono::microseconds(50);
+
+constexpr bool is_atomic(std::uint8_t opcode) noexcept {
+  return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+enum class Reached : std::uint8_t { done, not_ready, contended, refused, failed };
+
+/// A peer whose process is dead does not answer, that is all.
+Reached copy_failure() noexcept { return errno == ESRCH ? Reached::not_ready : Reached::failed; }
+
+std::uint64_t changed(const SendWr& wr, std::uint64_t old) noexcept {
+  if (wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) return old + wr.compare_add;
+  return old == wr.compare_add ? wr.swap : old;
+}
+
+/// By the processor, on memory that every context reaches by a mapping of the same pages.
+std::uint64_t change_mapped(const SendWr& wr, std::byte* data) noexcept {
+  std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(data));
+  if (wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) return word.fetch_add(wr.compare_add);
+  std::uint64_t old = wr.compare_add;
+  word.compare_exchange_strong(old, wr.swap);
+  return old;
+}
+
+/// Under a lock of the owner's process, on memory that only the owner's process can map. Whoever
+/// dies in the midst of it has written all 8 bytes or none.
+Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
+                      std::uint64_t& old) noexcept {
+  std::atomic<std::uint64_t>* const lock = lock_of(peer, wr.remote_address);
+  if (lock == nullptr) return Reached::failed;
+  if (!take_lock(*lock, peer.context->process)) return Reached::contended;
+  std::uint64_t fresh = 0;
+  const ibv_sge to{reinterpret_cast<std::uint64_t>(&old), kAtomicBytes, 0};
+  const ibv_sge from{reinterpret_cast<std::uint64_t>(&fresh), kAtomicBytes, 0};
+  bool ok = true;
+  if (bytes.kind == RemoteBytes::Kind::direct) {
+    std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(bytes.data));
+    old = word.load(std::memory_order_relaxed);
+    word.store(changed(wr, old), std::memory_order_relaxed);
+  } else {
+    ok = copy_remote(peer, bytes, &to, 1, kAtomicBytes, Copy::from_peer);
+    fresh = changed(wr, old);
+    ok = ok && copy_remote(peer, bytes, &from, 1, kAtomicBytes, Copy::to_peer);
+  }
+  release_lock(*lock);
+  return ok ? Reached::done : copy_failure();
+}
+
+/// An atomic on the bytes found; the old value goes to the local elements.
+Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
+               const RemoteBytes& bytes) noexcept {
+  std::uint64_t old = 0;
+  if (peer.segment->regions[region_index(wr.rkey)].object == kNoObject) {
+    const Reached reached = change_locked(peer, wr, bytes, old);
+    if (reached != Reached::done) return reached;
+  } else {
+    // Others use the processor's atomics there: with less than that it would not be atomic.
+    if (bytes.kind != RemoteBytes::Kind::direct ||
+        reinterpret_cast<std::uintptr_t>(bytes.data) % kAtomicBytes != 0)
+      return Reached::failed;
+    old = change_mapped(wr, bytes.data);
+  }
+  const auto* from = reinterpret_cast<const std::byte*>(&old);
+  ScatterCursor to(sges, wr.sge_count);
+  for (std::size_t left = kAtomicBytes; left != 0;) {
+    const ScatterCursor::Piece piece = to.take(left);
+    std::copy_n(from, piece.length, piece.data);
+    from += piece.length;
+    left -= piece.length;
+  }
+  return Reached::done;
+}
+
+/// Finds the bytes that a work request names, if the remote queue pair answers and allows it. To be
+/// called between begin_access and end_access.
+[[gnu::always_inline]] inline Reached find(Qp& qp, const SendWr& wr, std::uint32_t access,
+                                           RemoteBytes& bytes) noexcept {
+  Peer& peer = *qp.peer;
+  const QueuePairEntry& remote = peer.segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
+  if (remote.ident.load(std::memory_order_acquire) != queue_pair_ident(qp.dest_qpn, qp.qp_num) ||
+      remote.remote.load(std::memory_order_relaxed) != peer.context->nonce) {
+    return Reached::not_ready;
+  }
+  if ((remote.access.load(std::memory_order_relaxed) & access) != access) return Reached::refused;
+  if (wr.length == 0) return Reached::done;
+  bytes = resolve(peer, remote.pd.load(std::memory_order_relaxed), wr.remote_address, wr.length,
+                  wr.rkey, access, qp.dest_qpn);
+  return bytes.kind == RemoteBytes::Kind::refused ? Reached::refused : Reached::done;
+}
+
+/// A responder's queue pair fails with the request that it refuses. Here it is not asked: it learns
+/// of it at its next poll.
+void tell_refusal(const Qp& qp, Nak reason) noexcept {
+  Segment& there = *qp.peer->segment;
+  there.queue_pairs[queue_pair_index(qp.dest_qpn)].violation.store(
+      violation_word(qp.dest_qpn, qp.qp_num, reason), std::memory_order_release);
+  there.violated.store(1);
+  there.doorbell.store(1);
+}
+
+/// Ends or puts off a work request that did not succeed.
+[[gnu::noinline]] void give_up(Qp& qp, Reached reached) noexcept {
+  switch (reached) {
+    case Reached::not_ready:
+      return retry(qp, Nak::not_ready, 0);
+    case Reached::contended:
+      return wait_until(qp, kLockPatience);
+    case Reached::refused:
+      tell_refusal(qp, Nak::access);
+      return fail_oldest(qp, IBV_WC_REM_ACCESS_ERR);
+    default:
+      return fail_oldest(qp, IBV_WC_REM_OP_ERR);
+  }
+}
+
+/// What can be told of an atomic without the peer.
+ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+  if (wr.length != kAtomicBytes) return IBV_WC_LOC_LEN_ERR;
+  if (!elements_allowed(qp, wr, sges, IBV_ACCESS_LOCAL_WRITE)) return IBV_WC_LOC_PROT_ERR;
+  return wr.remote_address % kAtomicBytes != 0 ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_SUCCESS;
+}
+
+[[gnu::noinline]] bool run_atomic(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+  if (const ibv_wc_status status = check(qp, wr, sges); status != IBV_WC_SUCCESS) {
+    if (status == IBV_WC_REM_INV_REQ_ERR) tell_refusal(qp, Nak::invalid_request);
+    fail_oldest(qp, status);
+    return false;
+  }
+  Peer& peer = *qp.peer;
+  begin_access(peer);
+  RemoteBytes bytes;
+  Reached reached = find(qp, wr, IBV_ACCESS_REMOTE_ATOMIC, bytes);
+  if (reached == Reached::done) reached = change(peer, wr, sges, bytes);
+  end_access(peer);
+  if (reached != Reached::done) give_up(qp, reached);
+  return reached == Reached::done;
+}
+
+}  // namespace
+
+bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
+  if (is_atomic(wr.opcode)) [[unlikely]]
+    return run_atomic(qp, wr, sges);
+  const bool read = wr.opcode == IBV_WR_RDMA_READ;
+  if (!elements_allowed(qp, wr, sges, read ? IBV_ACCESS_LOCAL_WRITE : 0)) [[unlikely]] {
+    fail_oldest(qp, IBV_WC_LOC_PROT_ERR);
+    return false;
+  }
+  Peer& peer = *qp.peer;
+  begin_access(peer);
+  RemoteBytes bytes;
+  Reached reached = find(qp, wr, read ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE, bytes);
+  if (reached == Reached::done && wr.length != 0 &&
+      !copy_remote(peer, bytes, sges, wr.sge_count, wr.length,
+                   read ? Copy::from_peer : Copy::to_peer)) [[unlikely]] {
+    reached = copy_failure();
+  }
+  end_access(peer);
+  if (reached != Reached::done) [[unlikely]] {
+    give_up(qp, reached);
+    return false;
+  }
+  return true;
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,275 @@
+// What happens when something goes wrong: negative answers, retries, errors, flushes. Cold.
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.h"
+#include "softverbs/device_control.h"
+#include "softverbs/objects.h"
+#include "softverbs/queues.h"
+#include "softverbs/ud/ud_datagram.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+/// RNR timer field to microseconds (IB specification volume 1, table 45).
+constexpr std::uint32_t kRnrMicroseconds[32] = {
+    655360, 10,    20,    30,    40,    60,     80,     120,    160,    240,   320,
+    480,    640,   960,   1280,  1920,  2560,   3840,   5120,   7680,   10240, 15360,
+    20480,  30720, 40960, 61440, 81920, 122880, 163840, 245760, 327680, 491520};
+
+/// Takes the bytes of short inline messages out of the lane, before their lines are written again.
+void fetch_from_lane(Qp& qp) noexcept {
+  for (std::uint32_t i = qp.sq_tail; i != qp.sq_next; ++i) {
+    const std::uint32_t slot = i & qp.sq_mask;
+    SendWr& wr = qp.sq[slot];
+    if (wr.sge_count != kInLane) continue;
+    std::byte* copy = &qp.sq_inline[std::size_t{slot} * qp.max_inline];
+    const Line& line = qp.peer->out.lines[(wr.lane_end - 1) & (kLaneLines - 1)];
+    std::memcpy(copy, line.payload, wr.length);
+    wr.first = {reinterpret_cast<std::uint64_t>(copy), wr.length, 0};
+    wr.sge_count = 1;
+  }
+}
+
+}  // namespace
+
+void wait_until(Qp& qp, Nanoseconds delay) noexcept {
+  Context& c = context_of(qp.context);
+  qp.retry_at = c.clock.now() + c.clock.ticks(delay);
+  if (qp.waiting) return;
+  qp.waiting = true;
+  qp.open = false;
+  c.waiting.push_back(&qp);  // reserved for every queue pair at creation
+  ++c.pending.attention;
+}
+
+void stop_waiting(Qp& qp) noexcept {
+  if (!qp.waiting) return;
+  Context& c = context_of(qp.context);
+  qp.waiting = false;
+  qp.open = qp.state == IBV_QPS_RTS && qp.peer != nullptr && !qp.peer->gone;
+  c.waiting.erase(std::find(c.waiting.begin(), c.waiting.end(), &qp));
+  --c.pending.attention;
+}
+
+void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,
+                ibv_wc_opcode opcode) noexcept {
+  ibv_wc* wc = completion_slot(cq);
+  if (wc == nullptr) return;
+  ++cq.solicited;
+  *wc = ibv_wc{};
+  wc->wr_id = wr_id;
+  wc->status = status;
+  wc->opcode = opcode;
+  wc->qp_num = qp.qp_num;
+}
+
+namespace {
+
+/// The object that an event is about.
+const void* element_of(const ibv_async_event& event) noexcept {
+  switch (event.event_type) {
+    case IBV_EVENT_CQ_ERR:
+      return event.element.cq;
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+      return event.element.srq;
+    default:
+      return event.element.qp;
+  }
+}
+
+}  // namespace
+
+void raise_event(Context& c, ibv_event_type type, void* element) noexcept {
+  if (c.events.size() == c.events.capacity()) return;  // reserved; the oldest tell most
+  ibv_async_event event{};
+  event.event_type = type;
+  switch (type) {
+    case IBV_EVENT_CQ_ERR:
+      event.element.cq = static_cast<ibv_cq*>(element);
+      break;
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+      event.element.srq = static_cast<ibv_srq*>(element);
+      break;
+    default:
+      event.element.qp = static_cast<ibv_qp*>(element);
+  }
+  c.events.push_back(event);
+}
+
+void drop_events(Context& c, const void* element) noexcept {
+  std::erase_if(c.events,
+                [&](const ibv_async_event& event) { return element_of(event) == element; });
+}
+
+void stall(Qp& qp) noexcept {
+  if (qp.stalled) return;
+  Peer& peer = *qp.peer;
+  qp.stalled = true;
+  qp.next_stalled = nullptr;
+  if (peer.stalled == nullptr || peer.stalled_last == nullptr) {
+    peer.stalled = &qp;
+  } else {
+    peer.stalled_last->next_stalled = &qp;
+  }
+  peer.stalled_last = &qp;
+}
+
+void unstall(Qp& qp) noexcept {
+  if (!qp.stalled) return;
+  Peer& peer = *qp.peer;
+  Qp* before = nullptr;
+  for (Qp* at = peer.stalled; at != &qp; at = at->next_stalled) before = at;
+  (before == nullptr ? peer.stalled : before->next_stalled) = qp.next_stalled;
+  if (peer.stalled_last == &qp) peer.stalled_last = before;
+  qp.next_stalled = nullptr;
+  qp.stalled = false;
+}
+
+void resume_stalled(Peer& peer) noexcept {
+  const OutLane& out = peer.out;
+  while (peer.stalled != nullptr) {
+    Qp& qp = *peer.stalled;
+    const std::uint32_t before = qp.sq_next;
+    pump(qp);
+    const bool full = out.tail == out.limit;
+    if (full && qp.sq_next == before) return;  // it needs more room: it keeps its place
+    unstall(qp);
+    if (!full) continue;
+    if (qp.sq_next != qp.sq_head) stall(qp);  // it had its turn
+    return;
+  }
+}
+
+void no_longer_served(Qp& qp) noexcept {
+  std::atomic<std::uint64_t>& ident = qp.entry->ident;
+  const std::uint64_t before = ident.load(std::memory_order_relaxed);
+  if ((before & kServed) == 0) return;
+  ident.store(before & ~kServed, std::memory_order_release);
+  if (qp.within == Within::noted) qp.within = Within::anybody;  // that was noted too early
+}
+
+void enter_error(Qp& qp) noexcept {
+  stop_waiting(qp);
+  forget_datagrams(qp);
+  const bool first = qp.state != IBV_QPS_ERR;
+  qp.state = IBV_QPS_ERR;
+  qp.open = false;
+  qp.expected = kNeverExpected;
+  no_longer_served(qp);
+  ++qp.epoch;
+  Cq& send = *static_cast<Cq*>(qp.send_cq);
+  while (qp.sq_tail != qp.sq_head) {
+    const SendWr& wr = qp.sq[qp.sq_tail++ & qp.sq_mask];
+    push_error(send, qp, wr.wr_id, IBV_WC_WR_FLUSH_ERR, completion_opcode(wr.opcode));
+  }
+  qp.sq_next = qp.sq_reclaimed = qp.sq_tail;
+  if (qp.srq != nullptr) {
+    if (first) raise_event(context_of(qp.context), IBV_EVENT_QP_LAST_WQE_REACHED, &qp);
+    return;
+  }
+  ReceiveQueue& receives = qp.own_receives;
+  while (receives.count() != 0) {
+    const ReceiveWr& wr = receives.ring[receives.head++ & receives.mask];
+    push_error(*static_cast<Cq*>(qp.recv_cq), qp, wr.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_RECV);
+  }
+}
+
+void fail_oldest(Qp& qp, ibv_wc_status status) noexcept {
+  const SendWr& wr = qp.sq[qp.sq_tail++ & qp.sq_mask];
+  push_error(*static_cast<Cq*>(qp.send_cq), qp, wr.wr_id, status, completion_opcode(wr.opcode));
+  enter_error(qp);
+}
+
+void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
+  ++qp.epoch;
+  fetch_from_lane(qp);
+  qp.next_psn = oldest_psn(qp);
+  qp.sq_next = qp.sq_tail;
+  switch (reason) {
+    case Nak::rnr:
+      // 7 stands for ever.
+      if (qp.attr.rnr_retry != 7 && qp.rnr_retries++ >= qp.attr.rnr_retry)
+        return fail_oldest(qp, IBV_WC_RNR_RETRY_EXC_ERR);
+      return wait_until(qp, std::chrono::microseconds(kRnrMicroseconds[rnr_timer & 31]));
+    case Nak::invalid_request:
+      return fail_oldest(qp, IBV_WC_REM_INV_REQ_ERR);
+    case Nak::access:
+      return fail_oldest(qp, IBV_WC_REM_ACCESS_ERR);
+    case Nak::operational:
+      return fail_oldest(qp, IBV_WC_REM_OP_ERR);
+    case Nak::none:
+    case Nak::not_ready:
+      // As an unanswered packet: timeout 0 waits for ever (IB specification 9.7.6.1.3).
+      if (qp.attr.timeout != 0 && qp.retries++ >= qp.attr.retry_cnt)
+        return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
+      return wait_until(
+          qp, Nanoseconds(std::int64_t{4096} << (qp.attr.timeout == 0 ? 8 : qp.attr.timeout)));
+  }
+}
+
+void no_answer(Qp& qp) noexcept {
+  const bool patient = context_of(qp.context).driving == Driving::by_poll && qp.attr.timeout != 0;
+  if (!patient) return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
+  retry(qp, Nak::not_ready, 0);
+}
+
+namespace {
+
+/// Brings one queue pair in line with what its remote end took and did not take.
+void take_nak(Qp& qp, std::uint64_t head) noexcept {
+  if (qp.sq_tail == qp.sq_next) return;  // nothing in flight
+  const QueuePairEntry& remote = qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
+  const std::uint64_t ident = remote.ident.load(std::memory_order_acquire);
+  const std::uint64_t ours = queue_pair_ident(qp.dest_qpn, qp.qp_num);
+  bool known = (ident >> 8) == (ours >> 8) &&
+               remote.remote.load(std::memory_order_relaxed) == qp.peer->context->nonce;
+  const std::uint32_t serial = remote.nak_serial.load(std::memory_order_acquire);
+  const Nak answer = remote.nak.load(std::memory_order_relaxed);
+  const std::uint32_t expected = remote.expected_psn.load(std::memory_order_acquire);
+  // The entry may have been used again meanwhile.
+  known = known && remote.ident.load(std::memory_order_acquire) >> 8 == ours >> 8;
+  Nak reason = Nak::not_ready;
+  bool told = false;
+  if (known) {
+    while (qp.sq_tail != qp.sq_next && psn_diff(oldest_psn(qp), expected) < 0) {
+      complete_oldest(qp);
+    }
+    told = serial != qp.naks_handled;
+    if (told) reason = answer;
+    qp.naks_handled = serial;
+  }
+  if (qp.sq_tail == qp.sq_next) return;
+  // Consumed but not taken, or told so: it has to be transmitted again.
+  if (told || qp.sq[qp.sq_tail & qp.sq_mask].lane_end <= head)
+    retry(qp, reason, remote.rnr_timer.load(std::memory_order_relaxed));
+}
+
+}  // namespace
+
+void take_naks(Peer& peer, std::uint64_t head) noexcept {
+  for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) take_nak(*qp, head);
+}
+
+void attend(Context& c) noexcept {
+  if (c.driving == Driving::by_poll && c.self_control-- == 0) {
+    constexpr std::uint32_t kPollsPerControl = 1024;
+    c.self_control = kPollsPerControl;
+    control(c);
+  }
+  if (c.waiting.empty()) return;
+  const std::uint64_t now = c.clock.now();
+  for (std::size_t i = 0; i < c.waiting.size();) {
+    Qp& qp = *c.waiting[i];
+    if (now < qp.retry_at) {
+      ++i;
+      continue;
+    }
+    stop_waiting(qp);
+    qp.qp_type == IBV_QPT_UD ? pump_datagrams(qp)
+                             : pump(qp);  // may wait again: it is then at the end
+    if (i < c.waiting.size() && c.waiting[i] == &qp) ++i;
+  }
+}
+
+}  // namespace spinwire::softverbs

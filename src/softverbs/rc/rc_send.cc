@@ -1,0 +1,373 @@
+// The send queue: posting, transmission into lanes, completion. Hot.
+#include <errno.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/memory/memory_region.h"
+#include "softverbs/memory/memory_window.h"
+#include "softverbs/objects.h"
+#include "softverbs/queues.h"
+#include "softverbs/ud/ud_datagram.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+// Above this a message is not copied through the lane: the receiver fetches it. Two copies of so
+// few bytes cost less than the cache misses and key checks of a reference.
+constexpr std::uint32_t kLaneBytes = 48 + 7 * 56;
+constexpr std::uint32_t kMaxMessage = 1u << 30;
+/// A write with immediate carries {address, length, rkey} of its target before the data.
+constexpr std::uint32_t kTargetBytes = sizeof(ibv_sge);
+
+/// Gathers an inline work request's bytes beside the queue, so that the user's memory is free at
+/// once and a retransmission still has them.
+void keep_inline(Qp& qp, std::uint32_t slot, SendWr& kept, const ibv_send_wr& wr) noexcept {
+  std::byte* at = &qp.sq_inline[std::size_t{slot} * qp.max_inline];
+  kept.first = {reinterpret_cast<std::uint64_t>(at), kept.length, 0};
+  kept.sge_count = 1;
+  for (int i = 0; i < wr.num_sge; ++i) {
+    const ibv_sge& from = wr.sg_list[i];
+    if (from.length <= kFirstLineBytes) {
+      copy_small(at, pointer(from.addr), from.length);
+    } else {
+      std::memcpy(at, pointer(from.addr), from.length);
+    }
+    at += from.length;
+  }
+}
+
+/// Whether the bytes of such a work request may be kept beside the queue: if it only sends them.
+constexpr bool inline_allowed(ibv_wr_opcode opcode) noexcept {
+  return opcode < IBV_WR_RDMA_READ || opcode == IBV_WR_SEND_WITH_INV;
+}
+
+/// What the less common work requests say besides; 0 or an errno value.
+[[gnu::noinline]] int keep_operands(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
+  switch (wr.opcode) {
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+      kept.rkey = wr.wr.atomic.rkey;
+      kept.compare_add = wr.wr.atomic.compare_add;
+      kept.swap = wr.wr.atomic.swap;
+      return 0;
+    case IBV_WR_BIND_MW:
+    case IBV_WR_LOCAL_INV:
+      kept.length = 0;
+      kept.sge_count = 0;
+      return wr.opcode == IBV_WR_BIND_MW ? keep_bind(qp, kept, wr) : 0;
+    case IBV_WR_SEND_WITH_INV:
+      return 0;
+    default:
+      return EINVAL;
+  }
+}
+
+/// Checks one work request and appends it to the queue; 0 or an errno value.
+int append(Qp& qp, const ibv_send_wr& wr) noexcept {
+  if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
+    return ENOMEM;
+  if (wr.num_sge < 0 || static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge) [[unlikely]]
+    return EINVAL;
+  std::uint64_t length = 0;
+  for (int i = 0; i < wr.num_sge; ++i) length += wr.sg_list[i].length;
+  if (length > kMaxMessage) [[unlikely]]
+    return EINVAL;
+
+  const std::uint32_t slot = qp.sq_head & qp.sq_mask;
+  SendWr& kept = qp.sq[slot];
+  kept.wr_id = wr.wr_id;
+  kept.opcode = static_cast<std::uint8_t>(wr.opcode);
+  kept.flags = static_cast<std::uint8_t>(wr.send_flags | qp.signal_all);
+  kept.imm = wr.imm_data;
+  kept.length = static_cast<std::uint32_t>(length);
+  kept.remote_address = wr.wr.rdma.remote_addr;
+  kept.rkey = wr.wr.rdma.rkey;
+  if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
+    if (length > qp.max_inline || !inline_allowed(wr.opcode)) [[unlikely]]
+      return EINVAL;
+    keep_inline(qp, slot, kept, wr);
+  } else {
+    kept.sge_count = static_cast<std::uint16_t>(wr.num_sge);
+    if (wr.num_sge == 1) {
+      kept.first = wr.sg_list[0];
+    } else {
+      std::copy_n(wr.sg_list, wr.num_sge, &qp.sq_sges[std::size_t{slot} * qp.max_sge]);
+    }
+  }
+  if (wr.opcode > IBV_WR_RDMA_READ) [[unlikely]] {
+    if (const int error = keep_operands(qp, kept, wr); error != 0) return error;
+  }
+  ++qp.sq_head;
+  return 0;
+}
+
+/// Notes that the queue pair's packets up to `sq_end` lie in the lane up to `end`. A run of
+/// unsignaled ones shares a record, which the first signaled one closes.
+inline void note_in_flight(Qp& qp, Peer& peer, std::uint64_t end, std::uint32_t sq_end,
+                           bool signaled) noexcept {
+  OutLane& out = peer.out;
+  if (peer.run_of != &qp) ++out.in_flight_tail;
+  out.in_flight[(out.in_flight_tail - 1) & (kInFlight - 1)] = {end, qp.qp_num, sq_end, qp.epoch};
+  peer.run_of = signaled ? nullptr : &qp;
+}
+
+/// Puts the packet's first line's word in place: from here on the receiver sees the packet.
+void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
+             std::uint32_t lines) noexcept {
+  Peer& peer = *qp.peer;
+  OutLane& out = peer.out;
+  const std::uint64_t position = out.tail;
+  Line& first = out.lines[position & (kLaneLines - 1)];
+  first.imm = wr.opcode == IBV_WR_SEND ? 0 : wr.imm;
+  first.length = static_cast<std::uint16_t>(lane_bytes);
+  first.ack = ack_bits(peer);
+  out.tail = position + lines;
+  wr.lane_end = out.tail;
+  note_in_flight(qp, peer, out.tail, qp.sq_next + 1, (wr.flags & IBV_SEND_SIGNALED) != 0);
+  first.word.store(lane_mark(position) << 56 | (kind | ack_flag(peer)) << 48 |
+                       std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn,
+                   std::memory_order_release);
+  qp.next_psn = psn_add(qp.next_psn, 1);
+  after_publishing(peer);
+}
+
+bool room_for(Qp& qp, std::uint32_t lines) noexcept {
+  OutLane& out = qp.peer->out;
+  if (out.tail + lines <= out.limit) [[likely]]
+    return true;
+  out.limit = out.tail;
+  out.direct_limit = 0;
+  watch_answers(*qp.peer);             // not so yet if datagrams alone have the room
+  qp.peer->context->ack_patience = 1;  // the next poll looks
+  stall(qp);
+  return false;
+}
+
+/// Writes a packet into the lane; false if it has to wait for room.
+bool transmit(Qp& qp, SendWr& wr, const ibv_sge* sges) noexcept {
+  const bool targeted = wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+  const Packet packet = targeted                            ? Packet::write_imm
+                        : wr.opcode == IBV_WR_SEND_WITH_IMM ? Packet::send_imm
+                        : wr.opcode == IBV_WR_SEND_WITH_INV ? Packet::send_inv
+                                                            : Packet::send;
+  const bool reference = wr.length > kLaneBytes && (wr.flags & IBV_SEND_INLINE) == 0;
+  const std::uint32_t body =
+      reference ? wr.sge_count * static_cast<std::uint32_t>(sizeof(Reference)) : wr.length;
+  const std::uint32_t bytes = body + (targeted ? kTargetBytes : 0);
+  const std::uint32_t lines = lines_for(bytes);
+  if (!room_for(qp, lines)) return false;
+
+  OutLane& out = qp.peer->out;
+  LaneCursor cursor(out.lines, out.tail);
+  if (targeted) {
+    const ibv_sge target{wr.remote_address, wr.length, wr.rkey};
+    cursor.write(reinterpret_cast<const std::byte*>(&target), sizeof target);
+  }
+  for (std::uint32_t i = 0; i < wr.sge_count; ++i) {
+    if (reference) {
+      const Reference part{sges[i].addr, sges[i].length, sges[i].lkey};
+      cursor.write(reinterpret_cast<const std::byte*>(&part), sizeof part);
+    } else {
+      cursor.write(pointer(sges[i].addr), sges[i].length);
+    }
+  }
+  for (std::uint32_t i = 1; i < lines; ++i) {
+    out.lines[(out.tail + i) & (kLaneLines - 1)].word.store(lane_mark(out.tail + i) << 56,
+                                                            std::memory_order_relaxed);
+  }
+  const std::uint64_t flags = (reference ? line_flag::kReference : 0) |
+                              ((wr.flags & IBV_SEND_SOLICITED) != 0 ? line_flag::kSolicited : 0);
+  publish(qp, wr, packet_kind(packet, flags), bytes, lines);
+  return true;
+}
+
+/// A SEND of one element that fits into one line, without a wish that needs a flag on the way.
+inline bool is_simple(const ibv_send_wr& wr) noexcept {
+  constexpr unsigned kFlags = IBV_SEND_SIGNALED | IBV_SEND_INLINE | IBV_SEND_FENCE;
+  return wr.num_sge == 1 && wr.opcode == IBV_WR_SEND && (wr.send_flags & ~kFlags) == 0 &&
+         wr.sg_list->length <= kFirstLineBytes;
+}
+
+/// Simple messages with nothing queued before them, up to the end of the lane's array. The queue's
+/// state stays in registers meanwhile. Answers the first work request left.
+[[gnu::always_inline]] inline ibv_send_wr* send_straight(Qp& qp, Peer& peer,
+                                                         ibv_send_wr* wr) noexcept {
+  OutLane& out = peer.out;
+  const Context& c = *peer.context;
+  const Pd& pd = *static_cast<Pd*>(qp.pd);
+  SendWr* const sq = qp.sq.get();
+  const std::uint32_t sq_mask = qp.sq_mask;
+  std::uint32_t sq_head = qp.sq_head;
+  std::uint32_t noted = sq_head;
+  const std::uint64_t begin = out.tail;
+  const std::uint64_t room = qp.sq_depth - (sq_head - qp.sq_reclaimed);
+  const std::uint64_t end =
+      std::min(std::min(out.limit, (begin | (kLaneLines - 1)) + 1), begin + room);
+  const std::uint64_t head = lane_mark(begin) << 56 | packet_kind(Packet::send, ack_flag(peer))
+                                                          << 48;
+  const std::uint64_t ack = std::uint64_t{ack_bits(peer)} << 48;
+  std::uint64_t position = begin;
+  std::uint64_t name = std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn;
+  Line* line = &out.lines[begin & (kLaneLines - 1)];
+  for (; wr != nullptr && position < end && is_simple(*wr); wr = wr->next) {
+    const ibv_sge& sge = *wr->sg_list;
+    const std::uint32_t length = sge.length;
+    const unsigned flags = wr->send_flags | qp.signal_all;
+    SendWr& kept = sq[sq_head & sq_mask];
+    std::uint16_t elements = kInLane;
+    if ((flags & IBV_SEND_INLINE) != 0) {
+      if (length > qp.max_inline) [[unlikely]]
+        break;
+    } else {
+      if (!allows_again(c, pd, qp.readable, sge, 0) && length != 0) [[unlikely]]
+        break;
+      elements = 1;
+      kept.first = sge;
+    }
+    copy_small(line->payload, pointer(sge.addr), length);
+    line->set_trailer(length, ack);
+    kept.wr_id = wr->wr_id;
+    kept.lane_end = ++position;
+    kept.set_kind(length, IBV_WR_SEND, flags, elements);
+    ++sq_head;
+    line->word.store(head | name, std::memory_order_release);
+    ++line;
+    name = (name + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps within 24 bits
+    if ((flags & IBV_SEND_SIGNALED) != 0) {
+      note_in_flight(qp, peer, position, sq_head, true);
+      noted = sq_head;
+    }
+  }
+  if (position == begin) return wr;
+  if (noted != sq_head) note_in_flight(qp, peer, position, sq_head, false);
+  out.tail = position;
+  qp.next_psn = static_cast<std::uint32_t>(name >> 24);
+  qp.sq_head = qp.sq_next = sq_head;
+  return wr;
+}
+
+/// One short inline message on its own, as in exchanges where each waits for an answer: it is in
+/// the lane before anything is noted about it. False if it is not that case.
+inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
+  Peer& peer = *qp.peer;
+  OutLane& out = peer.out;
+  const std::uint64_t position = out.tail;
+  const std::uint32_t sq_head = qp.sq_head;
+  if (!is_simple(wr) || (wr.send_flags & IBV_SEND_INLINE) == 0 ||
+      wr.sg_list->length > qp.max_inline || position >= out.limit ||
+      sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]] {
+    return false;
+  }
+  const std::uint32_t length = wr.sg_list->length;
+  Line& line = out.lines[position & (kLaneLines - 1)];
+  copy_small(line.payload, pointer(wr.sg_list->addr), length);
+  line.set_trailer(length, std::uint64_t{ack_bits(peer)} << 48);
+  line.word.store(lane_mark(position) << 56 | packet_kind(Packet::send, ack_flag(peer)) << 48 |
+                      std::uint64_t{qp.next_psn} << 24 | qp.dest_qpn,
+                  std::memory_order_release);
+  const unsigned flags = wr.send_flags | qp.signal_all;
+  SendWr& kept = qp.sq[sq_head & qp.sq_mask];
+  kept.wr_id = wr.wr_id;
+  kept.lane_end = out.tail = position + 1;
+  kept.set_kind(length, IBV_WR_SEND, flags, kInLane);
+  qp.next_psn = psn_add(qp.next_psn, 1);
+  qp.sq_head = qp.sq_next = sq_head + 1;
+  note_in_flight(qp, peer, position + 1, sq_head + 1, (flags & IBV_SEND_SIGNALED) != 0);
+  after_publishing(peer);
+  return true;
+}
+
+/// The common case, straight into the lane. Answers the first work request left.
+[[gnu::noinline]] ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
+  Peer& peer = *qp.peer;
+  const std::uint64_t begin = peer.out.tail;
+  bool wrapped = false;
+  do {
+    const std::uint64_t tail = peer.out.tail;
+    wr = send_straight(qp, peer, wr);
+    wrapped = peer.out.tail != tail && peer.out.tail % kLaneLines == 0;
+  } while (wrapped && wr != nullptr);
+  if (peer.out.tail != begin) [[likely]]
+    after_publishing(peer);
+  return wr;
+}
+
+}  // namespace
+
+ibv_wc* ring_slot(Cq& cq) noexcept {
+  if (cq.tail - cq.head > cq.mask) [[unlikely]] {
+    if (!cq.overrun) raise_event(context_of(cq.context), IBV_EVENT_CQ_ERR, &cq);
+    cq.overrun = true;
+    return nullptr;
+  }
+  ++context_of(cq.context).pending.attention;
+  return &cq.ring[cq.tail++ & cq.mask];
+}
+
+void pump(Qp& qp) noexcept {
+  while (qp.sq_next != qp.sq_head && !qp.waiting) {
+    const std::uint32_t slot = qp.sq_next & qp.sq_mask;
+    SendWr& wr = qp.sq[slot];
+    const ibv_sge* sges = elements(qp, wr);
+    if (qp.peer->gone && !is_local(wr.opcode)) [[unlikely]] {
+      if (qp.sq_next == qp.sq_tail) no_answer(qp);
+      return;
+    }
+    if (is_packet(wr.opcode)) {
+      if (!elements_allowed(qp, wr, sges, 0)) [[unlikely]] {
+        // Reported in order: only once all before it are acknowledged.
+        if (qp.sq_next == qp.sq_tail) fail_oldest(qp, IBV_WC_LOC_PROT_ERR);
+        return;
+      }
+      if (!transmit(qp, wr, sges)) return;
+      ++qp.sq_next;
+    } else {
+      if (qp.sq_next != qp.sq_tail) return;  // goes on when what is before it is acknowledged
+      if (!(is_local(wr.opcode) ? run_local(qp, wr) : run_one_sided(qp, wr, sges))) return;
+      ++qp.sq_next;
+      complete_oldest(qp);
+    }
+  }
+}
+
+namespace {
+
+/// Whatever is not a simple message that can go out at once.
+[[gnu::noinline]] int post_any(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  if (qp.qp_type == IBV_QPT_UD) return post_datagrams(qp, wr, bad);
+  if (qp.state != IBV_QPS_RTS && qp.state != IBV_QPS_ERR) {
+    *bad = wr;
+    return EINVAL;
+  }
+  int error = 0;
+  for (; wr != nullptr; wr = wr->next) {
+    error = append(qp, *wr);
+    if (error != 0) [[unlikely]] {
+      *bad = wr;
+      break;
+    }
+  }
+  if (qp.state == IBV_QPS_ERR) {
+    enter_error(qp);  // flushes what was appended
+  } else if (qp.sq_next != qp.sq_head) {
+    pump(qp);
+  }
+  return error;
+}
+
+}  // namespace
+
+int post_send(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  Qp& qp = *static_cast<Qp*>(base);
+  if (qp.open && qp.sq_next == qp.sq_head && wr != nullptr) [[likely]] {
+    if (wr->next == nullptr && send_alone(qp, *wr)) return 0;
+    wr = send_burst(qp, wr);
+    if (wr == nullptr) [[likely]]
+      return 0;
+  }
+  return post_any(qp, wr, bad);
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,51 @@
+// Shared receive queues: the limit below which their user is told. Cold.
+//
+// The hot paths know nothing of it: of a queue with a limit they see only what lies above. What
+// comes when nothing is left there takes the long way, and that is where the limit is looked at.
+#include <errno.h>
+
+#include <algorithm>
+
+#include "softverbs/objects.h"
+#include "softverbs/queues.h"
+#include "softverbs/softverbs_device.h"
+
+namespace spinwire::softverbs {
+
+void withhold(ReceiveQueue& queue) noexcept {
+  queue.tail += queue.withheld;
+  queue.withheld = std::min(queue.limit, queue.count());
+  queue.tail -= queue.withheld;
+}
+
+void reveal(ReceiveQueue& queue) noexcept {
+  queue.tail += queue.withheld;
+  queue.withheld = 0;
+}
+
+bool take_from_limit(Qp& qp) noexcept {
+  ReceiveQueue& queue = *qp.receives;
+  if (queue.withheld == 0) return false;
+  queue.limit = 0;
+  reveal(queue);
+  raise_event(context_of(qp.context), IBV_EVENT_SRQ_LIMIT_REACHED, qp.srq);
+  return true;
+}
+
+int modify_srq(ibv_srq* base, ibv_srq_attr* attr, int mask) noexcept {
+  ReceiveQueue& queue = static_cast<Srq*>(base)->queue;
+  if ((mask & ~IBV_SRQ_LIMIT) != 0) return EINVAL;  // IBV_SRQ_MAX_WR: the depth is fixed
+  if ((mask & IBV_SRQ_LIMIT) == 0) return 0;
+  if (attr->srq_limit > queue.depth) return EINVAL;
+  queue.limit = attr->srq_limit;
+  withhold(queue);
+  return 0;
+}
+
+int query_srq(ibv_srq* base, ibv_srq_attr* attr) noexcept {
+  const ReceiveQueue& queue = static_cast<Srq*>(base)->queue;
+  *attr = {queue.depth, queue.max_sge, queue.limit};
+  return 0;
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,64 @@
+// The embedded device: no NIC, no kernel module, no root; peers are threads and processes of the
+// same host and user. The calls mirror libibverbs; see verbs/provider.h for their conventions.
+#pragma once
+
+#include <infiniband/verbs.h>
+
+#include <cstdint>
+
+#include "spinwire/clock.h"
+#include "spinwire/status.h"
+
+namespace spinwire::softverbs {
+
+enum class Driving : std::uint8_t;
+struct FaultPlan;
+
+inline constexpr const char* kDeviceName = "softverbs";
+/// Limits of a queue and of a work request.
+inline constexpr int kMaxWr = 32768;
+inline constexpr int kMaxSge = 16;
+
+/// With a fault plan (softverbs/faults/fault_plan.h), if one is given.
+Result<ibv_context*> open_device(const Clock& clock, Driving driving,
+                                 const FaultPlan* faults = nullptr);
+/// EBUSY while objects of it are left.
+int close_device(ibv_context* context) noexcept;
+/// All contexts that this one will ever meet are driven by its own thread, as in simulations: no
+/// barriers have to reach over to others.
+void keep_to_thread(ibv_context* context) noexcept;
+void control_device(ibv_context* context) noexcept;
+
+int query_device(ibv_context* context, ibv_device_attr* attr) noexcept;
+int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr) noexcept;
+int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) noexcept;
+int get_async_event(ibv_context* context, ibv_async_event* event) noexcept;
+
+ibv_pd* alloc_pd(ibv_context* context) noexcept;
+int dealloc_pd(ibv_pd* pd) noexcept;
+ibv_cq* create_cq(ibv_context* context, int entries) noexcept;
+/// To hold at least so many completions; it may hold more. Never less than wait in it.
+int resize_cq(ibv_cq* cq, int entries) noexcept;
+int destroy_cq(ibv_cq* cq) noexcept;
+ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) noexcept;
+/// IBV_SRQ_LIMIT only: the depth is fixed.
+int modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) noexcept;
+int query_srq(ibv_srq* srq, ibv_srq_attr* attr) noexcept;
+int destroy_srq(ibv_srq* srq) noexcept;
+
+/// The context with the GID given, which is opened and mapped if it was not known: set-up. Refused
+/// with the reason in errno if it cannot be reached.
+ibv_ah* create_ah(ibv_pd* pd, ibv_ah_attr* attr) noexcept;
+int destroy_ah(ibv_ah* ah) noexcept;
+
+ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) noexcept;
+/// When it has gone to ERR or RESET, or lost rights, no peer reads or writes memory through it any
+/// more. EBUSY while one is in the midst of that, though nothing new begins: call again; a queue
+/// pair on its way to RESET is in ERR meanwhile, one that loses rights where it was, without them.
+/// EBUSY and nothing changed if it is to be RESET while windows are bound to it.
+int modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) noexcept;
+int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) noexcept;
+/// EBUSY as for RESET.
+int destroy_qp(ibv_qp* qp) noexcept;
+
+}  // namespace spinwire::softverbs

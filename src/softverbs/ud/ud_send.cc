@@ -1,0 +1,271 @@
+#include <arpa/inet.h>
+#include <errno.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "softverbs/faults/fault_layer.h"
+#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/memory/memory_region.h"
+#include "softverbs/queues.h"
+#include "softverbs/ud/ud_datagram.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+/// Whether the lane has room besides what belongs to connected messages. Never waits.
+bool has_room(Peer& peer, std::uint32_t lines) noexcept {
+  const OutLane& out = peer.out;
+  if (out.tail + lines + kConnectedLines <= out.limit) [[likely]]
+    return true;
+  // Applied, not only looked at: lines that the peer has consumed may still hold the only copy of
+  // a short message that it did not take.
+  acknowledge(peer);
+  return out.tail + lines + kConnectedLines <= out.limit;
+}
+
+/// Copies a datagram's bytes into the lane; nothing is visible yet.
+void write_lines(OutLane& out, const Outgoing& d, const DatagramPrefix* prefix,
+                 std::uint32_t lines) noexcept {
+  LaneCursor cursor(out.lines, out.tail);
+  if (prefix != nullptr) cursor.write(reinterpret_cast<const std::byte*>(prefix), sizeof *prefix);
+  for (std::uint32_t i = 0; i < d.count; ++i)
+    cursor.write(pointer(d.sges[i].addr), d.sges[i].length);
+  for (std::uint32_t i = 1; i < lines; ++i) {
+    out.lines[(out.tail + i) & (kLaneLines - 1)].word.store(lane_mark(out.tail + i) << 56,
+                                                            std::memory_order_relaxed);
+  }
+}
+
+/// Into the lane, whole; false if there is no room. To one that is gone: nowhere.
+[[gnu::always_inline]] inline bool transmit(Qp& qp, const Outgoing& d) noexcept {
+  Peer& peer = *d.peer;
+  const bool prefixed = d.has_imm || !d.plain;
+  const std::uint32_t bytes =
+      d.length + (prefixed ? static_cast<std::uint32_t>(sizeof(DatagramPrefix)) : 0);
+  const std::uint32_t lines = lines_for(bytes);
+  if (peer.gone) [[unlikely]]
+    return drop_datagram(*peer.context, Drop::peer_gone), true;
+  if (!has_room(peer, lines)) [[unlikely]]
+    return false;
+
+  OutLane& out = peer.out;
+  const std::uint64_t position = out.tail;
+  Line& first = out.lines[position & (kLaneLines - 1)];
+  if (d.count == 1 && bytes == d.length && lines == 1) [[likely]] {
+    copy_small(first.payload, pointer(d.sges->addr), d.length);
+  } else {
+    const DatagramPrefix prefix{d.has_imm ? d.imm : 0, d.version_class_flow, d.hop_limit, {}};
+    write_lines(out, d, prefixed ? &prefix : nullptr, lines);
+  }
+  first.imm = d.qkey;
+  first.length = static_cast<std::uint16_t>(bytes);
+  first.ack = ack_bits(peer);
+  const std::uint64_t flags =
+      (prefixed ? line_flag::kPrefixed : 0) | (d.solicited ? line_flag::kSolicited : 0);
+  const std::uint64_t kind =
+      packet_kind(d.has_imm ? Packet::datagram_imm : Packet::datagram, flags | ack_flag(peer));
+  out.tail = position + lines;
+  first.word.store(lane_mark(position) << 56 | kind << 48 | std::uint64_t{qp.qp_num} << 24 |
+                       (d.remote_qpn & 0xffffff),
+                   std::memory_order_release);
+  after_publishing(peer);
+  return true;
+}
+
+/// Whether the device may read all elements.
+bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
+  const Context& c = context_of(qp.context);
+  const Pd& pd = *static_cast<Pd*>(qp.pd);
+  if (count == 1) [[likely]]
+    return sges->length == 0 || allows_again(c, pd, qp.readable, *sges, 0);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (sges[i].length != 0 && !local_allows(*c.segment, pd.id, sges[i], 0)) return false;
+  }
+  return true;
+}
+
+/// Errors that refuse a work request.
+[[gnu::always_inline]] inline int check(const Qp& qp, const ibv_send_wr& wr,
+                                        std::uint64_t& length) noexcept {
+  if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
+    return ENOMEM;
+  if ((wr.opcode != IBV_WR_SEND && wr.opcode != IBV_WR_SEND_WITH_IMM) ||
+      static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge) [[unlikely]] {
+    return EINVAL;
+  }
+  const ibv_ah* ah = wr.wr.ud.ah;
+  if (ah == nullptr || ah->pd != qp.pd) [[unlikely]]
+    return EINVAL;
+  length = 0;
+  for (int i = 0; i < wr.num_sge; ++i) length += wr.sg_list[i].length;
+  return (wr.send_flags & IBV_SEND_INLINE) != 0 && length > qp.max_inline ? EINVAL : 0;
+}
+
+[[gnu::always_inline]] inline ibv_wc_status check_contents(Qp& qp, const ibv_sge* sges,
+                                                           std::uint32_t count,
+                                                           std::uint64_t length,
+                                                           bool in_line) noexcept {
+  // The specification (C10-93.1.1) wants nothing sent and no error told, which Soft-RoCE does.
+  // Adapters tell the error that it has for a message longer than the port takes, and so do we: a
+  // program that is tried here should not lose messages for a reason that nobody names.
+  if (length > kDatagramBytes) [[unlikely]]
+    return IBV_WC_LOC_LEN_ERR;
+  if (!in_line && !readable(qp, sges, count)) [[unlikely]]
+    return IBV_WC_LOC_PROT_ERR;
+  return IBV_WC_SUCCESS;
+}
+
+/// Where a datagram that was found good goes: false if there is no room for it, a status other than
+/// success if it fails after all. There are two ways to post by it, of which the common one shall
+/// not pay for the other: all is in line.
+using Carry = bool (*)(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
+                       ibv_wc_status& status) noexcept;
+
+[[gnu::always_inline]] inline bool carry_at_once(Qp& qp, const ibv_send_wr&,
+                                                 const Outgoing& datagram,
+                                                 ibv_wc_status&) noexcept {
+  // Where others wait for room it waits behind them, however little it needs.
+  return datagram.peer->datagrams_waiting == 0 && transmit(qp, datagram);
+}
+
+bool carry_with_faults(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
+                       ibv_wc_status& status) noexcept {
+  status = hold_datagram(qp, wr, datagram.length);
+  return true;
+}
+
+/// A SEND of one element in line; one that fits into a line of a lane has up to `most` bytes.
+inline bool is_short(const ibv_send_wr& wr, std::uint32_t most) noexcept {
+  return wr.opcode == IBV_WR_SEND && wr.num_sge == 1 &&
+         (wr.send_flags & ~unsigned{IBV_SEND_SIGNALED}) == IBV_SEND_INLINE &&
+         wr.sg_list->length <= most;
+}
+
+/// The common case: short ones, plain, all by the same address handle and with room, up to the end
+/// of the lane's array. Answers the first work request left.
+[[gnu::always_inline]] inline ibv_send_wr* post_run(Qp& qp, ibv_send_wr* wr) noexcept {
+  const std::uint32_t most = std::min<std::uint32_t>(qp.max_inline, kFirstLineBytes);
+  if (!is_short(*wr, most)) return wr;  // other opcodes have no address handle in its place
+  const auto* const ah = static_cast<const Ah*>(wr->wr.ud.ah);
+  if (ah == nullptr || ah->pd != qp.pd || !ah->plain) [[unlikely]]
+    return wr;
+  Peer& peer = *ah->peer;
+  OutLane& out = peer.out;
+  const std::uint64_t begin = out.tail;
+  if (peer.gone || peer.datagrams_waiting != 0 || begin + kConnectedLines >= out.limit) [[unlikely]]
+    return wr;
+  const std::uint64_t free = qp.sq_depth - (qp.sq_head - qp.sq_reclaimed);
+  const std::uint64_t end =
+      std::min(std::min(out.limit - kConnectedLines, (begin | (kLaneLines - 1)) + 1), begin + free);
+  const std::uint64_t kind = packet_kind(Packet::datagram, ack_flag(peer));
+  const std::uint64_t head = lane_mark(begin) << 56 | kind << 48 | std::uint64_t{qp.qp_num} << 24;
+  const std::uint64_t ack = std::uint64_t{ack_bits(peer)} << 48;
+  const unsigned signal_all = qp.signal_all;
+  std::uint64_t position = begin;
+  Line* line = &out.lines[begin & (kLaneLines - 1)];
+  for (; wr != nullptr && position < end && is_short(*wr, most) && wr->wr.ud.ah == ah;
+       wr = wr->next) {
+    const ibv_sge& sge = *wr->sg_list;
+    const std::uint32_t length = sge.length;
+    const std::uint32_t key = wr->wr.ud.remote_qkey;
+    copy_small(line->payload, pointer(sge.addr), length);
+    line->set_trailer(length, ack, (key & kOwnKey) != 0 ? qp.attr.qkey : key);
+    line->word.store(head | (wr->wr.ud.remote_qpn & 0xffffff), std::memory_order_release);
+    ++line;
+    ++position;
+    if (((wr->send_flags | signal_all) & IBV_SEND_SIGNALED) != 0) [[unlikely]] {
+      qp.sq_reclaimed = qp.sq_head + static_cast<std::uint32_t>(position - begin);
+      if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr)
+        CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr->wr_id, length);
+    }
+  }
+  if (position == begin) [[unlikely]]
+    return wr;
+  out.tail = position;
+  const auto count = static_cast<std::uint32_t>(position - begin);
+  qp.sq_head += count;
+  qp.next_psn = psn_add(qp.next_psn, count);
+  after_publishing(peer);
+  return wr;
+}
+
+template <Carry carry>
+int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
+  std::uint64_t length = 0;
+  if (const int error = check(qp, wr, length); error != 0) [[unlikely]]
+    return error;
+  const auto bytes = static_cast<std::uint32_t>(length);
+  if (!qp.straight) [[unlikely]]
+    return keep_datagram(qp, wr, length), 0;
+  const auto count = static_cast<std::uint32_t>(wr.num_sge);
+  ibv_wc_status status =
+      check_contents(qp, wr.sg_list, count, length, (wr.send_flags & IBV_SEND_INLINE) != 0);
+  if (status != IBV_WC_SUCCESS) [[unlikely]] {
+    ++qp.sq_head;
+    return fail_datagram(qp, wr.wr_id, status), 0;
+  }
+  if (!carry(qp, wr, outgoing(qp, wr, bytes), status)) [[unlikely]]
+    return keep_datagram(qp, wr, length), 0;
+  ++qp.sq_head;
+  if (status != IBV_WC_SUCCESS) [[unlikely]]
+    return fail_datagram(qp, wr.wr_id, status), 0;
+  qp.next_psn = psn_add(qp.next_psn, 1);
+  if (((wr.send_flags | qp.signal_all) & IBV_SEND_SIGNALED) == 0) return 0;
+  qp.sq_reclaimed = qp.sq_head;
+  if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]]
+    CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr.wr_id, bytes);
+  return 0;
+}
+
+}  // namespace
+
+ibv_wc_status check_datagram(Qp& qp, const ibv_sge* sges, std::uint32_t count, std::uint64_t length,
+                             bool in_line) noexcept {
+  return check_contents(qp, sges, count, length, in_line);
+}
+
+bool transmit_datagram(Qp& qp, const Outgoing& datagram) noexcept { return transmit(qp, datagram); }
+
+void fail_datagram(Qp& qp, std::uint64_t wr_id, ibv_wc_status status) noexcept {
+  push_error(*static_cast<Cq*>(qp.send_cq), qp, wr_id, status, IBV_WC_SEND);
+  qp.state = IBV_QPS_SQE;
+  qp.straight = false;
+  qp.sq_reclaimed = qp.sq_next = qp.sq_tail = qp.sq_head;
+}
+
+void drop_datagram(Context& c, Drop reason) noexcept {
+  ++c.drops[static_cast<std::size_t>(reason)];
+}
+
+template <Carry carry>
+static int post_all(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  int error =
+      qp.straight || qp.state == IBV_QPS_RTS || qp.state == IBV_QPS_SQE || qp.state == IBV_QPS_ERR
+          ? 0
+          : EINVAL;
+  while (wr != nullptr && error == 0) {
+    if constexpr (carry == carry_at_once) {
+      const ibv_send_wr* const first = wr;
+      if (qp.straight) wr = post_run(qp, wr);
+      if (wr != first) continue;
+    }
+    error = post_one<carry>(qp, *wr);
+    if (error == 0) wr = wr->next;
+  }
+  if (error != 0) [[unlikely]]
+    *bad = wr;
+  if (qp.straight) [[likely]]
+    qp.sq_next = qp.sq_tail = qp.sq_head;  // nothing is outstanding
+  return error;
+}
+
+int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  return post_all<carry_at_once>(qp, wr, bad);
+}
+
+int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
+  return post_all<carry_with_faults>(qp, wr, bad);
+}
+
+}  // namespace spinwire::softverbs

@@ -1,0 +1,217 @@
+// Datagrams that found no room in the lane to their receiver. Cold.
+//
+// An adapter's send queue drains as fast as the wire takes it, and programs rely on its holding
+// them back. Here the receiver's polls make room, so a datagram waits for them in the send queue,
+// its work request not completed. How long is a matter between two contexts: each lane has a
+// patience that waiting uses up and that the lines consumed by the receiver restore, a whole lane
+// all of it. One that takes nothing costs its senders that time once, not once a datagram; after it
+// they drop what finds no room, at once, until the receiver goes on. Meanwhile datagrams to others
+// overtake those that wait; only completions keep their order.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "softverbs/device_control.h"
+#include "softverbs/lane/lane_cursor.h"
+#include "softverbs/objects.h"
+#include "softverbs/queues.h"
+#include "softverbs/ud/ud_datagram.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+/// Until the next look for room.
+constexpr Nanoseconds kLook = std::chrono::microseconds(1);
+
+/// The work request's bytes, if they are inline, or where they are.
+void keep_elements(Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
+  const auto slot = static_cast<std::size_t>(&kept - qp.sq.get());
+  if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
+    std::byte* at = &qp.sq_inline[slot * qp.max_inline];
+    kept.first = {reinterpret_cast<std::uint64_t>(at), kept.length, 0};
+    kept.sge_count = 1;
+    for (int i = 0; i < wr.num_sge; ++i) {
+      const ibv_sge& from = wr.sg_list[i];
+      if (from.length != 0) std::memcpy(at, pointer(from.addr), from.length);
+      at += from.length;
+    }
+    return;
+  }
+  kept.sge_count = static_cast<std::uint16_t>(wr.num_sge);
+  if (wr.num_sge == 1) {
+    kept.first = *wr.sg_list;
+  } else {
+    std::copy_n(wr.sg_list, wr.num_sge, &qp.sq_sges[slot * qp.max_sge]);
+  }
+}
+
+constexpr std::uint64_t kPlain = std::uint64_t{1} << 40;
+
+/// The address handle may be gone before its datagram: what it says is kept.
+void keep_address(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
+  const Ah& ah = *static_cast<const Ah*>(wr.wr.ud.ah);
+  const std::uint32_t key = wr.wr.ud.remote_qkey;
+  kept.receiver = ah.peer;
+  kept.remote_address =
+      std::uint64_t{(key & kOwnKey) != 0 ? qp.attr.qkey : key} << 32 | wr.wr.ud.remote_qpn;
+  kept.compare_add =
+      (ah.plain ? kPlain : 0) | std::uint64_t{ah.hop_limit} << 32 | ah.version_class_flow;
+  kept.imm = wr.imm_data;
+}
+
+Outgoing outgoing(const Qp& qp, const SendWr& kept) noexcept {
+  return {kept.receiver,
+          elements(qp, kept),
+          kept.sge_count,
+          kept.length,
+          static_cast<std::uint32_t>(kept.remote_address),
+          static_cast<std::uint32_t>(kept.remote_address >> 32),
+          kept.imm,
+          static_cast<std::uint32_t>(kept.compare_add),
+          static_cast<std::uint8_t>(kept.compare_add >> 32),
+          (kept.compare_add & kPlain) != 0,
+          kept.opcode == IBV_WR_SEND_WITH_IMM,
+          (kept.flags & IBV_SEND_SOLICITED) != 0};
+}
+
+void take_turn(Context& c, Peer& peer, const Qp& qp, std::uint64_t now) noexcept {
+  const std::uint64_t most = c.datagram_patience;
+  const std::uint64_t consumed =
+      std::min<std::uint64_t>(peer.out.head - peer.patience_head, kLaneLines);
+  peer.patience = std::min(most, peer.patience + consumed * (most / kLaneLines));
+  peer.patience_head = peer.out.head;
+  peer.turn_began = now;
+  peer.datagram_turn = &qp;
+}
+
+/// The next has its turn now: one whose datagrams are short would find room before any other.
+void end_turn(Peer& peer, std::uint64_t now) noexcept {
+  peer.patience -= std::min(peer.patience, now - peer.turn_began);
+  const Qp* next = std::exchange(peer.datagram_next, nullptr);
+  peer.datagram_turn = nullptr;
+  if (next != nullptr) take_turn(*peer.context, peer, *next, now);
+}
+
+/// It went out, was dropped, or is flushed.
+void let_go(Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
+  Peer& peer = *kept.receiver;
+  if (peer.datagram_next == &qp) peer.datagram_next = nullptr;
+  if (peer.datagram_turn == &qp) end_turn(peer, now);
+  --peer.datagrams_waiting;
+  --peer.users;
+  kept.receiver = nullptr;
+}
+
+ibv_wc_status check(Qp& qp, const SendWr& kept) noexcept {
+  return check_datagram(qp, elements(qp, kept), kept.sge_count, kept.length,
+                        (kept.flags & IBV_SEND_INLINE) != 0);
+}
+
+/// Sends or drops a datagram that waits; false if it has to wait on.
+bool leaves(Context& c, Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
+  Peer& peer = *kept.receiver;
+  if (peer.datagram_turn != nullptr && peer.datagram_turn != &qp) {
+    if (peer.datagram_next == nullptr) peer.datagram_next = &qp;
+    return false;
+  }
+  // Not as good as when it was posted: told in order, when all before it are done.
+  if (check(qp, kept) != IBV_WC_SUCCESS) return false;
+  if (transmit_datagram(qp, outgoing(qp, kept))) {
+    qp.next_psn = psn_add(qp.next_psn, 1);
+  } else {
+    if (peer.datagram_turn == nullptr) take_turn(c, peer, qp, now);
+    if (now - peer.turn_began < peer.patience) return false;
+    drop_datagram(c, Drop::no_room);
+  }
+  let_go(qp, kept, now);
+  return true;
+}
+
+/// A work request that cannot be carried out ends those behind it, too.
+void fail_oldest_datagram(Qp& qp, ibv_wc_status status) noexcept {
+  forget_datagrams(qp);
+  const std::uint32_t first = qp.sq_tail;
+  const std::uint32_t end = qp.sq_head;
+  fail_datagram(qp, qp.sq[first & qp.sq_mask].wr_id, status);
+  for (std::uint32_t i = first + 1; i != end; ++i) {
+    push_error(*static_cast<Cq*>(qp.send_cq), qp, qp.sq[i & qp.sq_mask].wr_id, IBV_WC_WR_FLUSH_ERR,
+               IBV_WC_SEND);
+  }
+}
+
+/// One look at all that wait, oldest first; none to a receiver that has no room for one before it.
+/// False if the queue pair failed.
+bool look_at_all(Context& c, Qp& qp) noexcept {
+  const std::uint64_t now = c.clock.now();
+  ++c.datagram_pass;
+  for (std::uint32_t i = qp.sq_tail; i != qp.sq_head; ++i) {
+    SendWr& kept = qp.sq[i & qp.sq_mask];
+    if (kept.receiver != nullptr && i == qp.sq_tail) {
+      if (const ibv_wc_status status = check(qp, kept); status != IBV_WC_SUCCESS) {
+        fail_oldest_datagram(qp, status);
+        return false;
+      }
+    }
+    if (kept.receiver != nullptr && kept.receiver->full_in_pass != c.datagram_pass) {
+      Peer& peer = *kept.receiver;
+      if (!leaves(c, qp, kept, now)) peer.full_in_pass = c.datagram_pass;
+    }
+    if (kept.receiver == nullptr && i == qp.sq_tail) complete_oldest(qp);
+  }
+  return true;
+}
+
+}  // namespace
+
+void pump_datagrams(Qp& qp) noexcept {
+  if (!look_at_all(context_of(qp.context), qp)) return;
+  qp.sq_next = qp.sq_tail;
+  qp.straight = qp.sq_tail == qp.sq_head;
+  if (qp.straight) {
+    stop_waiting(qp);
+  } else {
+    wait_until(qp, kLook);
+  }
+}
+
+void keep_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept {
+  SendWr& kept = qp.sq[qp.sq_head & qp.sq_mask];
+  const bool alone = qp.straight;
+  if (alone) qp.sq_next = qp.sq_tail = qp.sq_head;
+  ++qp.sq_head;
+  if (qp.state != IBV_QPS_RTS) {
+    qp.sq_reclaimed = qp.sq_next = qp.sq_tail = qp.sq_head;
+    push_error(*static_cast<Cq*>(qp.send_cq), qp, wr.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_SEND);
+    return;
+  }
+  qp.straight = false;
+  kept.wr_id = wr.wr_id;
+  kept.set_kind(static_cast<std::uint32_t>(std::min<std::uint64_t>(length, UINT32_MAX)), wr.opcode,
+                wr.send_flags | qp.signal_all, 0);
+  keep_elements(qp, kept, wr);
+  keep_address(qp, kept, wr);
+  Peer& peer = *kept.receiver;
+  ++peer.users;
+  const bool nobody_waits = peer.datagrams_waiting++ == 0;
+  peer.out.direct_limit = 0;
+  if (alone) {
+    pump_datagrams(qp);
+  } else if (nobody_waits) {
+    Context& c = context_of(qp.context);
+    (void)leaves(c, qp, kept, c.clock.now());
+  }
+}
+
+void forget_datagrams(Qp& qp) noexcept {
+  qp.straight = false;
+  if (qp.qp_type != IBV_QPT_UD || qp.sq_tail == qp.sq_head) return;
+  stop_waiting(qp);
+  const std::uint64_t now = context_of(qp.context).clock.now();
+  for (std::uint32_t i = qp.sq_tail; i != qp.sq_head; ++i) {
+    SendWr& kept = qp.sq[i & qp.sq_mask];
+    if (kept.receiver != nullptr) let_go(qp, kept, now);
+  }
+}
+
+}  // namespace spinwire::softverbs

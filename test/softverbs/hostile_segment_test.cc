@@ -1,0 +1,73 @@
+// What peers may have written into a context's segment is not believed.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "softverbs/ud_link.h"
+
+namespace softverbs_test::hostile {
+
+TEST(SoftverbsHostile, ACountOfLanesBeyondTheTable) {
+  Link link;
+  sv::Context& c = link.b.internals();
+  c.segment->lanes_used = std::numeric_limits<std::uint32_t>::max();
+  // Whatever goes through all lanes: upkeep, the end of a key and of a queue pair, a new peer.
+  for (std::uint32_t i = 0; i < 2 * sv::kMaxLanes / 64; ++i) sv::control_device(link.b.context);
+  ASSERT_EQ(sv::dereg_mr(sv::reg_mr(link.b.pd, link.b.memory.data(), 64, 0)), 0);
+  Node other;
+  const Handle handle(link.b, other);
+  ibv_qp* qp = link.b.make_qp();
+  ASSERT_EQ(link.b.init(qp), 0);
+  ASSERT_EQ(link.b.rtr(qp, {gid_of(other), 77, 1}), 0);
+  link.b.destroy(qp);
+  ASSERT_EQ(link.b.post_recv(1, 0, 64), 0);
+  ASSERT_EQ(Send(2, link.a.sge(0, 8)).post(link.qa), 0);
+  EXPECT_TRUE(link.run(1, 1));
+}
+
+TEST(SoftverbsHostile, TwoLanesOfOneSender) {
+  Node b;
+  sv::Context& c = b.internals();
+  std::uint32_t second = 0;
+  {
+    Node a;
+    const Handle to_a(b, a);
+    const Handle to_b(a, b);
+    const std::uint32_t first = a.internals().peers[0]->out.index;
+    second = first + 1;
+    sv::LaneEntry& entry = c.segment->directory[second];
+    ASSERT_EQ(sv::lane_state(entry.state), sv::LaneState::free);
+    entry.sender = gid_of(a);
+    entry.state = sv::lane_word(c.segment->pid, sv::LaneState::active);
+    c.segment->lanes_used = second + 1;
+    c.segment->doorbells[second / 64] = std::uint64_t{1} << (second % 64);
+    c.segment->doorbell = 1;
+    for (int i = 0; i < 3; ++i) sv::control_device(b.context);
+    ASSERT_EQ(c.peers.size(), 1u);
+    EXPECT_EQ(c.peers[0]->in->index, first);
+  }
+  // That peer is forgotten, and nobody knows it by its other lane.
+  ASSERT_TRUE(until([&] { sv::control_device(b.context); }, [&] { return c.peers.empty(); }));
+  const sv::InLane* lane = c.lanes[second].get();
+  EXPECT_TRUE(lane == nullptr || lane->peer == nullptr);
+}
+
+TEST(SoftverbsHostile, AWriteTooShortForItsTarget) {
+  Link link;
+  ASSERT_EQ(link.b.post_recv(1, 0, 64), 0);
+  sv::OutLane& out = link.a.internals().peers[0]->out;
+  sv::Line& line = out.lines[out.tail];
+  const ibv_sge target{link.b.address(0), 8, link.b.mr->rkey};
+  std::memcpy(line.payload, &target, sizeof target);
+  line.length = sizeof target - 1;
+  line.word = sv::lane_mark(out.tail) << 56 |
+              sv::packet_kind(sv::Packet::write_imm, sv::line_flag::kReference) << 48 |
+              std::uint64_t{link.a.endpoint(link.qa).psn} << 24 | link.qb->qp_num;
+  link.poll_b();
+  EXPECT_EQ(link.b.internals().segment->queue_pairs[link.qb->handle].nak, sv::Nak::invalid_request);
+  EXPECT_EQ(state_of(link.qb), IBV_QPS_ERR);
+}
+
+}  // namespace softverbs_test::hostile

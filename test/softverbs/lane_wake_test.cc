@@ -1,0 +1,210 @@
+// A lane that goes to sleep in the moment in which its sender publishes. Whoever comes first, the
+// message is found by polls alone, without any later traffic.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/random.h"
+#include "softverbs/peer_process.h"
+#include "softverbs/rc_link.h"
+
+namespace softverbs_test::wake {
+
+constexpr std::size_t kLanes = 16;  ///< that race in a round, each on its own
+constexpr std::size_t kIdle = 2;    ///< others: the last two lanes never sleep
+constexpr std::uint64_t kJitter = 2000;
+constexpr std::int64_t kLeadStep = 50;
+
+/// What the two sides tell each other.
+struct Page {
+  alignas(64) std::atomic<std::uint32_t> round{0};
+  std::atomic<std::uint32_t> stop{0};
+  std::atomic<std::uint64_t> patience{0};           ///< of the sender, before it sends
+  alignas(64) std::atomic<std::uint32_t> ready{0};  ///< the sender has seen that round
+  std::atomic<std::uint32_t> sent{0};
+};
+
+NodeOptions small() {
+  NodeOptions options;
+  options.memory = 4096;
+  options.srq_depth = 64;
+  return options;
+}
+
+void wait_a_little(std::uint64_t turns) {
+  for (; turns != 0; --turns) std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+template <typename Done>
+void wait_for(Done done) {
+  for (std::uint32_t spins = 1; !done(); ++spins) {
+    if (spins % 4096 == 0) sched_yield();
+  }
+}
+
+/// The other side: contexts of their own, a lane each. Beside the socket it has only the page.
+class Senders {
+ public:
+  explicit Senders(int socket) {
+    for (std::size_t i = 0; i < kLanes + kIdle; ++i) {
+      nodes_.push_back(std::make_unique<Node>(small()));
+      meet(*nodes_.back(), nodes_.back()->make_qp(), socket);
+    }
+  }
+  void run(Page& page) {
+    spinwire::base::Random random(1);
+    for (std::uint32_t round = 1;; ++round) {
+      wait_for([&] { return page.round.load(std::memory_order_acquire) == round || page.stop; });
+      if (page.stop != 0) return;
+      page.ready.store(round, std::memory_order_release);
+      wait_a_little(page.patience.load(std::memory_order_relaxed) + random.below(kJitter));
+      for (std::size_t i = 0; i < kLanes; ++i) send((i + round) % kLanes, round);
+      for (auto& node : nodes_) drain(*node);
+      page.sent.store(round, std::memory_order_release);
+    }
+  }
+
+ private:
+  void send(std::size_t lane, std::uint32_t round) {
+    const Node& node = *nodes_[lane];
+    std::memcpy(&node.memory[0], &round, sizeof round);
+    const unsigned flags = IBV_SEND_INLINE | (round % 8 == 0 ? unsigned{IBV_SEND_SIGNALED} : 0u);
+    must(Send(round, node.sge(0, sizeof round), IBV_WR_SEND, flags).post(node.qps[0]) == 0, "send");
+  }
+  static void drain(const Node& node) {
+    ibv_wc wc{};
+    for (int i = 0; i < 8; ++i) {
+      if (node.poll(wc)) must(wc.status == IBV_WC_SUCCESS, "status");
+    }
+  }
+  std::vector<std::unique_ptr<Node>> nodes_;
+};
+
+/// This side: puts the lanes to sleep while they are sent to.
+class Sleeper {
+ public:
+  explicit Sleeper(int socket) : node_(small()) {
+    for (std::size_t i = 0; i < kLanes + kIdle; ++i) meet(node_, node_.make_qp(), socket);
+    sv::control_device(node_.context);
+    node_.internals().idle_rounds = 2;
+  }
+
+  /// False if a message is not found.
+  bool round(Page& page, std::uint32_t number, spinwire::base::Random& random) {
+    for (std::uint64_t i = 0; i < kLanes; ++i) must(node_.post_recv(i, i * 8, 8) == 0, "post_recv");
+    make_tired();
+    const std::uint64_t naps = node_.internals().naps;
+    page.round.store(number, std::memory_order_release);
+    // Where processors are short, either side comes first nearly always unless it is made to wait.
+    if (random.below(2) == 0)
+      wait_for([&] { return page.ready.load(std::memory_order_acquire) == number; });
+    wait_a_little(static_cast<std::uint64_t>(std::max<std::int64_t>(-lead_, 0)) +
+                  random.below(kJitter));
+    sv::control_device(node_.context);
+    const std::uint64_t slept = node_.internals().naps - naps;
+    slept_ += slept;
+    // How fast the two are differs from machine to machine: who was late comes earlier next time.
+    lead_ += slept > kLanes / 2 ? -kLeadStep : kLeadStep;
+    page.patience.store(static_cast<std::uint64_t>(std::max<std::int64_t>(lead_, 0)),
+                        std::memory_order_relaxed);
+    std::size_t got = 0;
+    // Of those that went to sleep: who has published already rang, or rings now.
+    wait_for_messages(page, number, got);
+    return got == kLanes;
+  }
+  [[nodiscard]] std::uint64_t slept() const { return slept_; }
+  [[nodiscard]] std::uint64_t stayed() const { return stayed_; }
+  [[nodiscard]] std::uint64_t woken() const { return woken_; }
+
+ private:
+  /// All lanes that race are about to sleep, unless a packet comes now; the others are not.
+  void make_tired() {
+    sv::Context& c = node_.internals();
+    for (std::size_t i = 0; i < c.awake_count; ++i) {
+      sv::InLane& lane = *c.awake[i];
+      lane.control_head = lane.head;
+      lane.idle_rounds = lane.head == 0 && number_ != 0 ? 0 : c.idle_rounds;
+    }
+    ++number_;
+  }
+  void wait_for_messages(const Page& page, std::uint32_t number, std::size_t& got) {
+    const std::uint32_t awake = node_.internals().awake_count;
+    stayed_ += awake - std::min<std::uint32_t>(awake, kIdle);
+    constexpr int kPollsAfterAll = 1000;  // were sent
+    for (int left = kPollsAfterAll; got < kLanes && left > 0;) {
+      ibv_wc wc[kLanes];
+      const int n = ibv_poll_cq(node_.cq, kLanes, wc);
+      for (int i = 0; i < n; ++i) take(wc[i], number);
+      got += static_cast<std::size_t>(n);
+      if (n != 0) continue;
+      if (page.sent.load(std::memory_order_acquire) == number) {
+        --left;
+      } else if (++idle_ % 1024 == 0) {
+        sched_yield();
+      }
+    }
+    woken_ += node_.internals().awake_count - awake;
+  }
+  void take(const ibv_wc& wc, std::uint32_t number) const {
+    std::uint32_t said = 0;
+    std::memcpy(&said, &node_.memory[wc.wr_id * 8], sizeof said);
+    must(wc.status == IBV_WC_SUCCESS && said == number, "another message");
+  }
+
+  Node node_;
+  std::int64_t lead_ = 0;  ///< turns that the sender waits for longer than we do
+  std::uint64_t slept_ = 0, stayed_ = 0, woken_ = 0, number_ = 0, idle_ = 0;
+};
+
+/// `side` runs the senders, somewhere.
+void race(int socket, Page& page, std::uint32_t rounds) {
+  Sleeper sleeper(socket);
+  spinwire::base::Random random(2);
+  std::uint32_t round = 1;
+  while (round <= rounds && sleeper.round(page, round, random)) ++round;
+  page.stop = 1;
+  EXPECT_GT(round, rounds) << "a message lay in a sleeping lane and nobody told";
+  std::printf("%llu lanes slept, %llu found a packet in time, %llu were woken\n",
+              static_cast<unsigned long long>(sleeper.slept()),
+              static_cast<unsigned long long>(sleeper.stayed()),
+              static_cast<unsigned long long>(sleeper.woken()));
+  // Each outcome of the race was seen, often.
+  EXPECT_GT(sleeper.slept(), rounds / 2);
+  EXPECT_GT(sleeper.stayed(), rounds / 2);
+  EXPECT_GT(sleeper.woken(), rounds / 2);
+}
+
+TEST(ThreadsSoftverbsWake, NoMessageIsLeftInASleepingLane) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+  Page page;
+  std::thread sender([&] {
+    Senders senders(ends[1]);
+    senders.run(page);
+  });
+  race(ends[0], page, 2000);
+  sender.join();
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST(SlowSoftverbsWake, AMillionRacesBetweenProcesses) {
+  void* at = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(at, MAP_FAILED);
+  Page& page = *new (at) Page;
+  Child child([&](int socket) {
+    Senders senders(socket);
+    senders.run(page);
+  });
+  race(child.socket(), page, 1'000'000 / kLanes);
+  EXPECT_EQ(child.wait(), 0);
+  munmap(at, sizeof(Page));
+}
+
+}  // namespace softverbs_test::wake
