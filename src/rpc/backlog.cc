@@ -67,7 +67,7 @@ Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call,
   }
   schedule_check(r, c, call.deadline);
   ++c.backlog_count;
-  // What it waits for may be something else than the session's own window.
+  // The session's own window has room: the call waits for receives or send entries of the engine.
   if (c.in_flight < c.send_window) list_blocked_session(r, c);
   return Status::ok;
 }

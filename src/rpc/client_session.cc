@@ -1,4 +1,4 @@
-// The client's end of sessions: calls, their replies, and what becomes of those without.
+// A client's session: made, ready, closed or failed, and its timer.
 #include <algorithm>
 #include <bit>
 #include <new>
@@ -14,7 +14,6 @@ namespace spinwire::rpc {
 using wire::RpcHeader;
 using wire::RpcKind;
 
-/// Where there are no datagrams, the session's connection tells.
 void send_control(Rpc& r, const ClientSession& c, RpcKind kind, std::uint32_t number) noexcept {
   if (c.transport == Transport::datagram)
     (void)send(r, c.peer_address->destination, {c.peer_session, number, 0, kind, 0, 0, 0}, {});
@@ -108,7 +107,7 @@ Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
 
 namespace {
 
-/// Ends whatever is under way or waits. Callbacks may call again, which is refused by the state.
+/// Ends all calls. Callbacks may call again, which the session's state refuses.
 void end_calls(Rpc& r, ClientSession& c, Status status) noexcept {
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
     if ((c.free_slots & bit(slot)) != 0) continue;
@@ -133,7 +132,7 @@ Status close(Rpc& r, ClientSession& c) noexcept {
   std::uint64_t next = c.deadline;  // the connection's end comes first
   if (c.transport == Transport::datagram || !connected) next = r.context.clock.now() + r.min_rto;
   if (c.transport == Transport::connection && !connected)
-    c.deadline = next;  // nobody could be told
+    c.deadline = next;  // no message can reach the server
   r.context.timers.reschedule(c.timer, next);
   return Status::ok;
 }
@@ -186,8 +185,8 @@ void fail_session(Rpc& r, ClientSession& c, const Error& why) noexcept {
 
 namespace {
 
-/// Sees to calls that are due before the watch looks at them, and to those that wait; answers the
-/// tick of the next look. The session may be gone afterwards.
+/// Checks calls that are due before the retransmission timer, and the backlog. Returns the tick of
+/// the next check. The session may be gone afterwards.
 std::uint64_t check_own_timers(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint32_t name = c.name;
   std::uint64_t next = now + r.keepalive_interval;

@@ -7,9 +7,9 @@
 // and slow, for a second: then the shortest is that of this second. Delay alone leaves one call
 // under way: that a server is busy says nothing about the network. Only losses lead below it, to
 // calls spaced by more than a round trip, from where each reply leads back by half of what there
-// is, however long it took. What takes longer than patience lasts is lost only if the server does
-// not say otherwise (learn_from_repeated()). Nothing here runs while round trips are short and the
-// window is whole.
+// is, however long it took. A call that exceeds the RTO counts as lost unless the reply says that
+// the server had it (on_retransmitted_reply()). Nothing here runs while round trips are short and
+// the window is whole.
 #include <algorithm>
 
 #include "rpc/rpc.h"

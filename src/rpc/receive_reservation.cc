@@ -25,7 +25,7 @@ void post_reserved_receives(Rpc& r) noexcept {
 }
 
 /// Receives for as many requests as the session may send at once, if there are any left. A quarter
-/// is for the engine's own calls: whoever serves may have to call others for that.
+/// stays for the engine's own calls, since handlers may call other servers.
 void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
   if (r.reserved_receives + s.window > r.receive_budget ||
       r.server_reserved_receives + s.window > r.receive_budget - r.receive_budget / 4)

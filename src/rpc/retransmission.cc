@@ -1,4 +1,4 @@
-// Calls that get no answer: they are sent again, or end when their deadline has passed.
+// Calls without a reply: they are sent again after the RTO, and end when their deadline has passed.
 #include <algorithm>
 
 #include "rpc/client_call.h"
@@ -55,8 +55,8 @@ std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint
     resend(r, c, k, now);
     due = now + (c.rto << k.resends);
   }
-  // The watch looks again within its time. To send again may wait for that, unless by much: of a
-  // busy session most calls that are looked at have just begun.
+  // The retransmission timer comes by within min_rto. A resend may wait for it by a quarter: in a
+  // busy session most calls have just begun.
   k.on_session_timer = std::min(due + r.min_rto / 4, k.deadline) < now + r.min_rto;
   return k.on_session_timer ? std::min(due, k.deadline) : kNever;
 }

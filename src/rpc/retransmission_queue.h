@@ -1,6 +1,6 @@
-// Sessions with calls under way, in the order in which they were last looked at: what finds calls
-// that get no answer. A timer of each session would be quicker to write and, with thousands of
-// sessions, cost a miss of the caches for each of its neighbours at each call.
+// Sessions with calls in flight, in the order in which they were last checked for calls to send
+// again. A timer for each session would be simpler, but with thousands of sessions each call would
+// cost cache misses for the timer's neighbours.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,15 @@
 
 namespace spinwire::rpc {
 
-/// A ring, as short as it may be for the sessions that there are: the caches hold it. Their calls
-/// end in any order, and their entries go when they have come to the front, or when there is no
-/// room.
+/// A ring that is as short as the number of sessions allows, so that the caches hold it. Calls end
+/// in any order; the entry of an idle session is dropped at the front, or when the ring is full.
 class RetransmissionQueue {
  public:
   struct Entry {
     std::uint64_t checked_at;  ///< tick of the last look
     std::uint32_t session;     ///< 0: its calls have ended
   };
-  /// At most so many sessions at once. May throw std::bad_alloc. Set-up.
+  /// Holds at most `most` sessions. May throw std::bad_alloc. Set-up.
   explicit RetransmissionQueue(std::uint32_t most)
       : entries_(std::make_unique_for_overwrite<Entry[]>(
             std::max(2 * std::bit_ceil(most), kFirstRoom))) {}

@@ -7,11 +7,10 @@
 
 namespace spinwire::rpc {
 
-/// How often losses double the patience with calls that have not gone out yet. Each call's own
-/// backs off from there.
+/// Losses double the session's RTO at most this many times. Each call backs off from there.
 constexpr unsigned kMaxRtoShift = 3;
 
-/// After Jacobson: the mean of round trips, and how far they lie from it.
+/// Jacobson's estimate: the smoothed round trip and its mean deviation.
 inline void update_rto(const Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
   if (trip < c.min_rtt) [[unlikely]] {
     if (c.srtt == 0) {
@@ -27,10 +26,9 @@ inline void update_rto(const Rpc& r, ClientSession& c, std::uint64_t trip) noexc
   c.rto = std::max(c.srtt + 4 * c.rttvar, r.min_rto);
 }
 
-/// A request was sent again for nothing if the server had it by then: that says nothing of the way,
-/// and patience with slow handlers would be the undoing of calls that do get lost. Else it, or its
-/// reply, got lost or is slow on its way: there is more patience with the next, until one of them
-/// tells of a round trip.
+/// A reply to a call that was sent again. If the server had the request by then, the handler is
+/// slow and the RTO stays: a longer one would delay calls that do get lost. Else the request or the
+/// reply was lost or is slow on its way, and the RTO doubles until a reply gives a round trip.
 [[gnu::cold, gnu::noinline]] inline void on_retransmitted_reply(Rpc& r, ClientSession& c,
                                                                 const ClientSlot& k,
                                                                 std::uint16_t held) noexcept {

@@ -1,4 +1,5 @@
-// Sessions and the calls on them: what client and server of one engine share. Hot fields first.
+// Remote calls of one engine: what its sessions share, and the functions between files of rpc/. Hot
+// fields first.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +24,15 @@
 
 namespace spinwire::rpc {
 
-/// In a PendingCall's name of a session: the call is a long one. No session's own name has it.
+/// A bit of PendingCall's session name: the call came over a connection. Session names do not have
+/// it.
 inline constexpr std::uint32_t kConnectionCall = 0x80000000;
 
 /// The timers of sessions, told apart by Timer::kind; those of agents and handshakes are lower.
 inline constexpr std::uint16_t kClientTimer = 32;
 inline constexpr std::uint16_t kServerTimer = 33;
-inline constexpr std::uint16_t kRetransmissionTimer = 34;  ///< the engine's, see watch.cc
+inline constexpr std::uint16_t kRetransmissionTimer =
+    34;  ///< one for the engine, see retransmission.cc
 
 /// How this engine names itself to the peers of its sessions.
 struct LocalAddress {
@@ -47,20 +50,23 @@ struct Rpc {
   agent::EngineContext& context;
   std::unique_ptr<DatagramPort> port;  ///< null: this engine has no datagrams
   std::vector<MethodHandler> handlers;
-  std::uint32_t method_count = 0;  ///< their number, which takes a multiplication to tell
+  std::uint32_t method_count = 0;  ///< handlers.size(), without a division
   SessionTable<ClientSession, ClientSlot> clients;
   SessionTable<ServerSession, ServerSlot> servers;
-  /// Tick since when what a poll has found may have waited: the poll's own, unless we were away.
+  /// Tick since when the datagrams of this poll may have waited: the poll's own unless the process
+  /// was descheduled.
   std::uint64_t oldest_arrival = 0;
   std::uint64_t target_delay = ~std::uint64_t{0};  ///< ticks: a longer round trip is congestion
   std::uint64_t min_rto = 0;                       ///< ticks
-  std::uint32_t reserved_receives = 0;             ///< receives that replies and requests may need
-  std::uint32_t posted_receives = 0;           ///< for so many, up to the budget, they are posted
-  std::uint32_t receive_budget = 0;            ///< of those that there are
-  std::uint32_t server_reserved_receives = 0;  ///< of the promised, to sessions that we serve
-  std::uint32_t blocked_first = kNone;  ///< sessions whose calls wait for room that all share
+  std::uint32_t reserved_receives = 0;             ///< for replies and requests that may come
+  std::uint32_t posted_receives = 0;               ///< reservations that posted receives cover
+  std::uint32_t receive_budget = 0;                ///< receives that may be reserved
+  std::uint32_t server_reserved_receives = 0;      ///< of the reserved, for served sessions
+  std::uint32_t blocked_first =
+      kNone;  ///< sessions whose backlog waits for receives or send entries
   std::uint32_t blocked_last = kNone;
-  ConnectionEnd* queue_first = nullptr;  ///< of long calls, what waits for credit or other room
+  ConnectionEnd* queue_first =
+      nullptr;  ///< connections with something to send, run at the end of a poll
   ConnectionEnd* queue_last = nullptr;
   CurrentCall current_call;
   RpcStats stats;
@@ -68,9 +74,9 @@ struct Rpc {
   base::Timer retransmission_timer;
   // Cold.
   std::uint32_t connections_wanted = 0;  ///< sessions that want a connection for long calls
-  bool has_silent_peers = false;         ///< a route has a silent session
+  bool has_silent_peers = false;         ///< next_session_to_probe() has one
   LocalAddress local;
-  base::Random numbers;  ///< where those of new sessions' calls begin
+  base::Random numbers;  ///< source of first call numbers
   std::vector<std::unique_ptr<PeerAddress>> peer_addresses;
   std::unique_ptr<ForgottenSessions> forgotten;  ///< once there are any
   // Ticks.
@@ -102,8 +108,8 @@ void abort(Rpc& r) noexcept;
 void finish_poll(Rpc& r) noexcept;
 /// Posts the datagrams that were sent since the last time.
 void flush(Rpc& r) noexcept;
-/// Has receives posted for all that are promised and one more, within the budget. Cold: what is
-/// posted doubles at least, until all are.
+/// Posts receives for all reservations and one more, within the budget. Cold: the number of posted
+/// receives at least doubles each time.
 void post_reserved_receives(Rpc& r) noexcept;
 /// A part of the control step.
 void upkeep(Rpc& r) noexcept;
@@ -115,7 +121,7 @@ void on_timer(Rpc& r, base::Timer& timer) noexcept;
 wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32_t window,
                                    std::uint32_t first) noexcept;
 
-// In arrivals.cc.
+// In transport/datagram_receive.cc.
 /// Takes the completions that are of the port's queue pair, the first of which is, up to the first
 /// of another or the end, which it answers. Adds to the number of events. Hot.
 const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
@@ -175,8 +181,8 @@ inline void update_send_window(ClientSession& c) noexcept {
   return r.context.clock.ticks(Nanoseconds(std::int64_t{held} << kServerTimeShift));
 }
 
-// In watch.cc.
-/// The watch is full.
+// In retransmission.cc.
+/// Makes room in the retransmission queue.
 [[gnu::cold]] void grow_retransmission_queue(Rpc& r) noexcept;
 /// The first of a session's calls goes out now.
 [[gnu::always_inline]] inline void queue_for_retransmission(Rpc& r, ClientSession& c,
@@ -187,11 +193,12 @@ inline void update_send_window(ClientSession& c) noexcept {
   if (!r.retransmission_timer.scheduled()) [[unlikely]]
     r.context.timers.schedule(r.retransmission_timer, now + r.min_rto);
 }
-/// A call has to end, or to be sent again, before the watch looks at it.
+/// Has the session's timer check a call that is due before the retransmission timer.
 [[gnu::cold, gnu::noinline]] void schedule_early_check(Rpc& r, ClientSession& c,
                                                        ClientSlot& call) noexcept;
 /// Ends a call that is too late, or sends it again if it seems lost. Answers the tick of the next
-/// look, or the end of time if the watch has it in time. The session may be gone afterwards.
+/// look, or the end of time if the retransmission timer checks it in time. The session may be gone
+/// afterwards.
 std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint64_t now) noexcept;
 void on_retransmission_timer(Rpc& r) noexcept;
 
@@ -270,7 +277,7 @@ void on_client_control(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept;
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;
 
-/// Copies what has no block to be referred to into one of the send pool; null if that is dry.
+/// Copies what has no block to be referred to into one of the send pool; null if that is empty.
 Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
 /// Sends header and payload; false, and nothing sent, if the port is full.
 bool send(Rpc& r, const base::DatagramAddress& to, const wire::RpcHeader& header,

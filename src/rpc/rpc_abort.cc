@@ -1,4 +1,4 @@
-// The sessions of an engine whose application is gone: in a simulation its process has died. Cold.
+// Aborts all sessions without running a callback, as if the process had died. Cold.
 #include "rpc/rpc.h"
 #include "rpc/transport/connection_transport.h"
 

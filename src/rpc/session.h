@@ -22,52 +22,51 @@ using detail::Block;
 inline constexpr std::uint32_t kNone = agent::kNone;
 inline constexpr std::uint32_t kWindowMax = wire::kSessionWindowMax;
 
-/// A payload of up to kShortCall bytes, or where a longer one lies, with a reference to its block.
-/// The peer may see all of `text`, whatever the size: nothing is ever in it but what it was sent
-/// before, or may know.
+/// A payload: up to kShortCall bytes, or a reference to the block of a longer one. All of `text`
+/// may be sent whatever the size, so it only ever holds bytes that the peer may see.
 struct Payload {
   Block* block = nullptr;  ///< null: short
   union {
     const std::byte* data;
     std::byte text[kShortCall];
-    std::uint64_t arrived_at;  ///< tick at which a request came that is not answered yet
+    std::uint64_t arrived_at;  ///< tick; of a request that is not answered yet
   };
   Payload() noexcept : text{} {}
 };
 
-/// One of the calls that a session may have under way.
+/// A client's slot: one of the calls that a session may have in flight.
 struct alignas(64) ClientSlot {
-  std::uint32_t number = 0;  ///< of this one, or the next; its low bits are the slot
+  std::uint32_t number = 0;  ///< of the present call, or else the next; its low bits are the slot
   Method method = 0;
   std::uint16_t size = 0;
   std::uint64_t sent_at = 0;
   std::uint64_t deadline = 0;  ///< tick
   ReplyCallback done;
-  std::uint32_t id = 0;      ///< as the application calls it
-  std::uint8_t resends = 0;  ///< times sent again
-  bool on_session_timer =
-      false;  ///< the session's timer looks at it, too: it is due before the watch
+  std::uint32_t id = 0;           ///< CallId::number
+  std::uint8_t resends = 0;       ///< times sent again
+  bool on_session_timer = false;  ///< it is due before the retransmission timer
   Payload payload;
 };
 static_assert(sizeof(ClientSlot) == 128);
 
-/// What a session may send, as congestion.cc has it; in parts of a call.
+/// The congestion window, in fractions of a call; see congestion.cc.
 inline constexpr std::uint32_t kCwndPerCall = 256;
 struct CongestionWindow {
   std::uint32_t cwnd = 0;
-  std::uint32_t max_cwnd = 0;       ///< what it may grow to; 0: nobody asks for congestion control
+  std::uint32_t max_cwnd = 0;       ///< 0: no congestion control
   std::uint64_t last_decrease = 0;  ///< tick
-  std::uint64_t next_send = 0;      ///< tick before which no call goes out; 0: none such
+  std::uint64_t next_send = 0;      ///< tick before which no call goes out; 0: no pacing
 };
-/// So often the patience with a call is doubled at most.
+/// The RTO of a call doubles with each resend, at most this many times.
 inline constexpr unsigned kMaxBackoffShift = 6;
-/// How long a server had a request is told in so many nanoseconds, shifted; kHeldMost: or longer.
+/// A reply tells how long the server had the request, in units of 2^kServerTimeShift ns;
+/// kServerTimeMax: that long or longer.
 inline constexpr unsigned kServerTimeShift = 10;
 inline constexpr std::uint16_t kServerTimeMax = UINT16_MAX - 1;
-/// Of an answer that is sent again.
+/// In a reply that is sent again.
 inline constexpr std::uint16_t kServerTimeUnknown = UINT16_MAX;
 
-/// One that waits for its turn.
+/// A call that waits for its session's window or for room in the engine.
 struct BackloggedCall {
   Method method = 0;
   std::uint32_t size = 0;
@@ -76,7 +75,7 @@ struct BackloggedCall {
   ReplyCallback done;
   Payload payload;
 };
-/// Takes number `i` of the `count` that wait in a ring out of it; those behind it move up.
+/// Removes entry `i` of the `count` in a ring; the entries behind it move up.
 template <typename Entry>
 Entry remove_from_ring(Entry* ring, std::uint32_t room, std::uint32_t& first, std::uint32_t& count,
                        std::uint32_t i) noexcept {
@@ -91,7 +90,7 @@ Entry remove_from_ring(Entry* ring, std::uint32_t room, std::uint32_t& first, st
   return taken;
 }
 
-// Calls that are longer than a datagram, or that no datagrams are there for, see bulk.h.
+// The ends of a session's connection, see transport/connection_transport.h.
 struct ConnectionEnd;
 struct ConnectionClient;
 struct ConnectionServer;
@@ -100,60 +99,59 @@ struct ConnectionDeleter {
   void operator()(ConnectionServer* connection) const noexcept;
 };
 
-/// The first cacheline is what a call needs, the second what its reply needs besides.
+/// A client's session. A call reads the first cacheline, its reply the second as well.
 struct alignas(64) ClientSession {
   static constexpr std::size_t kHotBytes = 128;
   PeerAddress* peer_address = nullptr;  ///< the server; null until it has answered
-  std::uint32_t name = 0;               ///< what we call it; 0: a free record
-  std::uint32_t generation = 0;         ///< and which use of the record this is, for handles
-  std::uint64_t free_slots = 0;         ///< slots without a call
-  std::uint64_t last_heard = 0;         ///< tick of the last reply; see last_sign()
+  std::uint32_t name = 0;               ///< our name of the session; 0: a free record
+  std::uint32_t generation = 0;         ///< of the record, for handles
+  std::uint64_t free_slots = 0;         ///< a bit for each slot without a call
+  std::uint64_t last_heard = 0;         ///< tick of the last reply; see last_heard_from()
   ClientSlot* slots = nullptr;          ///< right behind this record
   std::uint32_t backlog_count = 0;
   std::uint32_t last_call_id = 0;
-  std::uint32_t peer_session = 0;  ///< what the server calls it
+  std::uint32_t peer_session = 0;  ///< the server's name of the session
   std::uint16_t max_inline_call = 0;
   std::uint16_t window = 0;
-  std::uint16_t in_flight = 0;      ///< calls active
-  std::uint16_t send_window = 0;    ///< of `window`, now; 0 unless ready: see allow()
-  std::uint16_t server_window = 1;  ///< of `window`, as the server has room for
+  std::uint16_t in_flight = 0;  ///< calls in slots
+  std::uint16_t send_window =
+      0;  ///< calls that may be in flight as datagrams; see update_send_window()
+  std::uint16_t server_window = 1;  ///< calls that the server has receives for
   SessionState state = SessionState::closed;
-  bool is_blocked = false;  ///< in Rpc::stalled
+  bool is_blocked = false;  ///< in the list of Rpc::blocked_first
 
   alignas(64) CongestionWindow congestion;
-  std::uint16_t retransmission_place = 0;  ///< its place in Rpc::watch, while calls are under way
-  // Ticks; see measure().
+  std::uint16_t retransmission_place = 0;  ///< while calls are in flight
+  // Ticks; see update_rto().
   std::uint64_t srtt = 0;
   std::uint64_t rttvar = 0;
-  std::uint64_t rto = 0;      ///< until a request is sent again, the first time
-  std::uint64_t min_rtt = 0;  ///< round trip; see congestion.cc
-  // Cold. Those that wait: a ring of `backlog` entries, in a block that is there while it is
-  // needed.
+  std::uint64_t rto = 0;      ///< retransmission time-out
+  std::uint64_t min_rtt = 0;  ///< see congestion.cc
+  // Cold. The backlog: a ring of `rpc.backlog` entries, in a block that exists while calls wait.
   BackloggedCall* backlog = nullptr;
   Block* backlog_block = nullptr;
   std::uint32_t backlog_first = 0;
   std::uint32_t next_blocked = kNone;
   base::Timer timer;
-  std::uint64_t slow_since = 0;  ///< tick since when no more than one call was under way, and slow
-  std::uint64_t recent_min_rtt = 0;       ///< the shortest round trip since then
-  std::uint64_t last_control = 0;         ///< tick at which anything else was heard
+  std::uint64_t slow_since = 0;           ///< tick since when at most one, slow, call was in flight
+  std::uint64_t recent_min_rtt = 0;       ///< since slow_since
+  std::uint64_t last_control = 0;         ///< tick of the last ping, pong or close
   std::uint64_t deadline = 0;             ///< tick; of opening or closing
-  std::uint64_t last_liveness_check = 0;  ///< tick of the timer's last look
-  std::uint64_t silent_ticks = 0;  ///< ticks of silence seen while something was to be answered
+  std::uint64_t last_liveness_check = 0;  ///< tick
+  std::uint64_t silent_ticks = 0;         ///< of silence while an answer was due
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
-  std::uint32_t handshake = kNone;  ///< the engine's exchange that opens it
-  std::uint32_t aligned_at_call =
-      kNone;  ///< last_call when all slots were seen to have as many uses
+  std::uint32_t handshake = kNone;        ///< the engine's exchange that opens it
+  std::uint32_t aligned_at_call = kNone;  ///< last_call_id when all slots had equally many uses
   std::string address;
   Transport transport = Transport::datagram;                        ///< known with peer_address
-  std::unique_ptr<ConnectionClient, ConnectionDeleter> connection;  ///< once it was needed
+  std::unique_ptr<ConnectionClient, ConnectionDeleter> connection;  ///< null: not needed so far
 };
 static_assert(offsetof(ClientSession, congestion) == 64);
 
 enum class ServerSlotState : std::uint8_t { none, running, answered };
 
-/// The server's end of a slot: what it was last asked, and the answer.
+/// A server's slot: the last call and its reply.
 struct alignas(64) ServerSlot {
   std::uint32_t number = 0;
   ServerSlotState state = ServerSlotState::none;
@@ -163,11 +161,11 @@ struct alignas(64) ServerSlot {
 };
 static_assert(sizeof(ServerSlot) == 64);
 
-/// Memory that a reply is written into where it is sent from.
+/// Memory that a handler writes its reply into; it is sent from there.
 struct ReplyBuffer {
-  Block* block = nullptr;    ///< stays, for the next call in the same place, until it is idle
-  std::uint32_t number = 0;  ///< of the call that has asked
-  std::uint32_t size = 0;    ///< for so many bytes
+  Block* block = nullptr;    ///< kept for the slot's next call until the session is idle
+  std::uint32_t number = 0;  ///< of the call that reserved it
+  std::uint32_t size = 0;    ///< reserved bytes
 };
 inline void release_reply_buffer(ReplyBuffer& space) noexcept {
   if (space.block != nullptr) detail::release(std::exchange(space.block, nullptr));
@@ -176,28 +174,28 @@ inline void release_reply_buffer(ReplyBuffer& space) noexcept {
 struct alignas(64) ServerSession {
   static constexpr std::size_t kHotBytes = 64;
   PeerAddress* peer_address = nullptr;  ///< to the client
-  std::uint32_t peer_session = 0;       ///< what the client calls it
-  std::uint32_t name = 0;               ///< what we do; 0: a free record
+  std::uint32_t peer_session = 0;       ///< the client's name of the session
+  std::uint32_t name = 0;               ///< our name of the session; 0: a free record
   std::uint32_t window = 0;
-  std::uint32_t advertised_window = 1;  ///< calls at once that there are receives for
+  std::uint32_t advertised_window =
+      1;  ///< calls that receives are reserved for; 1: none are reserved
   std::uint32_t mtu = 0;
-  ServerSlot* slots = nullptr;                   ///< right behind this record
-  std::uint64_t last_heard = 0;                  ///< tick of the last request; see last_sign()
-  std::unique_ptr<ReplyBuffer[]> reply_buffers;  ///< once asked for: of each service
+  ServerSlot* slots = nullptr;   ///< right behind this record
+  std::uint64_t last_heard = 0;  ///< tick of the last request; see last_heard_from()
+  std::unique_ptr<ReplyBuffer[]> reply_buffers;  ///< of each slot; null: no handler reserved one
   // Cold.
   base::Timer timer;
-  std::uint64_t last_control = 0;  ///< tick at which anything else was heard
+  std::uint64_t last_control = 0;  ///< tick of the last ping, pong or close
   std::uint64_t last_liveness_check = 0;
   std::uint64_t silent_ticks = 0;
   Transport transport = Transport::datagram;
-  std::uint32_t forgotten = 0;  ///< calls below this number are, see forget_calls()
-  std::unique_ptr<ConnectionServer, ConnectionDeleter>
-      connection;  ///< while the client has a connection for that
+  std::uint32_t forgotten = 0;  ///< calls below this number; see forget_calls_below()
+  std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: the client has none
 };
 
-/// The call whose handler runs: most are answered there.
+/// The call whose handler runs. Most calls are answered there, so it is at hand.
 struct CurrentCall {
-  std::uint64_t call = 0;  ///< name_of() it; 0: none
+  std::uint64_t call = 0;  ///< call_key(); 0: no handler runs
   ServerSession* session = nullptr;
   ServerSlot* service = nullptr;
 };
@@ -205,20 +203,20 @@ constexpr std::uint64_t call_key(std::uint32_t session, std::uint32_t number) no
   return session | std::uint64_t{number} << 32;
 }
 
-/// When the peer was there. Pings tell that, and nothing about calls.
+/// Tick at which the peer was last heard, in calls or pings.
 template <typename Session>
 std::uint64_t last_heard_from(const Session& s) noexcept {
   return std::max(s.last_heard, s.last_control);
 }
 
-/// A session that a server has forgotten, for when its client is heard again.
+/// A session that a silent client had. The client is told if it is heard again.
 struct ForgottenSession {
-  std::uint32_t name = 0;  ///< as it was called here; 0: none
+  std::uint32_t name = 0;  ///< our name; 0: a free entry
   std::uint32_t peer_session = 0;
-  PeerAddress* peer_address = nullptr;  ///< used by this
+  PeerAddress* peer_address = nullptr;  ///< holds a reference
   std::uint64_t notified_at = 0;        ///< tick
 };
-/// By their names: of more than these, some are not remembered.
+/// By name; a newer session replaces an older one in the same entry.
 using ForgottenSessions = std::array<ForgottenSession, 4096>;
 
 }  // namespace spinwire::rpc

@@ -8,7 +8,8 @@
 
 namespace spinwire::rpc {
 
-/// Fills an empty payload: copied if short, else referred to. False if the send pool is dry.
+/// Fills an empty payload: copies a short one, else references its block. False if the send pool is
+/// empty.
 [[gnu::always_inline]] inline bool store_payload(Rpc& r, Payload& payload, const std::byte* data,
                                                  std::size_t size, Block* block) noexcept {
   if (size <= kShortCall) [[likely]] {
@@ -39,8 +40,8 @@ inline std::uint32_t free_slot(const ClientSession& c) noexcept {
   return static_cast<unsigned>(__builtin_ctzll(c.free_slots));
 }
 
-/// Writes down what is asked, where it stays until the call is over or goes on. False, and nothing
-/// is: the send pool is dry.
+/// Stores a call in its slot or backlog entry. False, and nothing is stored, if the send pool is
+/// empty.
 template <typename Kept>
 [[gnu::always_inline]] inline bool store_call(Rpc& r, ClientSession& c, const CallRequest& call,
                                               const ReplyCallback& done, Kept& k) noexcept {
@@ -55,7 +56,8 @@ template <typename Kept>
   return true;
 }
 
-/// The slot is free again; what comes for this call from now on is late.
+/// Releases the slot for reuse by the next call, whose number is higher by the window. A reply to
+/// the call that left is late from now on.
 inline void release_slot(Rpc& r, ClientSession& c, ClientSlot& call, std::uint32_t slot) noexcept {
   c.free_slots |= bit(slot);
   if (--c.in_flight == 0) [[unlikely]]

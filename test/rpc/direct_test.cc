@@ -563,8 +563,9 @@ TEST(RpcDirectAgain, PassesTheSuitesByWorkRequests) {
     GTEST_SKIP() << "this is what the others do";
   const std::string text = engine_test::run_again(
       "SPINWIRE_TEST_DATAGRAMS", "verbs",
-      "RpcCalls.*:RpcFeatures.*:RpcZeroCost.*:RpcEndures.*:RpcLoss.*:RpcWaiting.*:RpcIdle.*:"
-      "RpcShares.*:RpcHostile.*:RpcForgotten.*:RpcOpening.*:RpcBulk.*");
+      "RpcCalls.*:RpcFeatures.*:RpcZeroCost.*:RpcEndures.*:RpcLoss.*:RpcBacklog.*:RpcIdleSessions.*"
+      ":"
+      "RpcReservedReceives.*:RpcHostile.*:RpcForgottenSessions.*:RpcSessionOpening.*:RpcBulk.*");
   EXPECT_GE(engine_test::passed(text), 60) << text;  // so that the names are still right
 }
 

@@ -1,5 +1,5 @@
-// What the parts of the client's end of long calls have in common: bulk_client.cc is what the
-// application asks for, bulk_call.cc is a call's way, bulk_replies.cc what its connection brings.
+// The client's end of long calls: connection_client.cc is what the application asks for,
+// connection_call.cc a call's way, connection_replies.cc what the connection brings.
 #pragma once
 
 #include <bit>
@@ -80,7 +80,7 @@ inline void set_outcome(ConnectionClientSlot& k, Status status) noexcept {
   k.status = status;
 }
 
-// In bulk_call.cc.
+// In connection_call.cc.
 /// Ends it if it is settled and nothing has to be waited for, else begins the first that has to be.
 void try_finish(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept;
 /// Nobody wants an answer any more. What the server may be using is waited for.
@@ -91,7 +91,7 @@ ConnectionCall release_slot(ConnectionClient& b, ConnectionClientSlot& k) noexce
 /// The first steps of a call, with a doorbell; without room for them it is due.
 void post_call(Rpc& r, ConnectionClient& b, agent::Agent& a, ConnectionClientSlot& k) noexcept;
 
-// In bulk_client.cc.
+// In connection_client.cc.
 /// Ends those that wait, but for what callbacks begin meanwhile.
 void end_backlogged(Rpc& r, ConnectionClient& b, Status status) noexcept;
 

@@ -1,5 +1,5 @@
-// Long calls as the application asks for them, gives them up, and runs out of patience with them;
-// how sessions come to their connections, and end with them.
+// Long calls as the application makes and cancels them, and their time-outs; how a session gets its
+// connection, and ends with it.
 #include <algorithm>
 #include <new>
 
@@ -62,7 +62,7 @@ std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept {
 
 namespace {
 
-/// What the call's place holds of it. False: the send pool is dry.
+/// Stores a long call. False: the send pool is empty.
 bool store_long_call(Rpc& r, ClientSession& c, const CallRequest& call, const ReplyCallback& done,
                      ConnectionCall& w) noexcept {
   if (!store_call(r, c, call, done, w)) return false;

@@ -129,7 +129,7 @@ void on_client_ready(Rpc& r, std::uint32_t session, const Connection& which) noe
   advance_if_ready(r, b, session);
 }
 
-/// There is no connection any more, so that nobody uses any memory.
+/// Ends all calls of a connection that is gone: no peer can reach their memory any more.
 void end_active_calls(Rpc& r, ConnectionClient& b, Status status) noexcept {
   const std::uint64_t ending = b.active;
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {

@@ -120,7 +120,8 @@ std::size_t longest_reply(const ServerSession& s, const agent::Agent& a) noexcep
                                max_inline_call - wire::kRpcMessageHeaderBytes);
 }
 
-/// The library's own answer, which nobody else would give if it got lost. The session may be gone.
+/// Refuses a call on the library's behalf; waits for memory if there is none. The session may be
+/// gone.
 void refuse_call(Rpc& r, std::uint32_t session, std::uint32_t number, Status status) noexcept {
   ServerSession* const s = find_server(r, session);
   agent::Agent* const a =
@@ -212,7 +213,7 @@ void on_server_message(Rpc& r, std::uint32_t name, const Connection& from, Messa
   }
 }
 
-/// What nobody waits for is not pulled.
+/// Refuses the request of a call that is over, so that it is not pulled.
 void on_server_offer(Rpc& r, std::uint32_t name, const Connection& from, Offer& offer) noexcept {
   ServerSession* const s = session_of(r, name, from);
   if (s == nullptr || !offer.immediate()) return offer.refuse();

@@ -96,7 +96,7 @@ struct ConnectionServer : ConnectionEnd {
   std::unique_ptr<ReplyBuffer[]> reply_buffers;  ///< as ServerSession::spaces
 };
 
-// In bulk.cc.
+// In connection_transport.cc.
 /// The end's agent; null if there is none.
 inline agent::Agent* agent_of(const Rpc& r, const ConnectionEnd& e) noexcept {
   return e.agent == kNone ? nullptr : r.context.find(e.agent, e.agent_generation);
@@ -112,8 +112,8 @@ void post_connection_queue(Rpc& r) noexcept;
 /// What is up to this long goes out though the application has all of the send pool, maybe in calls
 /// that wait for just that.
 inline constexpr std::size_t kReservedMessageBytes = wire::kRpcMessageHeaderBytes + kShortCall;
-/// From the send pool or, if that is dry and no more is wanted than kLeastMessage, the engine's
-/// own. Null: neither has one.
+/// A block of the send pool or, for up to kReservedMessageBytes, of the control pool. Null: both
+/// are empty.
 Block* block_to_send(Rpc& r, std::size_t size) noexcept;
 /// Sends a header and what lies behind it with the next flush. Errors: those of Connection::send(),
 /// no_buffer.
@@ -131,7 +131,7 @@ constexpr bool is_transient(Status status) noexcept {
 void fail_protocol(Rpc& r, agent::Agent& a, const char* found) noexcept;
 Result<void> audit_connections(Rpc& r);
 
-// In bulk_client.cc.
+// In connection_client.cc.
 /// A long call, which goes out at once if `now` and there is room. Runs no callback. Errors: those
 /// of Session::call().
 Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
@@ -152,19 +152,19 @@ ClientSession* next_session_to_connect(Rpc& r) noexcept;
 /// It could not even be begun.
 void fail_connecting(Rpc& r, ClientSession& c, const Error& why) noexcept;
 
-// In bulk_replies.cc.
+// In connection_replies.cc.
 /// The session's connection is being made.
 void attach_connection(Rpc& r, ClientSession& c, agent::Agent& a) noexcept;
-/// The session's connection tells it nothing but its end, which the session's own waits for.
+/// Leaves only the handler for the connection's end, which the session's end waits for.
 void set_closed_handler(Rpc& r, std::uint32_t session, agent::Agent& a) noexcept;
 
-// In bulk_call.cc.
+// In connection_call.cc.
 /// False: something has to wait.
 bool advance(Rpc& r, ConnectionClient& b) noexcept;
 /// The same without a callback, and with a doorbell: what fails is left to the poll's pump.
 void post_calls(Rpc& r, ConnectionClient& b) noexcept;
 
-// In bulk_server.cc.
+// In connection_server.cc.
 /// As reserve_reply() and space_of().
 std::span<std::byte> reserve_on_connection(Rpc& r, std::uint32_t session, std::uint32_t number,
                                            std::size_t size) noexcept;

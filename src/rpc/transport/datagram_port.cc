@@ -97,7 +97,7 @@ Result<void> DatagramPort::make_receives() {
 }
 
 Block* DatagramPort::renew_spare() noexcept {
-  if (spare_ != nullptr) detail::release(spare_);  // whoever kept it holds a reference
+  if (spare_ != nullptr) detail::release(spare_);  // the slice that keeps it holds a reference
   spare_ = block_for_receive();
   direct_.device->receive_by(qp_, spare_ != nullptr ? &runs_ : nullptr);
   return spare_;
@@ -112,7 +112,7 @@ std::byte* DatagramPort::copy_to_spare(const base::DirectRun& run, const base::L
 }
 
 void DatagramPort::resolve(base::DatagramAddress& to) noexcept {
-  static base::DirectLane closed;  // nobody writes to it: there is no room
+  static base::DirectLane closed;  // a lane without room: sends to it go by work requests
   base::DirectLane* const lane = sends_directly() ? direct_.device->lane(to.ah) : nullptr;
   to.lane = lane != nullptr && to.qp_num <= kQueuePairMax ? lane : &closed;
 }
@@ -216,7 +216,7 @@ bool DatagramPort::fill(std::uint32_t slot) noexcept {
 }
 
 void DatagramPort::replace(std::uint32_t slot) noexcept {
-  detail::release(receives_.memory(slot));  // whoever kept it holds a reference
+  detail::release(receives_.memory(slot));  // the slice that keeps it holds a reference
   if (!fill(slot)) return missing_.push_back(slot);
   give_back(slot, false);
 }

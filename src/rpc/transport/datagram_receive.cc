@@ -1,4 +1,4 @@
-// What arrives at the port: requests and replies, as short ways as they can have. Hot.
+// Datagrams arrive: each is checked, then given to its session or dropped and counted. Hot.
 #include "rpc/client_reply.h"
 #include "rpc/server_call.h"
 

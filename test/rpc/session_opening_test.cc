@@ -43,7 +43,7 @@ struct Stepped : Calls {
   inline static std::uint64_t now = 1'000'000'000;
 };
 
-TEST(RpcOpening, APeerThatSaysNothingCostsNothingAfterTheTimeOut) {
+TEST(RpcSessionOpening, APeerThatSaysNothingCostsNothingAfterTheTimeOut) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Stepped t;
   const auto mute = ListenSocket::open(Address::parse("127.0.0.1:0").value(), 64);
@@ -81,7 +81,7 @@ TEST(RpcOpening, APeerThatSaysNothingCostsNothingAfterTheTimeOut) {
   t.finish();
 }
 
-TEST(RpcOpening, ClosingOneThatIsBeingOpenedEndsItsExchange) {
+TEST(RpcSessionOpening, ClosingOneThatIsBeingOpenedEndsItsExchange) {
   Calls t;
   const auto mute = ListenSocket::open(Address::parse("127.0.0.1:0").value(), 64);
   ASSERT_TRUE(mute) << mute.error().message();
@@ -96,7 +96,7 @@ TEST(RpcOpening, ClosingOneThatIsBeingOpenedEndsItsExchange) {
   t.finish();
 }
 
-TEST(RpcOpening, AServerHearsThatAnOpeningWasGivenUp) {
+TEST(RpcSessionOpening, AServerHearsThatAnOpeningWasGivenUp) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Stepped t;
   const std::uint32_t most = rpc_config().rpc.sessions;
@@ -153,7 +153,7 @@ struct ByHand {
   wire::SessionEnd theirs;
 };
 
-TEST(RpcOpening, AClientThatEndsBeforeItConfirmsIsForgottenAtOnce) {
+TEST(RpcSessionOpening, AClientThatEndsBeforeItConfirmsIsForgottenAtOnce) {
   ByHand t;
   t.open();
   t.stream.reset();
@@ -161,7 +161,7 @@ TEST(RpcOpening, AClientThatEndsBeforeItConfirmsIsForgottenAtOnce) {
   t.server.expect_clean();
 }
 
-TEST(RpcOpening, AConfirmationForAnotherLifeOfTheServerIsNone) {
+TEST(RpcSessionOpening, AConfirmationForAnotherLifeOfTheServerIsNone) {
   ByHand t;
   t.open();
   t.confirm(t.theirs.incarnation ^ 1);
@@ -169,7 +169,7 @@ TEST(RpcOpening, AConfirmationForAnotherLifeOfTheServerIsNone) {
   t.server.expect_clean();
 }
 
-TEST(RpcOpening, WhatWasConfirmedOutlivesItsStream) {
+TEST(RpcSessionOpening, WhatWasConfirmedOutlivesItsStream) {
   ByHand t;
   t.open();
   t.confirm(t.theirs.incarnation);
@@ -183,7 +183,7 @@ TEST(RpcOpening, WhatWasConfirmedOutlivesItsStream) {
   t.server.expect_clean();
 }
 
-TEST(RpcOpening, AConfirmationThatNeverComesLeavesTheSessionToItsSilence) {
+TEST(RpcSessionOpening, AConfirmationThatNeverComesLeavesTheSessionToItsSilence) {
   ByHand t;
   t.open();
   t.now += 3'000'000'000;  // longer than connections.handshake_timeout
@@ -199,7 +199,7 @@ TEST(RpcOpening, AConfirmationThatNeverComesLeavesTheSessionToItsSilence) {
   t.server.expect_clean();
 }
 
-TEST(RpcOpening, NamesThatComeAgainNameNothingOfBefore) {
+TEST(RpcSessionOpening, NamesThatComeAgainNameNothingOfBefore) {
   Bare server(rpc_config()), client(rpc_config());
   const auto listener = server.core->listen("127.0.0.1:0", {});
   ASSERT_TRUE(listener);

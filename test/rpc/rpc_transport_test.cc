@@ -91,7 +91,7 @@ void expect_echoes(Bares& all, Session session, int count) {
   }
 }
 
-TEST(RpcCarrier, EnginesWithAndWithoutDatagramsCallEachOther) {
+TEST(RpcTransport, EnginesWithAndWithoutDatagramsCallEachOther) {
   Bares all;
   Peer with_them(all.add(with(RpcCarrier::automatic)));
   Peer as_well(all.add(with(RpcCarrier::datagrams)));
@@ -125,7 +125,7 @@ TEST(RpcCarrier, EnginesWithAndWithoutDatagramsCallEachOther) {
   for (const Bare& each : all.all) each.expect_clean();
 }
 
-TEST(RpcCarrier, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
+TEST(RpcTransport, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
   Config c = with(RpcCarrier::automatic);
   c.connections.credit_idle = c.connections.keepalive = 20ms * slowness();
   Bares all;
@@ -150,7 +150,7 @@ TEST(RpcCarrier, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
   for (const Bare& each : all.all) each.expect_clean();
 }
 
-TEST(RpcCarrier, ADeviceWithoutDatagramsIsNamedWhereTheyAreAskedFor) {
+TEST(RpcTransport, ADeviceWithoutDatagramsIsNamedWhereTheyAreAskedFor) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
   const Bare bare(with(RpcCarrier::datagrams), nullptr, &without_datagrams());
   const auto served = bare.core->serve(kEcho, [](Request&) {});
@@ -160,7 +160,7 @@ TEST(RpcCarrier, ADeviceWithoutDatagramsIsNamedWhereTheyAreAskedFor) {
     EXPECT_NE(served.error().message().find(part), std::string::npos) << served.error().message();
 }
 
-TEST(RpcCarrier, OverConnectionsAloneNothingIsTakenForDatagrams) {
+TEST(RpcTransport, OverConnectionsAloneNothingIsTakenForDatagrams) {
   Config c = with(RpcCarrier::connections);
   c.rpc.receive_depth = 32768;  // neither pool nor completion queue has room for these
   BulkCalls t(c);
@@ -169,7 +169,7 @@ TEST(RpcCarrier, OverConnectionsAloneNothingIsTakenForDatagrams) {
   t.finish_bulk();
 }
 
-TEST(RpcCarrier, AWindowAndABacklogAreTakenAtOnce) {
+TEST(RpcTransport, AWindowAndABacklogAreTakenAtOnce) {
   Config c = with(RpcCarrier::connections);
   c.rpc.backlog = 3;
   BulkCalls t(c, nullptr, 4);
@@ -190,7 +190,7 @@ TEST(RpcCarrier, AWindowAndABacklogAreTakenAtOnce) {
   t.finish_bulk();
 }
 
-TEST(RpcCarrier, MoreSessionsAreOpenedThanCanBeConnectedAtOnce) {
+TEST(RpcTransport, MoreSessionsAreOpenedThanCanBeConnectedAtOnce) {
   Config c = with(RpcCarrier::connections);
   c.connections.handshakes = 16;
   BulkCalls t(c);
@@ -205,7 +205,7 @@ TEST(RpcCarrier, MoreSessionsAreOpenedThanCanBeConnectedAtOnce) {
   t.finish_bulk();
 }
 
-TEST(RpcCarrier, ASessionThatCannotBeConnectedIsNotOpened) {
+TEST(RpcTransport, ASessionThatCannotBeConnectedIsNotOpened) {
   Config few = forgetful();
   few.connections.maximum = 1;
   BulkCalls t(few);
@@ -227,7 +227,7 @@ TEST(RpcCarrier, ASessionThatCannotBeConnectedIsNotOpened) {
   t.finish_bulk();
 }
 
-TEST(RpcCarrier, RepliesOfLongCallsCanBeWrittenWhereTheyAreSentFrom) {
+TEST(RpcTransport, RepliesOfLongCallsCanBeWrittenWhereTheyAreSentFrom) {
   BulkCalls t;
   ASSERT_TRUE(t.server.engine.serve(9, [](Request& r) {
     const std::span<std::byte> space = r.reserve_reply(r.max_reply());
@@ -291,7 +291,7 @@ struct Losing {
   std::vector<Status> ended;
 };
 
-TEST(RpcCarrier, AConnectionThatIsLostIsMadeAgain) {
+TEST(RpcTransport, AConnectionThatIsLostIsMadeAgain) {
   Losing t;
   t.begin(kLater);
   ASSERT_TRUE(t.all.until([&] { return t.later.size() == 1; }));
@@ -309,7 +309,7 @@ TEST(RpcCarrier, AConnectionThatIsLostIsMadeAgain) {
   t.expect_closed(Status::ok);
 }
 
-TEST(RpcCarrier, OneThatIsLostAtOnceAgainEndsTheSession) {
+TEST(RpcTransport, OneThatIsLostAtOnceAgainEndsTheSession) {
   Config c = forgetful();
   c.connections.close_timeout = 1min;  // what is brief
   Losing t(c);
@@ -323,7 +323,7 @@ TEST(RpcCarrier, OneThatIsLostAtOnceAgainEndsTheSession) {
   t.expect_closed(Status::peer_lost);
 }
 
-TEST(RpcCarrier, ASessionCanBeClosedWhileItHasNoConnection) {
+TEST(RpcTransport, ASessionCanBeClosedWhileItHasNoConnection) {
   Losing t(forgetful());
   t.lose();
   t.begin(kEcho);
@@ -333,7 +333,7 @@ TEST(RpcCarrier, ASessionCanBeClosedWhileItHasNoConnection) {
   t.expect_closed(Status::ok);
 }
 
-TEST(RpcCarrier, AServerThatIsGoneEndsTheSession) {
+TEST(RpcTransport, AServerThatIsGoneEndsTheSession) {
   Losing t;
   t.begin(kLater);
   ASSERT_TRUE(t.all.until([&] { return t.later.size() == 1; }));
@@ -358,11 +358,11 @@ void expect_passes(const std::string& suites, int least) {
   EXPECT_GE(engine_test::passed(text), least) << text;  // so that the names are still right
 }
 
-TEST(RpcCarrier, PassesTheSuitesOfShortCalls) {
+TEST(RpcTransport, PassesTheSuitesOfShortCalls) {
   expect_passes("RpcCalls.*:RpcFeatures.*:RpcZeroCost.*:RpcEndures.*:RpcLoss.*", 20);
 }
 
-TEST(SlowRpcCarrier, PassesTheSuitesOfLongCalls) {
+TEST(SlowRpcTransport, PassesTheSuitesOfLongCalls) {
   expect_passes("RpcBulk.*:RpcBulkLoss.*:RpcBulkPackets.*:SlowRpcBulk*", 25);
 }
 

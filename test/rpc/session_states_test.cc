@@ -21,7 +21,7 @@ std::vector<Status> call_all_ways(Calls& t, Session& s) {
 }
 const std::vector<Status> kRefused(5, Status::not_connected);
 
-TEST(RpcStates, NoCallIsMadeBeforeItsSessionIsReady) {
+TEST(RpcSessionStates, NoCallIsMadeBeforeItsSessionIsReady) {
   Calls t;
   Session opening = t.open();
   EXPECT_EQ(opening.state(), SessionState::opening);
@@ -32,7 +32,7 @@ TEST(RpcStates, NoCallIsMadeBeforeItsSessionIsReady) {
   t.finish();
 }
 
-TEST(RpcStates, NoCallIsMadeOnceItsSessionCloses) {
+TEST(RpcSessionStates, NoCallIsMadeOnceItsSessionCloses) {
   Calls t;
   (void)t.call(kEcho, {});
   std::vector<Status> within;
@@ -48,7 +48,7 @@ TEST(RpcStates, NoCallIsMadeOnceItsSessionCloses) {
   t.finish();
 }
 
-TEST(RpcStates, NoCallIsMadeByTheCallbacksOfASessionThatIsLost) {
+TEST(RpcSessionStates, NoCallIsMadeByTheCallbacksOfASessionThatIsLost) {
   Calls t(over(RpcCarrier::datagrams));  // a connection that is lost is made again
   (void)t.call(kEcho, {});
   std::vector<Status> within;
@@ -67,7 +67,7 @@ TEST(RpcStates, NoCallIsMadeByTheCallbacksOfASessionThatIsLost) {
   t.client.expect_clean();
 }
 
-TEST(RpcStates, ACallbackFindsItsOwnCallOver) {
+TEST(RpcSessionStates, ACallbackFindsItsOwnCallOver) {
   Calls t(rpc_config(), nullptr, 1);
   (void)t.call(kEcho, {});
   struct {
@@ -95,7 +95,7 @@ TEST(RpcStates, ACallbackFindsItsOwnCallOver) {
   t.finish();
 }
 
-TEST(RpcStates, OnlyTheEnginesThreadCallsAndAnswers) {
+TEST(RpcSessionStates, OnlyTheEnginesThreadCallsAndAnswers) {
   Calls t;
   ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);
   const CallId id = t.session.last_call();
@@ -131,7 +131,7 @@ TEST(RpcStates, OnlyTheEnginesThreadCallsAndAnswers) {
   t.finish();
 }
 
-TEST(RpcStates, WhatHasNoBufferIsShortWithOptionsAsWell) {
+TEST(RpcSessionStates, WhatHasNoBufferIsShortWithOptionsAsWell) {
   Calls t;
   const Bytes longer = filled(kShortCall + 1, 1);
   const auto done = [](Reply&) { ADD_FAILURE() << "a call that was refused has ended"; };
@@ -140,7 +140,7 @@ TEST(RpcStates, WhatHasNoBufferIsShortWithOptionsAsWell) {
   t.finish();
 }
 
-TEST(RpcStates, AnAnswerBetweenPollsGoesOutAtOnce) {
+TEST(RpcSessionStates, AnAnswerBetweenPollsGoesOutAtOnce) {
   if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "sent is there";
   Config c = rpc_config();
   c.memory.large_bytes = 4u << 20;

@@ -1,5 +1,7 @@
 // The watch over sessions with calls under way, and the tables of sessions, against plain models of
 // them.
+#include "rpc/retransmission_queue.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "base/random.h"
-#include "rpc/retransmission_queue.h"
 #include "rpc/session_table.h"
 
 namespace watch_test {
@@ -50,7 +51,7 @@ class WatchedSessions {
   std::uint32_t next_ = 1;
 };
 
-TEST(RpcWatch, TellsOfSessionsInTheOrderInWhichTheyBegan) {
+TEST(RpcRetransmissionQueue, TellsOfSessionsInTheOrderInWhichTheyBegan) {
   constexpr std::uint32_t kMost = 300;
   WatchedSessions t(kMost);
   Random random(11);
@@ -75,7 +76,7 @@ TEST(RpcWatch, TellsOfSessionsInTheOrderInWhichTheyBegan) {
   EXPECT_TRUE(t.sessions().empty());
 }
 
-TEST(RpcWatch, HoldsAsManyAsItWasMadeFor) {
+TEST(RpcRetransmissionQueue, HoldsAsManyAsItWasMadeFor) {
   for (const std::uint32_t most : {1u, 48u, 64u, 65u, 768u, 24'576u}) {
     WatchedSessions t(most);
     for (std::uint32_t i = 0; i < most; ++i) t.begin(i);
@@ -89,7 +90,7 @@ TEST(RpcWatch, HoldsAsManyAsItWasMadeFor) {
 }
 
 /// So that the ring fills with what has ended behind one that stays.
-TEST(RpcWatch, ThoseThatStayAreFoundWhereverTheyAreMoved) {
+TEST(RpcRetransmissionQueue, ThoseThatStayAreFoundWhereverTheyAreMoved) {
   WatchedSessions t(300);
   t.begin(1);
   t.begin(2);

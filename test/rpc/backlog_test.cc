@@ -13,7 +13,7 @@ namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
 
-TEST(RpcWaiting, TakesItsRoomFromTheSendPoolWhileItIsNeeded) {
+TEST(RpcBacklog, TakesItsRoomFromTheSendPoolWhileItIsNeeded) {
   std::uint64_t now = 1'000'000'000;
   Calls t(rpc_config(), &now);
   (void)t.call(kEcho, {});  // the server now has receives for the whole window
@@ -41,7 +41,7 @@ TEST(RpcWaiting, TakesItsRoomFromTheSendPoolWhileItIsNeeded) {
   t.finish();
 }
 
-TEST(RpcWaiting, WhatIsCancelledMakesRoomAtOnce) {
+TEST(RpcBacklog, WhatIsCancelledMakesRoomAtOnce) {
   Calls t;
   (void)t.call(kEcho, {});  // the server now has receives for the whole window
   const Config& c = t.client.engine.config();
@@ -68,7 +68,7 @@ TEST(RpcWaiting, WhatIsCancelledMakesRoomAtOnce) {
   t.finish();
 }
 
-TEST(RpcWaiting, CallbacksOfAClosingSessionFindOnlyWhatStillWaits) {
+TEST(RpcBacklog, CallbacksOfAClosingSessionFindOnlyWhatStillWaits) {
   Calls t(rpc_config(), nullptr, 1);
   (void)t.call(kEcho, {});
   // What the room for those that wait held before must not be taken for calls.
@@ -100,7 +100,7 @@ TEST(RpcWaiting, CallbacksOfAClosingSessionFindOnlyWhatStillWaits) {
   t.finish();
 }
 
-TEST(RpcWaiting, DeadlinesOfThoseThatWaitPassInAnyOrder) {
+TEST(RpcBacklog, DeadlinesOfThoseThatWaitPassInAnyOrder) {
   std::uint64_t now = 1'000'000'000;
   Calls t(rpc_config(), &now, 1);
   (void)t.call(kEcho, {});
@@ -128,7 +128,7 @@ TEST(RpcWaiting, DeadlinesOfThoseThatWaitPassInAnyOrder) {
   t.finish();
 }
 
-TEST(RpcWaiting, WhatTheSendQueueHasNoRoomForIsNotLost) {
+TEST(RpcBacklog, WhatTheSendQueueHasNoRoomForIsNotLost) {
   Config c = over(RpcCarrier::datagrams);
   c.rpc.datagrams = spinwire::RpcDatagrams::verbs;
   c.rpc.send_depth = 64;

@@ -97,7 +97,7 @@ struct Idle {
   Session session;
 };
 
-TEST(RpcIdle, ReceivesGoBackWhateverPingsAreSentMeanwhile) {
+TEST(RpcIdleSessions, ReceivesGoBackWhateverPingsAreSentMeanwhile) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   for (const auto keepalive : {20ms, 400ms, 1000ms}) {
     Config c = over(RpcCarrier::datagrams);
@@ -126,7 +126,7 @@ TEST(RpcIdle, ReceivesGoBackWhateverPingsAreSentMeanwhile) {
   }
 }
 
-TEST(RpcIdle, RepliesAreKeptUntilTheClientIsIdle) {
+TEST(RpcIdleSessions, RepliesAreKeptUntilTheClientIsIdle) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Idle t;
   const std::uint32_t window = t.ours().window;
@@ -151,7 +151,7 @@ TEST(RpcIdle, RepliesAreKeptUntilTheClientIsIdle) {
   t.server.expect_clean();
 }
 
-TEST(RpcIdle, OverAConnectionToo) {
+TEST(RpcIdleSessions, OverAConnectionToo) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Idle t(over(RpcCarrier::connections));
   const std::uint32_t window = t.ours().window;
@@ -176,7 +176,7 @@ TEST(RpcIdle, OverAConnectionToo) {
   t.server.expect_clean();
 }
 
-TEST(RpcIdle, ACallThatTheClientHasGivenUpIsOver) {
+TEST(RpcIdleSessions, ACallThatTheClientHasGivenUpIsOver) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Idle t;
   ASSERT_EQ(t.begin(kEcho), Status::ok);  // it may send many at once from now on
@@ -200,7 +200,7 @@ TEST(RpcIdle, ACallThatTheClientHasGivenUpIsOver) {
   EXPECT_EQ(t.stats(t.client).late, 0u);
 }
 
-TEST(RpcIdle, WhatComesLateRunsNothingAndTakesNothingAway) {
+TEST(RpcIdleSessions, WhatComesLateRunsNothingAndTakesNothingAway) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Idle t;
   const std::uint32_t window = t.ours().window;
@@ -237,7 +237,7 @@ TEST(RpcIdle, WhatComesLateRunsNothingAndTakesNothingAway) {
   t.server.expect_clean();
 }
 
-TEST(RpcIdle, PlacesThatWereUsedVeryDifferentlyGoOn) {
+TEST(RpcIdleSessions, PlacesThatWereUsedVeryDifferentlyGoOn) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   // As after many calls of which few are under way at once: these take the first places.
   for (const std::uint32_t uses : {1u << 20, 1u << 30, 3u << 29, 1u << 31, 3u << 30, ~0u << 20}) {

@@ -60,7 +60,7 @@ struct Patience {
   Session session;
 };
 
-TEST(RpcPatience, ADeadlineThatIsNearEndsTheCallBeforeTheWatchLooks) {
+TEST(RpcRetransmissionTimeout, ADeadlineThatIsNearEndsTheCallBeforeTheWatchLooks) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Patience t;
   // Before the first look; between the first and the second, when it has just been sent again.
@@ -77,7 +77,7 @@ TEST(RpcPatience, ADeadlineThatIsNearEndsTheCallBeforeTheWatchLooks) {
   }
 }
 
-TEST(RpcPatience, OfSeveralDeadlinesTheNearestCounts) {
+TEST(RpcRetransmissionTimeout, OfSeveralDeadlinesTheNearestCounts) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Patience t;
   const std::uint64_t begun = t.now;
@@ -91,7 +91,7 @@ TEST(RpcPatience, OfSeveralDeadlinesTheNearestCounts) {
   EXPECT_EQ(t.ended, 3);
 }
 
-TEST(RpcPatience, TheFirstReplyOfABatchIsMeasuredAndTellsOfAnyLoss) {
+TEST(RpcRetransmissionTimeout, TheFirstReplyOfABatchIsMeasuredAndTellsOfAnyLoss) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Patience t;
   // One is lost on its way, sent again, and answered behind two others.
@@ -128,7 +128,7 @@ TEST(RpcPatience, TheFirstReplyOfABatchIsMeasuredAndTellsOfAnyLoss) {
             then + static_cast<std::uint64_t>(static_cast<std::int64_t>(t.whole / 10 - then) >> 3));
 }
 
-TEST(RpcPatience, WhatIsDueLongBeforeTheNextLookIsSentThen) {
+TEST(RpcRetransmissionTimeout, WhatIsDueLongBeforeTheNextLookIsSentThen) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Patience t;
   const std::uint64_t begun = t.now;
@@ -141,7 +141,7 @@ TEST(RpcPatience, WhatIsDueLongBeforeTheNextLookIsSentThen) {
   EXPECT_EQ(t.again(), 2u);
 }
 
-TEST(RpcPatience, WhatIsDueShortlyBeforeTheNextLookWaitsForThat) {
+TEST(RpcRetransmissionTimeout, WhatIsDueShortlyBeforeTheNextLookWaitsForThat) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Patience t;
   const std::uint64_t begun = t.now;
@@ -155,7 +155,7 @@ TEST(RpcPatience, WhatIsDueShortlyBeforeTheNextLookWaitsForThat) {
   EXPECT_EQ(t.again(), 2u);
 }
 
-TEST(RpcPatience, WhereTheWatchEndsCallsThoseThatWaitGoOn) {
+TEST(RpcRetransmissionTimeout, WhereTheWatchEndsCallsThoseThatWaitGoOn) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   Patience t;
   const std::uint32_t window = t.ours().window;

@@ -11,7 +11,7 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 
 constexpr std::span<const std::byte> kNothing;
 
-TEST(RpcShares, WhoServesManyCanStillCallOthers) {
+TEST(RpcReservedReceives, WhoServesManyCanStillCallOthers) {
   Config few = rpc_config();
   few.rpc.receive_depth = 64;
   Node middle(few), behind(rpc_config()), callers(rpc_config());
@@ -54,7 +54,7 @@ TEST(RpcShares, WhoServesManyCanStillCallOthers) {
   for (Node* node : {&middle, &behind, &callers}) node->expect_clean();
 }
 
-TEST(RpcShares, SessionsThatWaitForReceivesHaveTheirTurns) {
+TEST(RpcReservedReceives, SessionsThatWaitForReceivesHaveTheirTurns) {
   Config few = rpc_config();
   few.rpc.receive_depth = 64;
   few.rpc.sessions = 128;
@@ -103,7 +103,7 @@ TEST(RpcShares, SessionsThatWaitForReceivesHaveTheirTurns) {
   server.expect_clean();
 }
 
-TEST(RpcShares, NoMoreCallsAreUnderWayThanThereAreReceivesFor) {
+TEST(RpcReservedReceives, NoMoreCallsAreUnderWayThanThereAreReceivesFor) {
   Config few = over(RpcCarrier::datagrams);
   few.rpc.receive_depth = 64;
   Node client(few), server(over(RpcCarrier::datagrams));

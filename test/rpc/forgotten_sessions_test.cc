@@ -13,7 +13,7 @@ namespace wire = spinwire::wire;
 constexpr std::uint64_t kMillisecond = 1'000'000;
 
 /// An engine that serves and one that calls, on a clock of their own.
-class RpcForgotten : public testing::Test {
+class RpcForgottenSessions : public testing::Test {
  protected:
   void SetUp() override {
     if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
@@ -90,7 +90,7 @@ class RpcForgotten : public testing::Test {
   Session session_;
 };
 
-TEST_F(RpcForgotten, AClientThatWasStoppedIsToldByTheFirstCall) {
+TEST_F(RpcForgottenSessions, AClientThatWasStoppedIsToldByTheFirstCall) {
   stop_client(15'000 * kMillisecond);
   ASSERT_EQ(served(), 0u);
   EXPECT_TRUE(session_.ready());
@@ -104,7 +104,7 @@ TEST_F(RpcForgotten, AClientThatWasStoppedIsToldByTheFirstCall) {
   expect_lost("forgotten");
 }
 
-TEST_F(RpcForgotten, AClientThatOnlyWaitsIsToldByItsPing) {
+TEST_F(RpcForgottenSessions, AClientThatOnlyWaitsIsToldByItsPing) {
   stop_client(15'000 * kMillisecond);
   const std::uint64_t from = now_;
   ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
@@ -112,7 +112,7 @@ TEST_F(RpcForgotten, AClientThatOnlyWaitsIsToldByItsPing) {
   expect_lost("forgotten");
 }
 
-TEST_F(RpcForgotten, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
+TEST_F(RpcForgottenSessions, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
   stop_client(15'000 * kMillisecond);
   const std::uint64_t from = now_;
   EXPECT_EQ(session_.close(), Status::ok);
@@ -121,7 +121,7 @@ TEST_F(RpcForgotten, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
   EXPECT_EQ(closed_[0].status, Status::ok) << closed_[0].message();
 }
 
-TEST_F(RpcForgotten, AnswersAreAsRareAsRepeatedRequests) {
+TEST_F(RpcForgottenSessions, AnswersAreAsRareAsRepeatedRequests) {
   const spinwire::base::DatagramAddress to = ours().peer_address->destination;
   const std::uint32_t name = ours().peer_session;
   stop_client(15'000 * kMillisecond);
@@ -139,7 +139,7 @@ TEST_F(RpcForgotten, AnswersAreAsRareAsRepeatedRequests) {
   EXPECT_EQ(rpc::stats(*client_->core->calls).bad_datagrams, heard);
 }
 
-TEST_F(RpcForgotten, OnlyTheServerOfASessionHasForgottenIt) {
+TEST_F(RpcForgottenSessions, OnlyTheServerOfASessionHasForgottenIt) {
   const rpc::ServerSession& s = *rpc::find_server(*server_->core->calls, ours().peer_session);
   // What it says of an earlier session of that name.
   say(s.peer_address->destination,
@@ -167,7 +167,7 @@ TEST_F(RpcForgotten, OnlyTheServerOfASessionHasForgottenIt) {
   client_->expect_clean();
 }
 
-TEST_F(RpcForgotten, AServerThatLivesAgainIsAnotherOne) {
+TEST_F(RpcForgottenSessions, AServerThatLivesAgainIsAnotherOne) {
   const Session second = client_->core->open_session(listener_.address(), {}).value();
   ASSERT_TRUE(until([&] { return second.ready(); }));
   const std::string address(listener_.address());
@@ -184,7 +184,7 @@ TEST_F(RpcForgotten, AServerThatLivesAgainIsAnotherOne) {
   expect_lost("another life");
 }
 
-TEST_F(RpcForgotten, NewsOfAnotherLifeConcernsSilentSessionsWithTheFirstAlone) {
+TEST_F(RpcForgottenSessions, NewsOfAnotherLifeConcernsSilentSessionsWithTheFirstAlone) {
   rpc::Rpc& calls = *client_->core->calls;
   const std::uint64_t incarnation = ours().peer_address->incarnation;
   rpc::fail_silent_sessions(calls, incarnation);
@@ -196,7 +196,7 @@ TEST_F(RpcForgotten, NewsOfAnotherLifeConcernsSilentSessionsWithTheFirstAlone) {
   expect_lost("another life");
 }
 
-TEST_F(RpcForgotten, ASilentServerThatIsStillThereIsWaitedFor) {
+TEST_F(RpcForgottenSessions, ASilentServerThatIsStillThereIsWaitedFor) {
   silence();
   begin();
   const std::uint64_t from = now_;
@@ -214,7 +214,7 @@ TEST_F(RpcForgotten, ASilentServerThatIsStillThereIsWaitedFor) {
   server_->expect_clean();
 }
 
-TEST_F(RpcForgotten, WhereNobodyIsOnlySilenceTells) {
+TEST_F(RpcForgottenSessions, WhereNobodyIsOnlySilenceTells) {
   silence();
   server_.reset();
   const auto descriptors = engine_test::open_descriptors();

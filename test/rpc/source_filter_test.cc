@@ -34,7 +34,7 @@ ibv_wc completion(std::uint32_t src_qp, bool routed, std::uint16_t slid = 0) {
   return wc;
 }
 
-TEST(RpcOrigin, IsTheWholeGidAndTheQueuePair) {
+TEST(RpcSourceFilter, IsTheWholeGidAndTheQueuePair) {
   const std::array<std::uint8_t, 16> gid{0x20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const SourceFilter origin = make_source_filter(peer(GidType::roce_v2, gid));
   ibv_grh grh{};
@@ -50,7 +50,7 @@ TEST(RpcOrigin, IsTheWholeGidAndTheQueuePair) {
   }
 }
 
-TEST(RpcOrigin, IsTheAddressWhereTheHeaderIsThatOfIpv4) {
+TEST(RpcSourceFilter, IsTheAddressWhereTheHeaderIsThatOfIpv4) {
   const SourceFilter origin = make_source_filter(
       peer(GidType::roce_v2, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1}));
   RouteBytes route;
@@ -66,7 +66,7 @@ TEST(RpcOrigin, IsTheAddressWhereTheHeaderIsThatOfIpv4) {
   }
 }
 
-TEST(RpcOrigin, IsTheLidWhereNothingLiesInFront) {
+TEST(RpcSourceFilter, IsTheLidWhereNothingLiesInFront) {
   const SourceFilter origin = make_source_filter(peer(GidType::infiniband, {0xfe, 0x80, 1}));
   const RouteBytes route{};
   EXPECT_TRUE(origin.matches(completion(77, false, 9), route.data()));
