@@ -182,7 +182,7 @@ TEST(EngineAudit, FindsConnectionsInWrongLists) {
   Open o;
   Agent& a = o.agent();
   expect_found(o, a.credit.in_credit_queue, true,
-               "1 connections have credit to be told, 0 are listed");
+               "1 connections have credit to advertise, 0 are listed");
   expect_found(o, a.credit.waits_for_receives, true, "credit that waits for receives");
   expect_found(o, a.generation, a.generation + 1, "names another");
   o.context().by_qpn.clear(a.qp->qp_num);
