@@ -1,4 +1,4 @@
-// The way out of a small call and of its answer, inlined into the public face. Hot.
+// A request goes out, inlined into the public face. Hot.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +10,10 @@
 
 namespace spinwire::rpc {
 
-/// Whether there is a receive for one more reply.
+/// Posts more receives for replies. False: the budget is used up.
 [[gnu::cold, gnu::noinline]] bool try_post_more_receives(Rpc& r) noexcept;
 
-/// Whether one more call may go out now, as far as its session and the engine are concerned.
+/// Whether the session's window and the engine have room for one more call as a datagram.
 [[gnu::always_inline]] inline bool can_send(Rpc& r, const ClientSession& c) noexcept {
   if (c.in_flight >= c.send_window || r.port->full()) [[unlikely]]
     return false;
@@ -25,8 +25,8 @@ namespace spinwire::rpc {
   return {c.peer_session, call.number, call.method, wire::RpcKind::request, 0, call.size, 0};
 }
 
-/// The first call of a session that had none under way. A server that was asked nothing for a while
-/// keeps no receives for us any more.
+/// The first call of a session without calls in flight. An idle server has taken back the
+/// reservation of receives.
 [[gnu::always_inline]] inline void on_first_call(Rpc& r, ClientSession& c,
                                                  std::uint64_t now) noexcept {
   if (now - c.last_heard > r.idle_timeout / 2) [[unlikely]] {
@@ -46,12 +46,13 @@ namespace spinwire::rpc {
     r.port->send(to, words, length, payload.block, payload.data);
   }
 }
-/// The same, out of the way of what is sent directly.
+/// The cold path of send_datagram() on a device with direct datagrams.
 [[gnu::cold, gnu::noinline]] bool post_datagram_cold(Rpc& r, const base::DatagramAddress& to,
                                                      wire::RpcWords words, std::uint16_t length,
                                                      const Payload& payload) noexcept;
 
-/// Sends header and payload: directly if that can be. False, and nothing sent, if the port is full.
+/// Sends header and payload, as a direct datagram if possible. False, and nothing sent, if the port
+/// is full.
 [[gnu::always_inline]] inline bool send_datagram(Rpc& r, const base::DatagramAddress& to,
                                                  wire::RpcWords words, std::uint16_t length,
                                                  const Payload& payload) noexcept {
@@ -67,7 +68,7 @@ namespace spinwire::rpc {
   return true;
 }
 
-/// Sends the call in a slot for the first time; it may_start().
+/// Sends the call in a slot for the first time; can_send() was true.
 [[gnu::always_inline]] inline void send_request(Rpc& r, ClientSession& c, ClientSlot& call,
                                                 std::uint32_t slot, const wire::RpcHeader& header,
                                                 std::uint64_t now) noexcept {

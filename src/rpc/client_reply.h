@@ -6,7 +6,7 @@
 
 namespace spinwire::rpc {
 
-/// What a reply says of the way there and back: the first of a batch stands for it.
+/// Takes a round trip from a reply. The first reply of a batch stands for all.
 [[gnu::always_inline]] inline void on_round_trip(Rpc& r, ClientSession& c, const ClientSlot& k,
                                                  std::uint16_t held, std::uint64_t now) noexcept {
   const bool first = std::exchange(c.last_heard, now) != now;
@@ -18,7 +18,7 @@ namespace spinwire::rpc {
     adjust_cwnd(r, c, trip, held);
 }
 
-/// Its window is another than before, or none: then it is no reply.
+/// The server advertises another window. False: no window at all, which no reply has.
 [[gnu::cold, gnu::noinline]] inline bool set_server_window(ClientSession& c,
                                                            std::uint16_t window) noexcept {
   if (window == 0) return false;

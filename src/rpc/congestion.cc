@@ -1,15 +1,13 @@
-// Congestion, as round trips tell of it. A session's calls under way are bounded by a window that
-// grows by one call each round trip while those take no more than the target, and shrinks in
-// proportion to what they take more, once a round trip and by half at most: the rule of Swift
-// (Kumar et al., SIGCOMM 2020), whose delay is taken without the time that the server had the
-// request. The target is rpc.target_delay or, over a way that is longer by itself, twice the
-// shortest round trip that was seen. A way that has become longer is known by one call under way,
-// and slow, for a second: then the shortest is that of this second. Delay alone leaves one call
-// under way: that a server is busy says nothing about the network. Only losses lead below it, to
-// calls spaced by more than a round trip, from where each reply leads back by half of what there
-// is, however long it took. A call that exceeds the RTO counts as lost unless the reply says that
-// the server had it (on_retransmitted_reply()). Nothing here runs while round trips are short and
-// the window is whole.
+// Congestion control by delay, after Swift (Kumar et al., SIGCOMM 2020). cwnd bounds a session's
+// calls in flight. It grows by one call each round trip while the delay is within the target, and
+// shrinks in proportion to the excess, once a round trip and by half at most. The delay is the
+// round trip without the server's time. The target is rpc.target_delay or, on a longer path, twice
+// the shortest round trip. If a single call in flight stays slow for a second, the path itself has
+// become longer and the shortest round trip is taken anew. Delay alone leaves one call in flight,
+// since a busy server says nothing about the network. Losses lead below it: calls are then spaced
+// by more than a round trip, and each reply grows cwnd by half. A call that exceeds the RTO counts
+// as lost unless the reply says that the server had it (on_retransmitted_reply()). Nothing here
+// runs while round trips are short and the window is whole.
 #include <algorithm>
 
 #include "rpc/rpc.h"
@@ -17,11 +15,11 @@
 namespace spinwire::rpc {
 namespace {
 
-/// Of the delay beyond the target, four fifths.
+/// cwnd shrinks by four fifths of the relative excess.
 constexpr std::uint64_t kBetaParts = 4, kBetaOf = 5;
 /// At least one call in so many round trips.
 constexpr std::uint32_t kLeast = kCwndPerCall / 64;
-/// After so long with one call under way, and slow, the way itself is.
+/// After this time with one slow call in flight, the path itself has become longer.
 constexpr Nanoseconds kPathChangeTime = std::chrono::seconds(1);
 
 /// Not before the round trip that the last one brought about is over.
@@ -51,7 +49,7 @@ std::uint64_t target_of(const Rpc& r, const ClientSession& c) noexcept {
                                            : r.target_delay;
 }
 
-/// Whether the way has become longer, as the last reply has it, too.
+/// Whether the path has become longer, as seen from the last reply.
 bool has_path_changed(const Rpc& r, ClientSession& c, std::uint64_t delay) noexcept {
   const std::uint64_t now = r.context.now;
   if (c.recent_min_rtt == ~std::uint64_t{0}) c.slow_since = now;
@@ -74,10 +72,10 @@ void pace(Rpc& r, ClientSession& c, std::uint64_t trip) noexcept {
 }  // namespace
 
 void adjust_cwnd(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t held) noexcept {
-  // The answer may be an older one, or we were away ourselves: this says nothing.
+  // The reply may be an earlier one, or this process was descheduled: no sample.
   if (held == kServerTimeUnknown || r.oldest_arrival != r.context.now) return;
   CongestionWindow& flow = c.congestion;
-  // Where the server's clock has run out, all that is known is that nothing was lost.
+  // With kServerTimeMax, all that is known is that nothing was lost.
   const std::uint64_t delay =
       held == kServerTimeMax ? 0 : trip - std::min(trip, server_time_ticks(r, held));
   if (held != kServerTimeMax) c.min_rtt = std::min(c.min_rtt, delay);

@@ -24,12 +24,12 @@ enum class Transport : std::uint8_t {
 
 inline constexpr std::uint32_t kNoQueuePair = ~0u;
 
-/// By what a session's datagrams are known: queue pair numbers are each device's own, so that the
-/// address in front of the datagram counts as well. Of that, two words, as far as the masks say.
-/// A filter that was not filled in matches no datagram: queue pair numbers have 24 bits.
+/// Recognises the datagrams of a peer. Queue pair numbers are each device's own, so the GRH's
+/// source address counts as well: two words of it, under masks. A filter that was not filled in
+/// matches no datagram: queue pair numbers have 24 bits.
 struct SourceFilter {
   std::uint32_t qp_num = kNoQueuePair;
-  std::uint16_t lid = 0;  ///< where there is no address in front
+  std::uint16_t lid = 0;  ///< of the peer, for datagrams without a GRH
   std::uint8_t second_at = 0;
   std::array<std::uint64_t, 2> masks{};
   std::array<std::uint64_t, 2> words{};
@@ -52,14 +52,13 @@ struct PeerAddress {
   Transport transport = Transport::connection;
   base::DatagramAddress destination;
   SourceFilter source_filter;
-  std::uint64_t direct_source = 0;  ///< the same in a base::DirectRun; 0: not seen yet
+  std::uint64_t direct_source = 0;  ///< base::DirectRun::source of the peer; 0: not seen yet
   ibv_gid gid{};
   std::uint16_t lid = 0;
   std::uint32_t references = 0;
   std::uint64_t incarnation = 0;
-  std::uint64_t next_probe_at = 0;  ///< tick from which silence is a reason to ask who is there
-  std::uint32_t silent_session =
-      0;  ///< a session of ours by whose address the engine is to ask; 0: none
+  std::uint64_t next_probe_at = 0;   ///< tick
+  std::uint32_t silent_session = 0;  ///< name of a session that asks for a probe; 0: none
 };
 
 /// The address of a peer that its sessions share; each session takes a reference. Errors: those of

@@ -14,7 +14,7 @@ bool try_post_more_receives(Rpc& r) noexcept {
 
 void post_reserved_receives(Rpc& r) noexcept {
   if (r.port == nullptr) return;
-  // Of what may come without a promise: one call of each session that has none, and questions.
+  // Datagrams without a reservation: one call of each session, and pings.
   const std::uint32_t others = r.servers.size() + kUnsolicitedReceives;
   if (r.reserved_receives + others >= r.port->posted_receives())
     r.port->post_receives_up_to(
@@ -24,7 +24,7 @@ void post_reserved_receives(Rpc& r) noexcept {
                           : std::min(r.receive_budget, r.port->posted_receives() - others);
 }
 
-/// Receives for as many requests as the session may send at once, if there are any left. A quarter
+/// Reserves receives for the session's whole window, if there are enough. A quarter
 /// stays for the engine's own calls, since handlers may call other servers.
 void reserve_window_receives(Rpc& r, ServerSession& s) noexcept {
   if (r.reserved_receives + s.window > r.receive_budget ||

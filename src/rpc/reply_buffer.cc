@@ -25,7 +25,7 @@ std::span<std::byte> reserve_reply(Rpc& r, std::uint32_t session, std::uint32_t 
 std::span<std::byte> prepare_reply_buffer(Rpc& r, ReplyBuffer& space, std::uint32_t number,
                                           std::size_t size, std::size_t most,
                                           std::size_t offset) noexcept {
-  // The last reply may be in the send queue still.
+  // The last reply may still be in the send queue.
   if (space.block != nullptr && space.block->refs != 1) release_reply_buffer(space);
   if (space.block == nullptr) space.block = r.context.arena->allocate(memory::PoolId::send, most);
   if (space.block == nullptr) return {};

@@ -16,7 +16,7 @@ void resend(Rpc& r, ClientSession& c, ClientSlot& k, std::uint64_t now) noexcept
   k.sent_at = now;
 }
 
-/// Looks at all calls of a session; answers the tick of the next look, as look_at_call().
+/// Checks all calls of a session. Returns the tick of the next check, as check_slot().
 std::uint64_t check_slots(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint32_t name = c.name;
   std::uint64_t next = kNever;

@@ -18,7 +18,7 @@ Rpc::Rpc(agent::EngineContext& s)
     : context(s),
       clients(s.config.rpc.sessions),
       servers(s.config.rpc.sessions),
-      // The rest is for sessions that no receives are kept for, one call of each at a time.
+      // The last quarter is for sessions without a reservation, one call of each at a time.
       receive_budget(s.config.rpc.receive_depth - s.config.rpc.receive_depth / 4),
       retransmission_queue(receive_budget),
       numbers(base::random_seed()) {
@@ -78,8 +78,6 @@ void end(Rpc& r) noexcept {
     release_server_session(r, s);
   }
 }
-
-namespace {}  // namespace
 
 void flush(Rpc& r) noexcept {
   if (r.port != nullptr) r.port->flush();
@@ -145,7 +143,5 @@ RpcStats stats(const Rpc& r) noexcept {
   stats.served_sessions = r.servers.size();
   return stats;
 }
-
-namespace {}  // namespace
 
 }  // namespace spinwire::rpc

@@ -80,31 +80,31 @@ struct Rpc {
   std::vector<std::unique_ptr<PeerAddress>> peer_addresses;
   std::unique_ptr<ForgottenSessions> forgotten;  ///< once there are any
   // Ticks.
-  std::uint64_t idle_timeout = 0;  ///< after which a server takes back what receives it granted
+  std::uint64_t idle_timeout = 0;  ///< after which a server takes back its reservations
   std::uint64_t keepalive_interval = 0;
   std::uint64_t peer_timeout = 0;
   std::uint64_t close_timeout = 0;
   std::uint64_t call_timeout = 0;
 };
 
-/// Where a session's calls begin to be numbered: names come again after some thousand sessions, and
-/// what is left of an earlier one, such as a PendingCall, shall not fit a call of another.
+/// The first number of a session's calls is random: names come again after some thousand sessions,
+/// and an old PendingCall must not fit a call of another session.
 inline std::uint32_t random_call_number(Rpc& r) noexcept {
   return static_cast<std::uint32_t>(r.numbers.next()) & ~(kWindowMax - 1);
 }
 
 // In rpc.cc.
-/// Whether calls may go over datagrams here.
+/// Whether this engine uses datagrams.
 inline bool uses_datagrams(const agent::EngineContext& s) noexcept {
   return s.config.rpc.carrier != RpcCarrier::connections && s.device->info().datagrams;
 }
-/// Makes the port. Errors: as Port::open().
+/// Opens the datagram port if the engine uses datagrams. Errors: those of DatagramPort::open().
 Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s);
-/// The engine ends: all calls end with `flushed`, each on_closed runs, servers' peers are told.
+/// Closes all sessions: calls end with `flushed`, each on_closed runs, and peers are told.
 void end(Rpc& r) noexcept;
-/// No callback of the application's runs any more. Cold.
+/// Drops all of the application's callbacks, as if its process had died. Cold.
 void abort(Rpc& r) noexcept;
-/// The end of a poll: calls that waited for room, then everything that was sent. Hot.
+/// The end of a poll: sends calls that waited for room, then posts all datagrams. Hot.
 void finish_poll(Rpc& r) noexcept;
 /// Posts the datagrams that were sent since the last time.
 void flush(Rpc& r) noexcept;
@@ -122,8 +122,8 @@ wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32
                                    std::uint32_t first) noexcept;
 
 // In transport/datagram_receive.cc.
-/// Takes the completions that are of the port's queue pair, the first of which is, up to the first
-/// of another or the end, which it answers. Adds to the number of events. Hot.
+/// Handles the completions of the port's queue pair, from the first up to one of another queue
+/// pair. Returns where it stopped, and adds to the number of events. Hot.
 const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
                                   std::uint32_t& events) noexcept;
 
@@ -131,17 +131,18 @@ const ibv_wc* process_completions(Rpc& r, const ibv_wc* wcs, const ibv_wc* end,
 /// Sends the server a datagram about the session itself, if datagrams are its transport.
 void send_control(Rpc& r, const ClientSession& c, wire::RpcKind kind,
                   std::uint32_t number = 0) noexcept;
-/// A record for a session that is being opened; null if rpc.sessions are open. May throw.
+/// Makes the record of a session that is being opened; null if rpc.sessions are open. May throw.
 ClientSession* make_client_session(Rpc& r, std::uint32_t window);
-/// What the calls of one that is being opened are numbered from.
+/// The first call number of a session that is being opened.
 inline std::uint32_t first_call_number(const ClientSession& c) noexcept {
   return c.slots[0].number - c.window;
 }
-/// The server's end is known: the session is ready, or will be when its connection is.
+/// The server has answered: the session is ready, or will be when its connection is.
 void set_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
               PeerAddress* peer_address) noexcept;
 void mark_ready(Rpc& r, ClientSession& c) noexcept;
-/// Ends it at once: its calls, with the status or, if that is ok, as `flushed`; then on_closed.
+/// Ends a session at once: its calls end with the status, or `flushed` if that is ok; then
+/// on_closed runs.
 void fail_session(Rpc& r, ClientSession& c, const Error& why) noexcept;
 void fail_session(Rpc& r, ClientSession& c, Status status, const char* found) noexcept;
 /// Ends a session that was closed in order: calls end with `flushed`, on_closed gets ok.
@@ -150,16 +151,16 @@ inline ClientSession* find_client(Rpc& r, std::uint32_t name) noexcept {
   ClientSession* const c = r.clients.find(wire::RpcName::index(name));
   return c != nullptr && c->name == name ? c : nullptr;
 }
-/// What a handle names: the same comes again after 2^32 uses of a record.
+/// The value of a session's handle; it repeats after 2^32 uses of a record.
 inline std::uint64_t id_of(const ClientSession& c) noexcept {
   return c.name | std::uint64_t{c.generation} << 32;
 }
-/// By when the session has to be looked at again, if not earlier.
+/// Has the session's timer fire at `tick` or before.
 inline void schedule_check(Rpc& r, ClientSession& c, std::uint64_t tick) noexcept {
   if (!c.timer.scheduled() || c.timer.deadline > tick) [[unlikely]]
     r.context.timers.reschedule(c.timer, tick);
 }
-/// Brings `allowed` in line with what server and network grant.
+/// Sets send_window from the server's window and cwnd: 0 if calls cannot go out as datagrams now.
 inline void update_send_window(ClientSession& c) noexcept {
   if (c.state != SessionState::ready || c.transport != Transport::datagram) {
     c.send_window = 0;
@@ -171,12 +172,12 @@ inline void update_send_window(ClientSession& c) noexcept {
   c.send_window = static_cast<std::uint16_t>(std::min<std::uint32_t>(c.server_window, most));
 }
 // In congestion.cc.
-/// A reply took `trip` ticks, some of which the server had the request. Cold unless congested.
+/// Adjusts cwnd after a round trip of `trip` ticks. Cold unless congested.
 [[gnu::cold]] void adjust_cwnd(Rpc& r, ClientSession& c, std::uint64_t trip,
                                std::uint16_t held) noexcept;
 /// A request or its reply got lost.
 [[gnu::cold]] void on_loss(Rpc& r, ClientSession& c) noexcept;
-/// How long the server had the request, ticks; at least, if that is kHeldMost.
+/// How long the server had the request, ticks; a lower bound for kServerTimeMax.
 [[nodiscard]] inline std::uint64_t server_time_ticks(const Rpc& r, std::uint16_t held) noexcept {
   return r.context.clock.ticks(Nanoseconds(std::int64_t{held} << kServerTimeShift));
 }
@@ -184,7 +185,7 @@ inline void update_send_window(ClientSession& c) noexcept {
 // In retransmission.cc.
 /// Makes room in the retransmission queue.
 [[gnu::cold]] void grow_retransmission_queue(Rpc& r) noexcept;
-/// The first of a session's calls goes out now.
+/// A session without calls in flight sends one.
 [[gnu::always_inline]] inline void queue_for_retransmission(Rpc& r, ClientSession& c,
                                                             std::uint64_t now) noexcept {
   if (r.retransmission_queue.full()) [[unlikely]]
@@ -196,15 +197,15 @@ inline void update_send_window(ClientSession& c) noexcept {
 /// Has the session's timer check a call that is due before the retransmission timer.
 [[gnu::cold, gnu::noinline]] void schedule_early_check(Rpc& r, ClientSession& c,
                                                        ClientSlot& call) noexcept;
-/// Ends a call that is too late, or sends it again if it seems lost. Answers the tick of the next
-/// look, or the end of time if the retransmission timer checks it in time. The session may be gone
+/// Ends a call whose deadline passed, or sends it again after its RTO. Returns the tick of the next
+/// check, or the end of time if the retransmission timer checks it in time. The session may be gone
 /// afterwards.
 std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint64_t now) noexcept;
 void on_retransmission_timer(Rpc& r) noexcept;
 
-// In client.cc.
-/// A call as the application asks for it. Handed on by value: else it would be in memory for the
-/// cold ways alone.
+// In client_session.cc.
+/// A call as the application makes it. Passed by value, so that it stays in registers on the hot
+/// path.
 struct CallRequest {
   Method method;
   const std::byte* data;
@@ -218,9 +219,9 @@ Status close(Rpc& r, ClientSession& c) noexcept;
 void on_server_control(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept;
 void on_client_timer(Rpc& r, ClientSession& c) noexcept;
-/// Of a server that is silent, a session by whose address it can be asked for; null if none is.
+/// A session with a silent server, at whose address the server is to be probed; null if none.
 ClientSession* next_session_to_probe(Rpc& r) noexcept;
-/// At their address is another engine than this one, which is silent: they end.
+/// Ends the silent sessions with an engine that another one has replaced.
 void fail_silent_sessions(Rpc& r, std::uint64_t incarnation) noexcept;
 
 // In backlog.cc.
@@ -246,38 +247,38 @@ inline constexpr std::uint32_t kUnsolicitedReceives = 24;
 void return_receives(Rpc& r, ServerSession& s) noexcept;
 
 // In server_session.cc.
-/// Room for a reply, of the call's own slot; empty if there is none.
+/// Memory of the call's slot to write a reply into; empty if there is none.
 std::span<std::byte> reserve_reply(Rpc& r, std::uint32_t session, std::uint32_t number,
                                    std::size_t size) noexcept;
-/// The same in a block of `most` bytes, after `offset` of them.
+/// Prepares a reply buffer in a block of `most` bytes, at `offset`.
 std::span<std::byte> prepare_reply_buffer(Rpc& r, ReplyBuffer& space, std::uint32_t number,
                                           std::size_t size, std::size_t most,
                                           std::size_t offset) noexcept;
-/// Where that is.
+/// A reserved reply.
 struct ReservedReply {
   Block* block = nullptr;
   const std::byte* data = nullptr;
 };
-/// No block if this call has not asked for as many bytes.
+/// The memory that the call reserved; no block if it reserved less than `size` bytes.
 ReservedReply find_reserved_reply(Rpc& r, std::uint32_t session, std::uint32_t number,
                                   std::size_t size) noexcept;
-/// Null if rpc.sessions are there. May throw.
+/// Makes the server's record of a session; null if rpc.sessions are served. May throw.
 ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address);
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {
   ServerSession* const s = r.servers.find(wire::RpcName::index(name));
   return s != nullptr && s->name == name ? s : nullptr;
 }
 void release_server_session(Rpc& r, ServerSession& s) noexcept;
-/// The same without its client's having said so, which is told when it is heard again.
+/// Releases the session of a silent client, which is told if it is heard again.
 void forget_session(Rpc& r, ServerSession& s) noexcept;
-/// A datagram of no session that we have.
+/// A datagram of a session that does not exist here.
 [[gnu::cold]] void on_unknown_session(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                                       const std::byte* grh) noexcept;
 void on_client_control(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept;
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;
 
-/// Copies what has no block to be referred to into one of the send pool; null if that is empty.
+/// Copies bytes into a block of the send pool; null if the pool is empty.
 Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
 /// Sends header and payload; false, and nothing sent, if the port is full.
 bool send(Rpc& r, const base::DatagramAddress& to, const wire::RpcHeader& header,

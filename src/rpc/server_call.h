@@ -9,7 +9,7 @@
 
 namespace spinwire::rpc {
 
-/// For how long a request that is not answered yet has been here.
+/// How long ago a request arrived that is not answered yet.
 [[gnu::always_inline]] inline std::uint16_t server_time(const Rpc& r,
                                                         const ServerSlot& v) noexcept {
   if (v.payload.arrived_at == r.context.now) [[likely]]
@@ -74,7 +74,7 @@ namespace spinwire::rpc {
                     size, nullptr);
 }
 
-/// A request of the session's client. Answers whether the block was kept.
+/// Runs the handler of a new request. Returns whether the block was kept.
 [[gnu::always_inline]] inline bool run_request(Rpc& r, ServerSession& s, wire::RpcWords words,
                                                Block* block, std::byte* payload,
                                                std::uint64_t now) noexcept {

@@ -1,5 +1,5 @@
-// The server's end of sessions: each request runs its handler at most once, and its answer is kept
-// until the next request in the same slot, or until the idle client says that it has it.
+// A server's session: accepted, released, and the client's pings and closes. A reply is kept until
+// the slot's next request, or until the idle client's ping says that it has arrived.
 #include <algorithm>
 #include <new>
 #include <string_view>
@@ -53,8 +53,6 @@ void release_server_session(Rpc& r, ServerSession& s) noexcept {
   release_peer_address(r, std::exchange(s.peer_address, nullptr));
   r.servers.release(s.timer.index);
 }
-
-namespace {}  // namespace
 
 void on_client_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept {

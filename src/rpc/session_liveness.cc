@@ -12,8 +12,8 @@ using wire::RpcKind;
 
 namespace {
 
-/// Whether the server has been silent for too long while something was to be answered. Time in
-/// which we did not look ourselves says nothing about it.
+/// Whether the server was silent for too long while an answer was due. Time in which this process
+/// did not check does not count.
 bool has_timed_out(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   const std::uint64_t most = 2 * r.keepalive_interval;
   if (last_heard_from(c) >= c.last_liveness_check) {
@@ -25,8 +25,8 @@ bool has_timed_out(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   return c.silent_ticks > r.peer_timeout;
 }
 
-/// What a server is silent for may be that another one has taken its place, or that it lives again:
-/// who is there is asked through the control port, for all sessions together.
+/// Requests a probe of a silent server through the control port: another engine, or its next
+/// incarnation, may be at its address. One probe serves all sessions with it.
 void request_probe(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
   if (c.silent_ticks < 2 * r.keepalive_interval || now < c.peer_address->next_probe_at) return;
   c.peer_address->next_probe_at = now + r.keepalive_interval;
@@ -34,10 +34,9 @@ void request_probe(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
   r.has_silent_peers = true;
 }
 
-/// All calls with lower numbers are over. With none under way the slots go on side by side, so that
-/// this is said of every call that there was, and of none that follows, whenever it arrives. Of
-/// slots that have been used so differently that their numbers have no order nothing is said: the
-/// server would not know which way they went on.
+/// All calls with lower numbers are over. A session without calls in flight aligns its slots first,
+/// so that one number divides all former calls from all later ones whenever it arrives. Slots whose
+/// numbers are too far apart to be ordered get kNoCallsOver.
 std::uint32_t first_open_call(ClientSession& c) noexcept {
   constexpr std::int32_t kFar = 1 << 30;
   const std::uint32_t uses = ~(c.window - 1u);
@@ -124,8 +123,8 @@ void on_unknown_session(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
 void on_server_timer(Rpc& r, ServerSession& s) noexcept {
   const std::uint64_t now = r.context.clock.now();
   if (s.transport == Transport::connection && is_connected(r, s))
-    s.last_control = now;  // or it would not be
-  // Time in which we did not look ourselves says nothing about the client.
+    s.last_control = now;  // the connection is alive
+  // Time in which this process did not check does not count.
   s.silent_ticks =
       last_heard_from(s) >= s.last_liveness_check
           ? 0

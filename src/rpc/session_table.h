@@ -1,6 +1,5 @@
-// Records of sessions, each with the places of its window right behind it: a small table, which the
-// caches hold, tells where everything lies that a call needs, and all of that can be asked for at
-// once.
+// Records of sessions, each with its slots right behind it. A small table, which the caches hold,
+// says where a call's data lies, so that all of it can be prefetched at once.
 #pragma once
 
 #include <algorithm>
@@ -69,7 +68,7 @@ class SessionTable {
   [[nodiscard]] static Place* places(Session& record) noexcept {
     return reinterpret_cast<Place*>(&record + 1);
   }
-  /// Asks for what a call has to look at: of any index, the place by any number. Hot.
+  /// Prefetches the record and the slot of a call, for any index and number. Hot.
   void prefetch(std::uint32_t index, std::uint32_t number) const noexcept {
     asm volatile("");  // it has an effect, that is: g++ drops calls of functions that have none
     if (index >= entries_.capacity()) return;

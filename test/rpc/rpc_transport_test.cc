@@ -3,7 +3,7 @@
 
 #include "engine/run_again.h"
 #include "rpc/bare.h"
-#include "rpc/bulk_ends.h"
+#include "rpc/long_calls.h"
 #include "rpc/transport/connection_transport.h"
 #include "verbs/providers.h"
 

@@ -1,7 +1,6 @@
-// A long call of the client's, from its header to done(). It ends, with its memory its own again,
-// when it is settled how, its request is not pulled from any more, the key to its reply's memory is
-// dead and, if it was cancelled while the server might have used any of that, the server has
-// confirmed that.
+// A client's long call, from its header to done(). done() runs when the outcome is known, the
+// request is no longer pulled from, the key of the reply's memory is closed and, if the call was
+// cancelled while the server might use that memory, the server has confirmed the cancel.
 #include "rpc/transport/connection_call.h"
 
 #include <algorithm>
@@ -18,7 +17,7 @@ using wire::RpcMessageKind;
 using Sent = ConnectionClientSlot::Sent;
 using Cancel = ConnectionClientSlot::Cancel;
 
-/// Tells the application how it ended.
+/// Runs the callback.
 void complete_call(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept {
   const bool answered =
       k.status == Status::ok || k.status == Status::refused || k.status == Status::unsupported;
@@ -55,7 +54,7 @@ Status open_reply_key(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept
   return status;
 }
 
-/// So many bytes of a request are copied behind its header, which costs less than a message more.
+/// A request of up to this many bytes is copied behind its header: cheaper than a second message.
 constexpr std::uint32_t kCopied = 1024;
 
 Status send_header(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
@@ -80,13 +79,13 @@ Status send_header(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
   return status;
 }
 
-/// Its completion; also when the connection ends, and then what becomes of the call is seen there.
+/// The request's message has completed, or the connection ends.
 void on_request_sent(Rpc& r, std::uint32_t session, std::uint32_t number, Status status) noexcept {
   ConnectionClient* const b = connection_of(r, session);
   ConnectionClientSlot* const k = b != nullptr ? find_call(*b, number) : nullptr;
   if (k == nullptr) return;
   k->request_in_flight = false;
-  // One that was refused has its answer on the way: the server does not want what it needs no more.
+  // After a refused pull the reply is on its way: the server does not need the request any more.
   if (!k->has_outcome && status == Status::no_buffer) set_outcome(*k, status);
   try_finish(r, *b, *k);
   advance_if_ready(r, b, session);
@@ -120,8 +119,8 @@ Status send_request_body(Rpc& r, const ConnectionClient& b, agent::Agent& a,
   return status;
 }
 
-/// Takes the next steps of a call, as far as there is room for them. Any status but ok and those
-/// that pass ends it.
+/// Takes the next steps of a call while there is room. A status other than ok and the transient
+/// ones ends the call.
 Status advance_call(Rpc& r, const ConnectionClient& b, agent::Agent& a,
                     ConnectionClientSlot& k) noexcept {
   if (k.cancel == Cancel::due) {

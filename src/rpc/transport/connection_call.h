@@ -14,7 +14,7 @@ namespace spinwire::rpc {
 inline bool is_active(const ConnectionClient& b, std::uint32_t slot) noexcept {
   return (b.active & bit(slot)) != 0;
 }
-/// At least the window if there is none.
+/// A free slot; at least the window if there is none.
 inline std::uint32_t free_slot(const ConnectionClient& b) noexcept {
   return static_cast<std::uint32_t>(std::countr_one(b.active));
 }
@@ -32,14 +32,14 @@ inline ConnectionClient* connection_of(Rpc& r, std::uint32_t session) noexcept {
 inline ConnectionCall& backlog_at(const Rpc& r, ConnectionClient& b, std::uint32_t i) noexcept {
   return b.backlog[(b.backlog_first + i) % r.context.config.rpc.backlog];
 }
-/// Number `i` of those that wait does not any more.
+/// Removes entry `i` of the backlog.
 inline ConnectionCall remove_from_backlog(const Rpc& r, ConnectionClient& b,
                                           std::uint32_t i) noexcept {
   return remove_from_ring(b.backlog.get(), r.context.config.rpc.backlog, b.backlog_first,
                           b.backlog_count, i);
 }
 
-/// Begins a call in a free slot, which takes no step yet.
+/// Puts a call into a free slot. Sends nothing.
 inline ConnectionClientSlot& occupy_slot(ConnectionClient& b, std::uint32_t slot,
                                          ConnectionCall&& call) noexcept {
   ConnectionClientSlot& k = b.slots[slot];
@@ -60,30 +60,30 @@ inline void withdraw_connection_request(Rpc& r, ConnectionClient& b) noexcept {
   if (std::exchange(b.wants_connection, false)) --r.connections_wanted;
 }
 
-/// What the application may have done in a callback: whether all is as before.
+/// Whether session and connection are still there and ready after a callback.
 inline bool is_still_ready(Rpc& r, const ConnectionClient* b, std::uint32_t session) noexcept {
   const ClientSession* const c = find_client(r, session);
   return c != nullptr && c->connection.get() == b && c->state == SessionState::ready;
 }
-/// Goes on after an event: callbacks may have ended the session.
+/// Advances the calls after an event, unless a callback has ended the session.
 inline void advance_if_ready(Rpc& r, const ConnectionClient* b, std::uint32_t session) noexcept {
   if (is_still_ready(r, b, session)) (void)advance(r, *find_client(r, session)->connection);
 }
-/// The same when a slot has become free: those that have one and steps to take are due anyway.
+/// Advances the backlog after a slot has become free.
 inline void advance_backlog(Rpc& r, const ConnectionClient* b, std::uint32_t session) noexcept {
   if (is_still_ready(r, b, session) && b->backlog_count != 0) advance_if_ready(r, b, session);
 }
 
-/// How it ends; with try_end() it does.
+/// Sets the outcome of a call; try_finish() ends it.
 inline void set_outcome(ConnectionClientSlot& k, Status status) noexcept {
   k.has_outcome = true;
   k.status = status;
 }
 
 // In connection_call.cc.
-/// Ends it if it is settled and nothing has to be waited for, else begins the first that has to be.
+/// Ends a call whose outcome is set if no peer uses its memory; else begins to close its key.
 void try_finish(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept;
-/// Nobody wants an answer any more. What the server may be using is waited for.
+/// Gives a call up after a cancel or a time-out. Waits for memory that the server may be using.
 void abandon_call(Rpc& r, ClientSession& c, ConnectionClientSlot& k, Status status) noexcept;
 /// The slot is free before its call's callback runs.
 ConnectionCall release_slot(ConnectionClient& b, ConnectionClientSlot& k) noexcept;

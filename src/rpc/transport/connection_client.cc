@@ -130,7 +130,7 @@ Status cancel_on_connection(Rpc& r, ClientSession& c, std::uint32_t id) noexcept
     ConnectionClientSlot& k = b.slots[slot];
     if (!is_active(b, slot) || k.call.id != id) continue;
     if (k.cancel != Cancel::none || (k.has_outcome && k.status == Status::cancelled))
-      return Status::invalid_argument;  // a second time, or its deadline was first
+      return Status::invalid_argument;  // it was cancelled or timed out before
     const std::uint32_t session = c.name;
     abandon_call(r, c, k, Status::cancelled);
     advance_if_ready(r, &b, session);
@@ -147,7 +147,7 @@ Status cancel_on_connection(Rpc& r, ClientSession& c, std::uint32_t id) noexcept
 
 namespace {
 
-/// Ends the calls of a session that closes, but for those whose memory the server may be using.
+/// Ends the calls of a closing session, except those whose memory the server may be using.
 void end_unshared_calls(Rpc& r, ConnectionClient& b, Status status) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
     ConnectionClientSlot& k = b.slots[slot];

@@ -19,12 +19,12 @@ bool is_connection_of(const Rpc& r, const ConnectionClient& b, const Connection&
   return b.agent != kNone && Connection(r.context.core, b.agent, b.agent_generation) == named;
 }
 
-/// What is left to be waited for has time of its own.
+/// Gives the rest of a call, such as closing its key, time of its own.
 void extend_deadline(const Rpc& r, ConnectionClientSlot& k) noexcept {
   k.call.deadline = std::max(k.call.deadline, r.context.clock.now() + r.close_timeout);
 }
 
-/// The server has said how it ended, as a message.
+/// A reply as a message.
 void on_reply_message(Rpc& r, ConnectionClient& b, agent::Agent& a, const RpcMessageHeader& header,
                       Message& m, std::span<const std::byte> payload) noexcept {
   ConnectionClientSlot* const k = find_call(b, header.number);
@@ -35,11 +35,11 @@ void on_reply_message(Rpc& r, ConnectionClient& b, agent::Agent& a, const RpcMes
     ++r.stats.late;
     return;
   }
-  if (k->cancel != Cancel::none) return;  // it has crossed that
+  if (k->cancel != Cancel::none) return;  // the cancel and the reply crossed
   const auto status = static_cast<Status>(header.status);
   if (k->sent == Sent::nothing || (status == Status::ok && k->key_open))
     return fail_protocol(r, a, "a reply to no call, or one that was to be written");
-  if (k->has_outcome) {  // by its request, which the server did not want
+  if (k->has_outcome) {  // the server refused to pull the request
     ++r.stats.late;
     return;
   }
@@ -58,7 +58,7 @@ void on_reply_message(Rpc& r, ConnectionClient& b, agent::Agent& a, const RpcMes
   try_finish(r, b, *k);
 }
 
-/// The reply is in the call's memory.
+/// A reply was written to the call's memory.
 void on_reply_written(Rpc& r, ConnectionClient& b, agent::Agent& a, const Message& m) noexcept {
   ConnectionClientSlot* const k = find_call(b, *m.immediate());
   if (k == nullptr || !k->key_open || k->sent == Sent::nothing ||
@@ -71,7 +71,7 @@ void on_reply_written(Rpc& r, ConnectionClient& b, agent::Agent& a, const Messag
   try_finish(r, b, *k);
 }
 
-/// Nothing about that call follows.
+/// The server has confirmed a cancel.
 void on_cancelled(Rpc& r, ConnectionClient& b, agent::Agent& a,
                   const RpcMessageHeader& header) noexcept {
   ConnectionClientSlot* const k = find_call(b, header.number);
@@ -97,7 +97,7 @@ void on_client_message(Rpc& r, std::uint32_t session, const Connection& from, Me
   fail_protocol(r, a, "one that only clients send");
 }
 
-/// Servers announce nothing that would be longer than a reply without memory of its own.
+/// Refuses rendezvous messages longer than a reply without named memory may be.
 void on_client_offer(Rpc& r, std::uint32_t session, const Connection& from, Offer& offer) noexcept {
   const ClientSession* const c = find_client(r, session);
   if (c == nullptr || c->connection == nullptr || !is_connection_of(r, *c->connection, from) ||
@@ -142,7 +142,7 @@ void end_active_calls(Rpc& r, ConnectionClient& b, Status status) noexcept {
   }
 }
 
-/// Of a connection that could not be made again.
+/// The error of a session whose connection could not be made again.
 Error reconnect_error(const ClientSession& c, const Error& why) noexcept {
   try {
     return {Status::peer_lost, "talk with " + c.address,
@@ -152,8 +152,8 @@ Error reconnect_error(const ClientSession& c, const Error& why) noexcept {
   }
 }
 
-/// What becomes of a session without datagrams when its connection has ended. One that was lost is
-/// made again, unless it had hardly been made in the place of another: the next would be lost, too.
+/// The connection of a session without datagrams has ended. A lost connection is made again, unless
+/// it had replaced another one only shortly before.
 void on_sole_connection_lost(Rpc& r, ClientSession& c, bool was_ready, const Error& why) noexcept {
   if (c.state == SessionState::closing) return close_session(r, c);
   if (c.state == SessionState::opening && why.status == Status::ok)

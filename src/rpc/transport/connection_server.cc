@@ -1,5 +1,5 @@
-// The server's end of long calls: each runs its handler at most once, as nothing comes twice over a
-// reliable connection, and is answered over the connection it came by.
+// Long calls at the server. Each runs its handler at most once, as nothing arrives twice over a
+// reliable connection, and is answered over the connection that it came by.
 #include <algorithm>
 #include <cstring>
 
@@ -22,7 +22,7 @@ void release_reply(ConnectionServerSlot& v) noexcept {
   if (v.block != nullptr) detail::release(std::exchange(v.block, nullptr));
 }
 
-/// The session of a connection's callback; null if that is not its connection any more.
+/// The session of a connection's callback; null if the session has another connection now.
 ServerSession* session_of(Rpc& r, std::uint32_t name, const Connection& of) noexcept {
   ServerSession* const s = find_server(r, name);
   if (s == nullptr || s->connection == nullptr) return nullptr;
@@ -30,7 +30,7 @@ ServerSession* session_of(Rpc& r, std::uint32_t name, const Connection& of) noex
   return a != nullptr && agent::handle(r.context, *a) == of ? s : nullptr;
 }
 
-/// Into the client's memory, or as a message.
+/// Sends the reply: a WRITE to the client's memory, or a message.
 Status send_reply(Rpc& r, agent::Agent& a, const ConnectionServerSlot& v) noexcept {
   if (!v.writes_reply) {
     return agent::submit_message(r.context, a, v.block, v.data, v.size, {}, true);
@@ -39,8 +39,8 @@ Status send_reply(Rpc& r, agent::Agent& a, const ConnectionServerSlot& v) noexce
       r.context, a, {v.block, v.data, v.size, &v.reply, v.number, {}, true});
 }
 
-/// The answer as a message: header and payload in one block, which may be the call's `space`, where
-/// the payload is already.
+/// Builds the reply as a message: header and payload in one block, which may be the call's reply
+/// buffer with the payload in place.
 Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const std::byte* data,
                            std::size_t size, Block* space) noexcept {
   const std::size_t bytes = wire::kRpcMessageHeaderBytes + size;
@@ -66,7 +66,7 @@ Status build_reply_message(Rpc& r, ConnectionServerSlot& v, Status status, const
   return Status::ok;
 }
 
-/// What the library itself says.
+/// Builds the library's own refusal.
 Status build_refusal(Rpc& r, ConnectionServerSlot& v) noexcept {
   const std::string_view text =
       v.refusal == Status::unsupported ? "no such method" : "the handler has not answered";
@@ -76,7 +76,7 @@ Status build_refusal(Rpc& r, ConnectionServerSlot& v) noexcept {
   return status;
 }
 
-/// False: it has to wait.
+/// Takes the next steps of a slot. False: it has to wait.
 bool advance_slot(Rpc& r, agent::Agent& a, ConnectionServerSlot& v) noexcept {
   Status status = Status::ok;
   if (v.cancel_to_confirm) {
@@ -95,7 +95,7 @@ bool advance_slot(Rpc& r, agent::Agent& a, ConnectionServerSlot& v) noexcept {
   return !is_transient(status);
 }
 
-/// The answer as bytes for the client's memory.
+/// References the bytes of a reply that is written to the client's memory.
 Status reference_reply(Rpc& r, ConnectionServerSlot& v, const std::byte* data, std::size_t size,
                        Block* block) noexcept {
   if (block != nullptr) {
@@ -113,7 +113,7 @@ Status reference_reply(Rpc& r, ConnectionServerSlot& v, const std::byte* data, s
   return Status::ok;
 }
 
-/// Of those without memory of the client's.
+/// The longest reply of a call that names no memory.
 std::size_t longest_reply(const ServerSession& s, const agent::Agent& a) noexcept {
   const std::uint32_t max_inline_call = std::max(a.send_queue.max_eager, a.max_message);
   return std::min<std::size_t>(wire::rpc_payload(s.mtu),
@@ -169,7 +169,7 @@ void on_call(Rpc& r, ServerSession& s, agent::Agent& a, const RpcMessageHeader& 
   if (!served) refuse_call(r, s.name, header.number, Status::unsupported);
 }
 
-/// The request of a call whose header was there before.
+/// The request of a call whose header arrived before.
 void on_request_body(Rpc& r, ServerSession& s, agent::Agent& a, Message& m) noexcept {
   const std::uint32_t number = *m.immediate();
   ConnectionServerSlot& v = slot_for(*s.connection, number);
@@ -229,8 +229,8 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
   ConnectionServer& b = *s->connection;
   if (!(Connection(r.context.core, b.agent, b.agent_generation) == gone)) return;
   b.agent = kNone;
-  // Without datagrams a client ends its session with its connection. One that has lost it comes
-  // again, or is forgotten after a while.
+  // Without datagrams a client ends its session with its connection. A client that lost the
+  // connection makes another; else its session is forgotten after connections.peer_timeout.
   const bool over = why.status == Status::ok && s->transport == Transport::connection;
   over ? release_server_session(r, *s) : release_server_connection(r, *s);
 }

@@ -1,4 +1,4 @@
-// What both ends of the connections for long calls have in common.
+// Transport::connection: what the client's and the server's end of a session's connection share.
 #include "rpc/transport/connection_transport.h"
 
 #include <fmt/format.h>
@@ -35,7 +35,7 @@ void unqueue_connection(Rpc& r, ConnectionEnd& e) noexcept {
 }
 
 void run_connection_queue(Rpc& r) noexcept {
-  // Each has a turn; those that still cannot go on line up again. Callbacks may end any of them.
+  // Each connection has a turn; one that still cannot go on is queued again. Callbacks may end any.
   std::uint32_t most = r.clients.size() + r.servers.size();
   for (; most != 0 && r.queue_first != nullptr; --most) {
     ConnectionEnd& e = *r.queue_first;
@@ -78,7 +78,5 @@ void fail_protocol(Rpc& r, agent::Agent& a, const char* found) noexcept {
                   {Status::protocol, "take a message about a long call", found,
                    "the peer is broken or hostile"});
 }
-
-namespace {}  // namespace
 
 }  // namespace spinwire::rpc

@@ -142,8 +142,7 @@ void DatagramPort::post() noexcept {
   ibv_send_wr* const first = &entries_[posted_ & entry_mask_].wr;
   ibv_send_wr& last = entries_[(sent_ - 1) & entry_mask_].wr;
   ibv_send_wr* const next = std::exchange(last.next, nullptr);
-  // Now and then, so that a full queue empties again; and nobody shall wait for his memory until
-  // others have sent.
+  // Signaled often enough that a full queue empties, and at once when a block is held.
   if (holds_ || sent_ - signaled_ >= depth_ / 4) [[unlikely]] {
     last.send_flags |= IBV_SEND_SIGNALED;
     signaled_ = sent_;
@@ -158,7 +157,7 @@ void DatagramPort::post() noexcept {
   posted_ = sent_;
 }
 
-/// After a list of which some were no short datagrams.
+/// Restores the prebuilt form of entries that were used for longer datagrams.
 void DatagramPort::restore_entries() noexcept {
   for (std::uint32_t i = posted_; i != sent_; ++i) {
     Entry& e = entries_[i & entry_mask_];
@@ -168,7 +167,7 @@ void DatagramPort::restore_entries() noexcept {
   }
 }
 
-/// What the device did not take is as good as lost on the way; its sender will notice.
+/// Drops the datagrams that the device did not take, as if they were lost on the way.
 void DatagramPort::drop_unposted(const ibv_send_wr* bad) noexcept {
   const ibv_send_wr* last = nullptr;
   do {

@@ -1,7 +1,7 @@
-// The datagram queue pair of an engine's sessions: a ring of prebuilt sends, each with a line of
-// its own for header and short payload, so that no datagram depends on what its session does next;
-// and a ring of receives. Both are as short as may be: what is used again soon is in the caches.
-// Where the device has base::DirectDatagrams, short ones go out and come in by that. Hot.
+// The datagram queue pair of an engine: a ring of prebuilt sends and a ring of receives. Each send
+// has a line of its own for header and short payload, so a session may go on while a datagram is on
+// its way. Both rings are short, so that the caches hold them. Where the device has
+// base::DirectDatagrams, short datagrams use those. Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -26,13 +26,12 @@ using detail::Block;
 inline constexpr std::size_t kLineBytes = 64;
 static_assert(wire::kRpcHeaderBytes + kShortCall == kLineBytes);
 
-/// In a receive's block: what the device puts in front of a datagram, and our header, end where a
-/// cacheline begins, in which the payload does.
+/// In a receive's block the GRH and our header end at a cacheline, where the payload begins.
 inline constexpr std::size_t kGrhBytes = 40;
 inline constexpr std::size_t kReceiveOffset = 8;
 inline constexpr std::size_t kPayloadOffset = kReceiveOffset + kGrhBytes + wire::kRpcHeaderBytes;
 static_assert(kPayloadOffset == 64);
-/// What then fits into a block of 4 KiB.
+/// The longest datagram for a block of 4 KiB.
 inline constexpr std::uint32_t kLongestDatagram = 4096 - kReceiveOffset - kGrhBytes;
 
 struct DatagramPortOptions {
@@ -51,15 +50,15 @@ class DatagramPort {
   ~DatagramPort();
 
   [[nodiscard]] std::uint32_t qp_num() const noexcept { return qp_->qp_num; }
-  /// What `to` says of an address, and how datagrams go there directly, if they can.
+  /// Fills in the lane of direct datagrams to an address; a lane without room if there is none.
   void resolve(base::DatagramAddress& to) noexcept;
 
-  // Sends: each in turn, as one datagram. Not while full().
+  // Sends, one datagram each. Not while full().
   [[nodiscard]] bool full() const noexcept { return sent_ == limit_; }
-  /// Whether the device can do without work requests.
+  /// Whether the device has direct datagrams.
   [[nodiscard]] bool sends_directly() const noexcept { return direct_.sender != nullptr; }
-  /// Sends a datagram so, if this is true; else send() is to do it. Up to kDirectPayload bytes
-  /// count, all of which are read. It goes out with flush(), or with others of its kind.
+  /// Sends a direct datagram of up to kDirectPayload bytes; always reads that many. It goes out
+  /// with flush(), or when the list is full. False: use send().
   [[nodiscard, gnu::always_inline]] bool send_direct(const base::DatagramAddress& to,
                                                      wire::RpcWords words, std::uint32_t length,
                                                      const std::byte* payload) noexcept {
@@ -81,8 +80,7 @@ class DatagramPort {
     }
     return false;
   }
-  /// Up to kShortCall bytes, which are copied, whatever lies behind them as well: a fixed number is
-  /// quicker.
+  /// Sends up to kShortCall bytes. Copies all kShortCall bytes, since a fixed size is quicker.
   void send(const base::DatagramAddress& to, wire::RpcWords words, std::uint32_t length,
             const std::byte (&payload)[kShortCall]) noexcept {
     Entry& e = next(to);
@@ -93,9 +91,9 @@ class DatagramPort {
     e.sges[0].length = static_cast<std::uint32_t>(sizeof words) + length;
     append();
   }
-  /// Longer: sent from where it lies, with a reference to its block until the device is done. The
-  /// header goes into the block, right before the payload, if that is free for it: one element.
-  /// Else, as where one buffer goes to many at once, it is one of two.
+  /// Sends a longer payload from its block, and holds a reference until the device is done. The
+  /// header goes into the block's headroom if that is free: one element. Else, as when one buffer
+  /// is sent to many peers at once, header and payload are two elements.
   void send(const base::DatagramAddress& to, wire::RpcWords words, std::uint32_t length,
             Block* block, const std::byte* payload) noexcept {
     static_assert(sizeof block->header == wire::kRpcHeaderBytes);
@@ -122,7 +120,7 @@ class DatagramPort {
     holds_ = true;
     append();
   }
-  /// Posts what was sent.
+  /// Posts the datagrams that were sent.
   void flush() noexcept {
     if (unpublished_) publish();
     if (posted_ != sent_) post();
@@ -130,41 +128,41 @@ class DatagramPort {
   [[nodiscard]] bool unposted() const noexcept { return unpublished_ || posted_ != sent_; }
   void on_sent(const ibv_wc& wc) noexcept;
 
-  // Receives. Short datagrams take none where the device has them directly.
+  // Receives. Direct datagrams take none.
   [[nodiscard]] base::DirectRuns& runs() noexcept { return runs_; }
-  /// Whether a completion tells of those.
+  /// Whether a completion reports direct datagrams.
   [[nodiscard]] bool is_run_completion(std::uint64_t wr_id) const noexcept {
     return wr_id == runs_.wr_id;
   }
   void give_back(const base::DirectRun& run, std::uint32_t count) noexcept {
     direct_.device->give_back(qp_, run, count);
   }
-  /// Memory for a datagram of theirs that is kept, or that needs more than its line; there is some
-  /// while there are runs.
+  /// A block for a direct datagram that is kept, or that has to be copied; not null while there are
+  /// runs.
   [[nodiscard]] Block* spare() const noexcept { return spare_; }
-  /// That was kept: answers another. Null: there is none, and what follows takes receives until
-  /// there is.
+  /// Replaces the spare block, which was kept. Null: the pool is empty, and datagrams take receives
+  /// until it is not.
   Block* renew_spare() noexcept;
-  /// Copies a datagram of a run there as the verbs have it, and answers where that is.
+  /// Copies a direct datagram to the spare block as a receive would have it. Returns its GRH.
   [[nodiscard]] std::byte* copy_to_spare(const base::DirectRun& run, const base::Line& line,
                                          std::uint32_t length) const noexcept;
   [[nodiscard]] Block* block(std::uint32_t slot) noexcept { return receives_.memory(slot); }
-  /// What the device writes to: where the datagram came from, and behind that the datagram.
+  /// The memory of a receive: the GRH, then the datagram.
   [[nodiscard]] std::byte* arrival(std::uint32_t slot) const noexcept {
     return receives_.address(slot);
   }
-  /// Posts more receives until there are `count`, or all that there are.
+  /// Posts receives until `count`, or all, are posted.
   void post_receives_up_to(std::uint32_t count) noexcept;
   [[nodiscard]] std::uint32_t posted_receives() const noexcept { return receives_posted_; }
   [[nodiscard]] bool all_posted() const noexcept { return receives_posted_ == receive_depth_; }
-  /// The slot's receive is to be posted again, with another block if this one was kept.
+  /// Posts a slot's receive again, with another block if this one was kept.
   void give_back(std::uint32_t slot, bool kept) noexcept {
     if (kept) [[unlikely]]
       return replace(slot);
     receives_.add(slot);
     if (receives_.count() >= list_length_) post_receives();
   }
-  /// Posts the receives that wait for others.
+  /// Posts the receives that were collected.
   void post_receives() noexcept;
   /// Work for the control step: blocks for receives that have none, a queue pair that has failed.
   void upkeep() noexcept;
@@ -173,9 +171,9 @@ class DatagramPort {
   }
   // For audits.
   [[nodiscard]] const ibv_qp* queue_pair() const noexcept { return qp_; }
-  /// Receives to be posted together with others.
+  /// Receives collected for the next post.
   [[nodiscard]] std::uint32_t receives_waiting() const noexcept { return receives_.count(); }
-  /// Blocks held.
+  /// Visits all blocks that the port holds.
   template <typename Visit>
   void visit_blocks(Visit&& visit) {
     visit(lines_block_);
@@ -187,13 +185,13 @@ class DatagramPort {
   std::uint64_t send_failures = 0;  ///< sends that the device refused or failed
 
  private:
-  /// As a short datagram has it when it is free, linked to the one behind it. A work request is
-  /// free again as soon as it was posted; its line, too, if that is sent in line.
+  /// A prebuilt send of a short datagram, linked to the next. The work request is free as soon as
+  /// it was posted; so is its line if it was sent inline.
   struct Entry {
     ibv_send_wr wr;
     ibv_sge sges[2];
   };
-  /// What a datagram under way refers to.
+  /// The block that a datagram in flight refers to.
   struct HeldBlock {
     Block* block = nullptr;
     bool header_in_headroom = false;  ///< the header is in the block
@@ -230,7 +228,7 @@ class DatagramPort {
   ibv_qp* qp_ = nullptr;
   std::unique_ptr<Entry[]> entries_;
   std::byte* lines_ = nullptr;
-  wire::RpcWords* headers_ = nullptr;  ///< of datagrams in two parts: each stays until it is sent
+  wire::RpcWords* headers_ = nullptr;  ///< staged headers, one per send entry
   std::uint32_t sent_ = 0;             ///< taken so far, modulo 2^32
   std::uint32_t posted_ = 0;           ///< of those the device has
   std::uint32_t done_ = 0;             ///< and is known to be done with

@@ -50,7 +50,7 @@ struct Arrival {
   return run_request(r, *s, words, at.block, at.payload(), r.context.now);
 }
 
-/// Any other, and replies that tell of something.
+/// Datagrams other than plain requests and good replies.
 [[gnu::cold, gnu::noinline]] bool on_other_datagram(Rpc& r, const ibv_wc& wc,
                                                     const Arrival& at) noexcept {
   RpcHeader header;
@@ -84,8 +84,8 @@ struct Arrival {
   return on_other_datagram(r, wc, at);
 }
 
-/// One of a run that is neither of the two that are quick, or of a queue pair that we have not
-/// heard from: as if it had come by the verbs.
+/// A direct datagram that is no plain request or reply, or that comes from a queue pair not heard
+/// before: handled as if it had come by a receive.
 [[gnu::cold, gnu::noinline]] bool on_indirect_datagram(Rpc& r, const base::DirectRun& run,
                                                        const base::Line& line,
                                                        std::uint32_t length) noexcept {
@@ -132,7 +132,7 @@ struct Arrival {
   return on_indirect_datagram(r, run, line, static_cast<std::uint32_t>(length));
 }
 
-/// With more than this, sessions are not in the caches.
+/// More sessions than this do not stay in the caches.
 constexpr std::uint32_t kManySessions = 128;
 
 /// Whether a completion is one of a receive with a datagram.
@@ -140,7 +140,7 @@ inline bool is_datagram(const Rpc& r, const ibv_wc& wc) noexcept {
   return agent::is_receive(wc.wr_id) && !r.port->is_run_completion(wc.wr_id);
 }
 
-/// Asks for the records that a datagram is for.
+/// Prefetches the records of a datagram's session.
 inline void prefetch_session(const Rpc& r, const std::byte* datagram) noexcept {
   wire::RpcWords words{};
   std::memcpy(&words, datagram, sizeof words);
@@ -168,7 +168,7 @@ bool many_sessions(const Rpc& r) noexcept {
   return r.clients.size() + r.servers.size() > kManySessions;
 }
 
-/// Datagrams where the device has them. Answers how many there were.
+/// Handles the direct datagrams of a run. Returns their number.
 [[gnu::noinline]] std::uint32_t process_run(Rpc& r, const base::DirectRun run) noexcept {
   if (many_sessions(r)) [[unlikely]]
     prefetch_sessions(r, run);

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "engine/engine_core.h"
-#include "rpc/bulk_ends.h"
+#include "rpc/long_calls.h"
 #include "softverbs/faults/fault_plan.h"
 
 namespace rpc_bulk_packets_test {

@@ -1,6 +1,6 @@
 // Calls that are longer than a datagram: in both directions, mixed with short ones, refused,
 // cancelled and late.
-#include "rpc/bulk_ends.h"
+#include "rpc/long_calls.h"
 
 namespace rpc_bulk_test {
 namespace {

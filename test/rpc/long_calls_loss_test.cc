@@ -1,7 +1,7 @@
 // Long calls that are cancelled, too late, or lost with their connection, session, engine or peer:
 // each ends once, and not before its memory is its own again.
 #include "rpc/bare.h"
-#include "rpc/bulk_ends.h"
+#include "rpc/long_calls.h"
 
 namespace rpc_bulk_loss_test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "agent/raw_peer.h"
 #include "rpc/bare.h"
-#include "rpc/bulk_ends.h"
+#include "rpc/long_calls.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace rpc_bulk_hostile_test {
