@@ -18,13 +18,13 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// The last lanes stay awake, idle or not: they cost a few instructions each and save the doorbell.
+/// So many lanes stay awake even if idle: they cost a few instructions each and save the doorbell.
 constexpr std::uint32_t kAlwaysAwake = 2;
 constexpr std::uint32_t kScanPerStep = 64;
 constexpr Nanoseconds kLivenessInterval = std::chrono::milliseconds(1);
 
-/// Tries to attach the sender of a lane; true if it can never be, as it is gone.
-bool sender_gone(Context& c, std::uint32_t index) noexcept {
+/// Tries to attach the sender of a lane; true if the sender is gone.
+bool sender_unreachable(Context& c, std::uint32_t index) noexcept {
   const ibv_gid sender = c.segment->directory[index].sender;
   const std::optional<GidParts> parts = parse_gid(sender);
   std::string why;
@@ -35,9 +35,9 @@ bool sender_gone(Context& c, std::uint32_t index) noexcept {
   return false;
 }
 
-/// Opens a lane that no poll has looked into, if something lies in it: its sender may have closed
-/// before we could. True if there is something.
-bool open_unread(Context& c, std::uint32_t index) noexcept {
+/// Opens a lane that no poll has read yet, if it holds a packet; its sender may have closed
+/// already. True if it does.
+bool open_if_unread(Context& c, std::uint32_t index) noexcept {
   if (word_mark(c.segment->lanes[index].lines->word.load(std::memory_order_acquire)) !=
       lane_mark(0))
     return false;
@@ -45,31 +45,32 @@ bool open_unread(Context& c, std::uint32_t index) noexcept {
   return true;
 }
 
-/// A lane whose sender let go of it, or is gone, and that is read to its end: zeroed for the next.
+/// Frees and zeroes a lane that its sender released, or whose sender is gone, once all of it is
+/// read.
 bool reclaim_lane(Context& c, std::uint32_t index, bool gone) {
   LaneEntry& entry = c.segment->directory[index];
   const std::uint64_t state = entry.state.load(std::memory_order_acquire);
   InLane* lane = c.lanes[index].get();
   if (lane_state(state) == LaneState::free) return false;
   if (lane_state(state) == LaneState::claimed) {
-    // A claim takes microseconds; one whose claimer is dead never ends.
+    // A claim takes microseconds; the claim of a dead process never ends.
     if (lane_pid(state) == c.segment->pid || !process_ended(lane_pid(state))) return false;
   } else if (lane != nullptr) {
     const bool over = gone || lane_state(state) == LaneState::released ||
                       (lane->peer != nullptr && lane->peer->gone);
     if (!over) return false;
     if (word_mark(lane->next->word.load(std::memory_order_acquire)) == lane->mark) {
-      wake_lane(c, *lane);  // a sender killed before it rang left it asleep
+      wake_lane(c, *lane);  // the sender was killed before it rang
       return false;
     }
-    if (lane->told || (lane->peer != nullptr && lane->peer->users != 0)) return false;
+    if (lane->run_reported || (lane->peer != nullptr && lane->peer->users != 0)) return false;
     if (lane->peer != nullptr && lane->peer->in == lane) {
       lane->peer->in = nullptr;
       lane->peer->out.direct_limit = 0;
     }
     sleep_lane(c, *lane);
     c.lanes[index].reset();
-  } else if ((!gone && lane_state(state) != LaneState::released) || open_unread(c, index)) {
+  } else if ((!gone && lane_state(state) != LaneState::released) || open_if_unread(c, index)) {
     return false;
   }
   std::memset(static_cast<void*>(&c.segment->lanes[index]), 0, sizeof(Lane));
@@ -86,15 +87,16 @@ void scan_lanes(Context& c) {
     const LaneState state =
         lane_state(c.segment->directory[index].state.load(std::memory_order_acquire));
     if (state == LaneState::free) continue;
-    // Its sender was not to be had when it rang, or was killed before it could ring.
+    // The sender could not be attached when it rang, or was killed before it rang.
     const InLane* lane = c.lanes[index].get();
-    const bool unmet = state == LaneState::active && (lane == nullptr || lane->peer == nullptr);
-    reclaim_lane(c, index, unmet && !std::exchange(tried, true) && sender_gone(c, index));
+    const bool unattached =
+        state == LaneState::active && (lane == nullptr || lane->peer == nullptr);
+    reclaim_lane(c, index,
+                 unattached && !std::exchange(tried, true) && sender_unreachable(c, index));
   }
 }
 
-/// Lanes that were rung and are new here: open them, and attach to their senders, whose death we
-/// then notice.
+/// Opens the new lanes that rang, and attaches their senders so that their death is noticed.
 void open_new_lanes(Context& c) {
   if (!c.new_lanes) return;
   c.new_lanes = false;
@@ -103,18 +105,18 @@ void open_new_lanes(Context& c) {
       const std::uint32_t index = i * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
       const LaneEntry& entry = c.segment->directory[index];
       const LaneState state = lane_state(entry.state.load(std::memory_order_acquire));
-      if (state == LaneState::released) (void)open_unread(c, index);
+      if (state == LaneState::released) (void)open_if_unread(c, index);
       if (state != LaneState::active) continue;
       const InLane* lane = open_lane(c, index);
-      // Short of memory, or of files: scan_lanes() tries again.
-      if (lane != nullptr && lane->peer == nullptr) (void)sender_gone(c, index);
+      // Without memory or descriptors scan_lanes() tries again.
+      if (lane != nullptr && lane->peer == nullptr) (void)sender_unreachable(c, index);
     }
   }
 }
 
-void doze(Context& c) {
+void sleep_idle_lanes(Context& c) {
   if (c.awake_count <= kAlwaysAwake) return;
-  InLane* tired[kScanPerStep];
+  InLane* idle[kScanPerStep];
   std::uint32_t count = 0;
   for (std::uint32_t i = 0; i < c.awake_count; ++i) {
     InLane& lane = *c.awake[i];
@@ -123,27 +125,27 @@ void doze(Context& c) {
       lane.idle_rounds = 0;
     } else if (++lane.idle_rounds >= c.idle_rounds && count < kScanPerStep &&
                count + kAlwaysAwake < c.awake_count) {
-      tired[count++] = &lane;
+      idle[count++] = &lane;
     }
   }
   if (count == 0) return;
   for (std::uint32_t i = 0; i < count; ++i)
-    tired[i]->control->asleep.store(1, std::memory_order_relaxed);
-  const bool told = reach_all(c);  // who published without seeing the mark is seen below
+    idle[i]->control->asleep.store(1, std::memory_order_relaxed);
+  const bool fenced = fence_peers(c);  // packets of senders that missed the mark are found below
   for (std::uint32_t i = 0; i < count; ++i) {
-    InLane& lane = *tired[i];
-    if (!told || word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark) {
+    InLane& lane = *idle[i];
+    if (!fenced || word_mark(lane.next->word.load(std::memory_order_acquire)) == lane.mark) {
       lane.control->asleep.store(0, std::memory_order_relaxed);
       lane.idle_rounds = 0;
     } else {
       sleep_lane(c, lane);
-      ++c.naps;
+      ++c.lanes_slept;
     }
   }
 }
 
-/// Whether polls have yet to take what a peer sent before it ended.
-bool left_something(Context& c, const Peer& peer) noexcept {
+/// Whether polls have not yet received all packets of a peer that has ended.
+bool has_unread_packets(Context& c, const Peer& peer) noexcept {
   if (peer.in == nullptr) {  // it may have rung since open_new_lanes()
     const std::uint32_t used = lanes_in_use(*c.segment);
     for (std::uint32_t i = 0; i < used && peer.in == nullptr; ++i) {
@@ -151,7 +153,7 @@ bool left_something(Context& c, const Peer& peer) noexcept {
           lane_state(c.segment->directory[i].state.load(std::memory_order_acquire));
       if ((state == LaneState::active || state == LaneState::released) && c.lanes[i] == nullptr &&
           same_gid(c.segment->directory[i].sender, peer.gid))
-        (void)open_unread(c, i);
+        (void)open_if_unread(c, i);
     }
   }
   InLane* lane = peer.in;
@@ -161,7 +163,7 @@ bool left_something(Context& c, const Peer& peer) noexcept {
   return true;
 }
 
-void look_for_the_dead(Context& c) {
+void check_liveness(Context& c) {
   const std::uint64_t now = c.clock.now();
   if (now < c.next_liveness) return;
   c.next_liveness = now + c.clock.ticks(kLivenessInterval);
@@ -169,19 +171,19 @@ void look_for_the_dead(Context& c) {
   const int n = c.watched == 0 ? 0 : epoll_wait(c.liveness.get(), dead, 16, 0);
   for (int i = 0; i < n; ++i) {
     Peer& peer = *static_cast<Peer*>(dead[i].data.ptr);
-    if (left_something(c, peer)) continue;
+    if (has_unread_packets(c, peer)) continue;
     (void)epoll_ctl(c.liveness.get(), EPOLL_CTL_DEL, peer.pidfd.get(), nullptr);
-    peer_gone(peer);
+    handle_peer_gone(peer);
   }
-  // Closed in good order, or without a pidfd; a bounded part of the peers at a time.
+  // Peers that closed orderly or have no pidfd; a bounded number of them at a time.
   for (std::size_t i = std::min<std::size_t>(kScanPerStep, c.peers.size()); i != 0; --i) {
     Peer& peer = *c.peers[c.peer_scan++ % c.peers.size()];
     const bool dead_unwatched = !peer.same_process && !peer.pidfd && process_ended(peer.pid);
     const bool ended = peer.segment->closed.load(std::memory_order_acquire) != 0 || dead_unwatched;
-    if (ended && !peer.gone && !left_something(c, peer)) peer_gone(peer);
+    if (ended && !peer.gone && !has_unread_packets(c, peer)) handle_peer_gone(peer);
     if (peer.gone && peer.users == 0 &&
         (peer.in == nullptr || reclaim_lane(c, peer.in->index, true))) {
-      forget_peer(c, peer);
+      detach_peer(c, peer);
       break;
     }
   }
@@ -192,13 +194,13 @@ void look_for_the_dead(Context& c) {
 void control(Context& c) noexcept {
   wake_lanes(c);
   open_new_lanes(c);
-  look_for_the_dead(c);
+  check_liveness(c);
   scan_lanes(c);
-  doze(c);
+  sleep_idle_lanes(c);
 }
 
-/// Queue pairs whose peers reached for what they may not have.
-static void take_violations(Context& c) noexcept {
+/// Fails the queue pairs whose peers made a refused one-sided request.
+static void handle_violations(Context& c) noexcept {
   for (const auto& peer : c.peers) {
     for (Qp* qp = peer->queue_pairs; qp != nullptr; qp = qp->next_of_peer) {
       const std::uint64_t word = qp->entry->violation.load(std::memory_order_acquire);
@@ -206,10 +208,10 @@ static void take_violations(Context& c) noexcept {
       qp->entry->violation.store(0, std::memory_order_relaxed);
       const bool invalid = word == violation_word(qp->qp_num, qp->dest_qpn, Nak::invalid_request);
       if (!invalid && word != violation_word(qp->qp_num, qp->dest_qpn, Nak::access)) continue;
-      if (qp->expected == kNeverExpected) continue;  // it answers nobody: failed already
-      if (!peer->gone) acknowledge(*peer);           // what the peer has taken is not flushed
+      if (qp->expected == kNeverExpected) continue;  // it has failed already
+      if (!peer->gone) acknowledge(*peer);  // packets that the peer received are not flushed
       stop_waiting(*qp);
-      pump(*qp);  // it has left the window that is being invalidated
+      pump(*qp);  // completes an invalidation that waited for the peer
       enter_error(*qp);
       raise_event(c, invalid ? IBV_EVENT_QP_REQ_ERR : IBV_EVENT_QP_ACCESS_ERR, qp);
     }
@@ -221,7 +223,7 @@ void wake_lanes(Context& c) noexcept {
   c.segment->doorbell.exchange(0);
   if (c.segment->violated.load(std::memory_order_relaxed) != 0) {
     c.segment->violated.exchange(0);
-    take_violations(c);
+    handle_violations(c);
   }
   for (std::uint32_t i = 0; i < kMaxLanes / 64; ++i) {
     if (c.segment->doorbells[i].load(std::memory_order_relaxed) == 0) continue;
@@ -231,7 +233,7 @@ void wake_lanes(Context& c) noexcept {
         wake_lane(c, *c.lanes[index]);
       } else {
         c.new_lane_bits[i] |= std::uint64_t{1} << (index % 64);
-        c.new_lanes = true;  // opening one allocates: control() does it
+        c.new_lanes = true;  // opening a lane allocates: control() does it
       }
     }
   }

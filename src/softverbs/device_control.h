@@ -5,14 +5,14 @@
 
 namespace spinwire::softverbs {
 
-/// Looks after peers that died or closed, puts idle lanes to sleep. Makes system calls, never
-/// blocks; bounded work per call.
+/// Detects peers that died or closed, opens new lanes, puts idle lanes to sleep. Makes system
+/// calls, never blocks; bounded work per call.
 void control(Context& c) noexcept;
 
-/// Takes the doorbells of lanes that were asleep or new.
+/// Wakes the lanes whose doorbells rang, and lists new ones.
 void wake_lanes(Context& c) noexcept;
 
-/// The queue pair no longer waits for its retry timer.
+/// Stops the queue pair's retry timer.
 void stop_waiting(Qp& qp) noexcept;
 
 /// May throw std::bad_alloc.

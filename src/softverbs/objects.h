@@ -30,20 +30,20 @@ struct Pd : ibv_pd {
   std::uint32_t users = 0;
 };
 
-/// A peer's access to our memory that was under way when a key died.
-struct BusyLane {
+/// A peer's access to our memory that was in progress when a key was invalidated.
+struct PendingAccess {
   std::uint32_t lane;
   std::uint64_t word;
 };
 
 struct Mr : ibv_mr {
   std::uint32_t index = 0;
-  bool dead = false;           ///< being deregistered: the key is no more
-  std::vector<BusyLane> busy;  ///< then: who may still be at it
+  bool dead = false;                ///< the key is invalidated, deregistration goes on
+  std::vector<PendingAccess> busy;  ///< accesses that deregistration waits for
 };
 
-/// Completions wait in a private ring, but go straight into the array of the ibv_poll_cq that is
-/// under way on this queue while that has room and nothing older waits.
+/// During an ibv_poll_cq of this queue completions go to the caller's array, as long as it has room
+/// and no older completion waits. All others wait in a private ring.
 struct Cq : ibv_cq {
   ibv_wc* out = nullptr;
   std::uint32_t room = 0;  ///< left at `out`
@@ -51,7 +51,7 @@ struct Cq : ibv_cq {
   std::uint32_t tail = 0;
   std::uint32_t mask = 0;
   bool overrun = false;
-  std::uint32_t solicited = 0;  ///< completions so far that were, or told of errors
+  std::uint32_t solicited = 0;  ///< solicited completions and errors so far
   std::uint32_t users = 0;
   std::unique_ptr<ibv_wc[]> ring;
 };
@@ -70,8 +70,8 @@ struct ReceiveQueue {
   std::uint32_t mask = 0;
   std::uint32_t depth = 0;
   std::uint32_t max_sge = 0;
-  std::uint32_t limit = 0;     ///< of a shared one: tell when fewer are left; 0: do not
-  std::uint32_t withheld = 0;  ///< then: entries behind `tail` that only take_from_limit gives
+  std::uint32_t limit = 0;     ///< of a shared queue: raise the event below it; 0: never
+  std::uint32_t reserved = 0;  ///< entries behind `tail` that `limit` hides from the hot paths
   std::unique_ptr<ReceiveWr[]> ring;
   std::unique_ptr<ibv_sge[]> sges;  ///< max_sge per entry
 
@@ -88,45 +88,45 @@ struct Srq : ibv_srq {
   Pd* domain = nullptr;
 };
 
-/// The way to another context, for datagrams.
+/// An address handle: another context, as datagrams reach it.
 struct Ah : ibv_ah {
   Peer* peer = nullptr;
   std::uint32_t version_class_flow = 0;  ///< first word of the route header, in network order
   std::uint8_t hop_limit = 0;
-  bool plain = true;  ///< no class or flow, kUsualHops: the receiver knows the header without
+  bool plain = true;  ///< traffic class and flow 0, kUsualHops: the receiver can build the header
 };
 
-/// Why a datagram went nowhere.
+/// Why a datagram was dropped.
 enum class Drop : std::uint8_t {
-  peer_gone,      ///< here: the receiver died or closed
-  no_room,        ///< here: the receiver stands still
-  malformed,      ///< there: not a datagram as we send them
-  no_queue_pair,  ///< there: no such queue pair, of another kind, or not in a state to receive
-  wrong_key,      ///< there: another Q_Key
-  no_receive,     ///< there: none posted
-  too_long,       ///< there: longer than the receive
+  peer_gone,      ///< by the sender: the receiver died or closed
+  no_room,        ///< by the sender: the lane stayed full for the timeout
+  malformed,      ///< by the receiver: its line cannot be decoded
+  no_queue_pair,  ///< by the receiver: missing, of another type, or in the wrong state
+  wrong_key,      ///< by the receiver: another Q_Key
+  no_receive,     ///< by the receiver: no receive posted
+  too_long,       ///< by the receiver: longer than the receive
   count
 };
 
-/// A posted send work request; kept, inline bytes included, until it is acknowledged. Of datagrams,
-/// those that wait for room.
+/// A posted send work request, stored with its inline bytes until it is acknowledged. Datagrams are
+/// stored only while they wait for room.
 struct alignas(64) SendWr {
   std::uint64_t wr_id;
   union {
     std::uint64_t lane_end;  ///< packets: lane position after the last line
     std::uint64_t swap;
     std::uint64_t bind_length;
-    Peer* receiver;  ///< of a datagram; null once it went out, or was dropped
+    Peer* receiver;  ///< of a datagram; null once it was sent or dropped
   };
   std::uint32_t length;
   std::uint8_t opcode;
   std::uint8_t flags;       ///< IBV_SEND_*
-  std::uint16_t sge_count;  ///< kInLane: the bytes are nowhere but in the lane
+  std::uint16_t sge_count;  ///< kInLane: only the lane holds the bytes
   ibv_sge first;            ///< the only element, if sge_count is 1; else all are in Qp::sq_sges
-  std::uint64_t remote_address;  ///< of a datagram: the remote number, and above it the Q_Key
+  std::uint64_t remote_address;  ///< of a datagram: Q_Key << 32 | remote queue pair
   std::uint32_t rkey;
   std::uint32_t imm;
-  std::uint64_t compare_add;  ///< of a datagram: what its address handle says
+  std::uint64_t compare_add;  ///< of a datagram: fields of its address handle
 
   /// Writes `length`, `opcode`, `flags` and `sge_count` with one store.
   void set_kind(std::uint32_t bytes, ibv_wr_opcode op, unsigned send_flags,
@@ -140,29 +140,29 @@ struct alignas(64) SendWr {
 static_assert(sizeof(SendWr) == 64 && offsetof(SendWr, length) == 16 &&
               offsetof(SendWr, opcode) == 20 && offsetof(SendWr, flags) == 21 &&
               offsetof(SendWr, sge_count) == 22);
-/// A short inline message: its lines keep the bytes until the peer's answer to them is known, and
-/// should that be a negative one they are fetched from there.
+/// A short inline message: its line holds the bytes until the peer's answer is known. After a
+/// negative answer they are copied back from there.
 inline constexpr std::uint16_t kInLane = 0xffff;
 
-/// Twice the lane: what was consumed is being handled while its room is written again.
+/// Twice the lane: records of consumed packets are processed while their lines are written again.
 inline constexpr std::uint32_t kInFlight = 2 * kLaneLines;
 
-/// Packets of one queue pair in a row whose lines were not yet seen consumed, up to and including
-/// the first signaled one: they complete together.
+/// Consecutive packets of one queue pair that are not acknowledged yet, up to the first signaled
+/// one. They complete together.
 struct InFlight {
   std::uint64_t end;  ///< lane position after the last of them
   std::uint32_t qpn;
   std::uint32_t sq_end;  ///< send-queue position after the last of them
-  std::uint16_t epoch;   ///< of the transmission; retransmitting bumps the queue pair's
+  std::uint16_t epoch;   ///< of the transmission; a retransmission increments the queue pair's
 };
 
 /// The lane towards a peer, in the peer's segment.
 struct OutLane : base::DirectLane {
   LaneControl* control = nullptr;
   std::uint64_t head = 0;   ///< consumed by the peer, as far as applied
-  std::uint64_t acked = 0;  ///< the same, as packets told of it: to be applied by the next poll
-  /// What `tail` may not pass: head + kLaneLines, or less while queue pairs wait for room, so that
-  /// nobody gets ahead of them.
+  std::uint64_t acked = 0;  ///< `head` as packets carried it; the next poll applies it
+  /// `tail` may not pass it: head + kLaneLines, or less while queue pairs wait for room, so that no
+  /// other overtakes them.
   std::uint64_t limit = kLaneLines;
   std::uint32_t in_flight_head = 0;
   std::uint32_t in_flight_tail = 0;
@@ -177,9 +177,9 @@ struct InLane {
   std::uint64_t mark = 1;  ///< mark that a new line at `head` carries
   Line* end = nullptr;     ///< of `lines`
   std::uint64_t head = 0;
-  /// While head is below it, an acknowledgement could cover a packet that was not taken: the sender
-  /// has to look at the lane's own words.
-  std::uint64_t silent_until = 0;
+  /// While `head` is below it, an acknowledgement could cover a packet that was refused, so packets
+  /// carry none and the sender reads the lane's own words.
+  std::uint64_t no_ack_until = 0;
   Line* lines = nullptr;
   LaneControl* control = nullptr;
   Peer* peer = nullptr;  ///< null until we know the sender
@@ -187,9 +187,9 @@ struct InLane {
   std::uint32_t idle_rounds = 0;   ///< control steps without a packet
   std::uint64_t control_head = 0;  ///< head at the last control step
   bool awake = false;
-  bool told = false;         ///< the first lines are in a DirectRun
-  ibv_grh route{};           ///< in front of a plain datagram, but for its length
-  std::uint64_t serial = 0;  ///< no other lane of the context, at any time, has it
+  bool run_reported = false;  ///< the first lines are in a DirectRun
+  ibv_grh route{};            ///< route header of a plain datagram, without its length
+  std::uint64_t serial = 0;   ///< unique among all lanes the context ever had
 };
 
 struct MappedObject {
@@ -205,22 +205,23 @@ struct Peer {
   OutLane out;
   InLane* in = nullptr;
   bool same_process = false;
-  bool gone = false;     ///< died or closed
-  bool unacked = false;  ///< listed in Context::unacked
-  bool noted = false;    ///< listed in Context::noted
-  bool holds = false;    ///< a line may be held
+  bool gone = false;           ///< died or closed
+  bool unacked = false;        ///< listed in Context::unacked
+  bool ack_due = false;        ///< listed in Context::acks_due
+  bool has_held_line = false;  ///< listed in Context::held_first: a line may be unpublished
   std::uint32_t users = 0;
-  Qp* queue_pairs = nullptr;   ///< connected to it
-  Qp* stalled = nullptr;       ///< waiting for room in `out`, first come, first served
-  const Qp* run_of = nullptr;  ///< whose packets the last in-flight record still takes
+  Qp* queue_pairs = nullptr;  ///< connected to it
+  Qp* stalled = nullptr;      ///< waiting for room in `out`, first come, first served
+  const Qp* in_flight_owner =
+      nullptr;  ///< the queue pair that the last in-flight record is open for
   Qp* stalled_last = nullptr;
-  Peer* next_held = nullptr;  ///< with `holds`, behind Context::held_first
+  Peer* next_held = nullptr;  ///< in that list
   // Datagrams that wait for room in `out`: see ud_send_queue.cc.
-  const Qp* datagram_turn = nullptr;  ///< whose datagram is the next
-  const Qp* datagram_next = nullptr;  ///< who has the turn after it
+  const Qp* datagram_turn = nullptr;  ///< its datagram is the next to be sent
+  const Qp* datagram_next = nullptr;  ///< has the turn after that
   std::uint64_t turn_began = 0;       ///< ticks
-  std::uint64_t patience = 0;         ///< ticks that they may still wait
-  std::uint64_t patience_head = 0;    ///< of `out`, when patience was counted last
+  std::uint64_t wait_budget = 0;      ///< ticks that datagrams may still wait
+  std::uint64_t budget_head = 0;      ///< `out.head` when the budget was last restored
   std::uint64_t full_in_pass = 0;     ///< Context::datagram_pass that found no room
   std::uint32_t datagrams_waiting = 0;
   std::vector<MappedObject> objects;
@@ -230,7 +231,7 @@ struct Peer {
   std::shared_ptr<base::SharedMemory> local;  ///< keeps `segment` mapped, if in this process
 };
 
-/// A registration that was found good for a queue pair, as long as none was ended since.
+/// The registration that a queue pair used last. Valid until any registration ends.
 struct KnownRegion {
   std::uint32_t key = 0;
   std::uint32_t epoch = 0;
@@ -238,11 +239,11 @@ struct KnownRegion {
   std::uint64_t size = 0;
 };
 
-/// Who may be in an access to our memory through a queue pair.
-enum class Within : std::uint8_t {
-  nobody,   ///< it does not answer, and all have left
-  anybody,  ///< it answers, or did until now
-  noted,    ///< what they are not to use any more has ended; then the peer was at Qp::busy
+/// Whether a peer may be accessing our memory through a queue pair.
+enum class PeerAccess : std::uint8_t {
+  none,      ///< the queue pair does not answer, and all accesses have ended
+  possible,  ///< the queue pair answers, or did until now
+  recorded,  ///< after the revocation the access in Qp::busy was in progress
 };
 
 inline constexpr std::uint64_t kNeverExpected = ~std::uint64_t{0};
@@ -263,9 +264,9 @@ struct Qp : ibv_qp, base::DirectSender {
   std::uint32_t max_sge = 0;
   std::uint32_t max_inline = 0;
   std::uint32_t dest_qpn = 0;
-  KnownRegion readable;  ///< that the last message sent lay in
+  KnownRegion readable;  ///< of the last message sent
   std::uint32_t next_psn = 0;
-  std::uint16_t epoch = 0;      ///< bumped when the queue goes back to retransmit
+  std::uint16_t epoch = 0;      ///< incremented when the queue goes back to retransmit
   std::uint8_t signal_all = 0;  ///< IBV_SEND_SIGNALED with sq_sig_all
   bool waiting = false;         ///< for a retry timer
   bool stalled = false;
@@ -274,8 +275,8 @@ struct Qp : ibv_qp, base::DirectSender {
   std::uint16_t rnr_retries = 0;
   // Receive side.
   ReceiveQueue* receives = nullptr;
-  base::DirectRuns* direct = nullptr;  ///< where short datagrams are told of
-  KnownRegion writable;                ///< that the last receive lay in
+  base::DirectRuns* direct = nullptr;  ///< where runs of short datagrams are reported
+  KnownRegion writable;                ///< of the last receive
   /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
   std::uint64_t expected = kNeverExpected;
   bool nak_given = false;
@@ -285,9 +286,9 @@ struct Qp : ibv_qp, base::DirectSender {
   std::uint64_t retry_at = 0;
   std::uint32_t naks_handled = 0;
   std::uint32_t windows = 0;  ///< bound to this queue pair
-  Within within = Within::nobody;
-  bool rights_taken = false;  ///< and the peer was not yet seen to have left them
-  BusyLane busy{};
+  PeerAccess peer_access = PeerAccess::none;
+  bool rights_revoked = false;  ///< and an access under them may be in progress
+  PendingAccess busy{};
   Qp* next_of_peer = nullptr;
   Qp* next_stalled = nullptr;
   ibv_qp_attr attr{};
@@ -300,8 +301,8 @@ enum class Driving : std::uint8_t {
   by_poll,  ///< poll_cq calls control() itself now and then
 };
 
-/// Entries of the region table. Those given back are used again oldest first and only when there
-/// are many, so that a stale key stays recognisable for as long as its generation bits allow.
+/// Entries of the region table. Released entries are used again oldest first, and only when there
+/// are many of them, so that a stale key is recognised for as long as its generation bits allow.
 struct RegionSlots {
   struct Slot {
     std::uint32_t generation = 0;
@@ -309,42 +310,41 @@ struct RegionSlots {
     std::uint32_t windows = 0;  ///< bound to this region
     Mw* window = nullptr;       ///< that has this entry
   };
-  std::vector<Slot> slots = std::vector<Slot>(1);  ///< those ever used; entry 0 never is
+  std::vector<Slot> slots = std::vector<Slot>(1);  ///< entries used so far; entry 0 is never used
   std::uint32_t first_free = 0;
   std::uint32_t last_free = 0;
   std::uint32_t free = 0;
 };
 
-/// Why a poll has to look further than at the lanes; one word, so that one compare tells of
-/// nothing.
+/// What a poll has to do besides looking at the lanes. One word: a poll compares it with 0.
 struct alignas(8) Pending {
   std::uint16_t unacked = 0;    ///< peers in Context::unacked
-  std::uint16_t noted = 0;      ///< peers in Context::noted
+  std::uint16_t acks_due = 0;   ///< peers in Context::acks_due
   std::uint32_t attention = 0;  ///< timers, completions in rings, control() to be called
 };
 
 /// One opened device. One thread drives it.
 struct Context {
-  /// What libibverbs finds before an ibv_context that says it is extended; ours does not, unless
-  /// who opened it makes it so.
+  /// Room for the verbs_context that libibverbs expects before an extended ibv_context. Only the
+  /// preload library fills it in.
   alignas(verbs_context) std::byte extension[offsetof(verbs_context, context)]{};
   ibv_context verbs{};  ///< users hold its address
   // Hot.
   Segment* segment = nullptr;
   std::uint32_t awake_count = 0;
   Pending pending;
-  std::int32_t ack_patience = 0;   ///< polls until acknowledgements are looked for in the lanes
-  std::uint32_t region_epoch = 1;  ///< bumped when a registration ends
+  std::int32_t ack_countdown = 0;  ///< polls until acknowledgements are read from the lanes
+  std::uint32_t region_epoch = 1;  ///< incremented when a registration ends
   std::uint32_t turn = 0;          ///< the awake lane that the next poll looks at first
   std::unique_ptr<InLane*[]> awake;
   std::unique_ptr<Peer*[]> unacked;
-  std::unique_ptr<Peer*[]> noted;
+  std::unique_ptr<Peer*[]> acks_due;
   std::unique_ptr<Qp*[]> queue_pairs;  ///< by index
-  Peer* held_first = nullptr;          ///< those for which a line may be held
+  Peer* held_first = nullptr;          ///< peers with an unpublished line
   // Cold.
   Clock clock = Clock::real();
   Driving driving = Driving::by_user;
-  bool one_thread = false;  ///< drives all peers as well: see keep_to_thread()
+  bool one_thread = false;  ///< one thread drives all peers: see keep_to_thread()
   std::uint64_t nonce = 0;
   std::uint64_t process = 0;  ///< process_word of ours
   std::uint64_t next_pd = 1;
@@ -353,10 +353,10 @@ struct Context {
   std::vector<std::unique_ptr<Peer>> peers;
   std::vector<std::unique_ptr<InLane>> lanes;  ///< by directory index; null when unused
   std::uint32_t lane_scan = 0;
-  std::uint64_t lane_serial = 0;   ///< of the lane that was made last
-  std::uint32_t idle_rounds = 64;  ///< control steps without a packet until a lane goes to sleep
-  std::uint64_t naps = 0;          ///< lanes put to sleep so far
-  std::uint64_t datagram_patience = 0;  ///< ticks: most that they wait for a peer that stands still
+  std::uint64_t lane_serial = 0;       ///< of the lane that was made last
+  std::uint32_t idle_rounds = 64;      ///< control steps without a packet until a lane sleeps
+  std::uint64_t lanes_slept = 0;       ///< lanes put to sleep so far
+  std::uint64_t datagram_timeout = 0;  ///< ticks that datagrams wait for a stopped receiver
   std::uint64_t datagram_pass = 0;
   std::size_t peer_scan = 0;
   bool new_lanes = false;

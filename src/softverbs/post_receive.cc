@@ -50,9 +50,9 @@ int post(ReceiveQueue& queue, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
 /// To a shared queue whose user wants to be told when it runs low.
 [[gnu::noinline]] int post_with_limit(ReceiveQueue& queue, ibv_recv_wr* wr,
                                       ibv_recv_wr** bad) noexcept {
-  reveal(queue);
+  expose_reserve(queue);
   const int error = post(queue, wr, bad);
-  withhold(queue);
+  hide_reserve(queue);
   return error;
 }
 

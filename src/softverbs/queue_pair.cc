@@ -80,7 +80,7 @@ void reserve_one(std::vector<T>& list, std::size_t used) {
   if (list.capacity() <= used) list.reserve(std::max<std::size_t>(64, 2 * used));
 }
 
-bool take_number(Context& c, std::uint32_t& qpn) {
+bool allocate_qpn(Context& c, std::uint32_t& qpn) {
   std::uint32_t index = 0;
   if (c.next_queue_pair < kFirstNumber) c.next_queue_pair = kFirstNumber;
   if (c.next_queue_pair < kMaxQueuePairs) {
@@ -111,8 +111,8 @@ ibv_qp* create(Context& c, Pd& pd, ibv_qp_init_attr& init) {
   if (init.srq == nullptr)
     make_receive_queue(qp->own_receives, init.cap.max_recv_wr, init.cap.max_recv_sge);
   reserve_one(c.waiting, c.objects_open);
-  if (c.faults != nullptr) watch_queue(c, *qp);
-  if (!take_number(c, qp->qp_num)) {
+  if (c.faults != nullptr) attach_queue(c, *qp);
+  if (!allocate_qpn(c, qp->qp_num)) {
     errno = ENOMEM;
     return nullptr;
   }
@@ -163,7 +163,7 @@ void copy_attributes(Qp& qp, const ibv_qp_attr& attr, int mask) noexcept {
 }
 
 /// What peers need of the attributes.
-void show_attributes(Qp& qp) noexcept {
+void publish_attributes(Qp& qp) noexcept {
   qp.entry->access.store(qp.attr.qp_access_flags, std::memory_order_relaxed);
   qp.entry->rnr_timer.store(qp.attr.min_rnr_timer, std::memory_order_relaxed);
 }
@@ -190,7 +190,7 @@ int check_attributes(const ibv_qp_attr& attr, int mask) noexcept {
   return 0;
 }
 
-void leave_peer(Qp& qp) noexcept {
+void disconnect_peer(Qp& qp) noexcept {
   if (qp.peer == nullptr) return;
   Qp** link = &qp.peer->queue_pairs;
   while (*link != &qp) link = &(*link)->next_of_peer;
@@ -219,10 +219,10 @@ int to_rtr(Context& c, Qp& qp) noexcept {
   entry.expected_psn.store(qp.attr.rq_psn, std::memory_order_relaxed);
   entry.nak.store(Nak::none, std::memory_order_relaxed);
   entry.violation.store(0, std::memory_order_relaxed);
-  show_attributes(qp);  // before anybody can find it
+  publish_attributes(qp);  // before anybody can find it
   entry.remote.store(parse_gid(peer->gid)->nonce, std::memory_order_relaxed);
   entry.ident.store(queue_pair_ident(qp.qp_num, qp.dest_qpn), std::memory_order_release);
-  qp.within = Within::anybody;
+  qp.peer_access = PeerAccess::possible;
   qp.expected = std::uint64_t{qp.attr.rq_psn} << 24 | qp.qp_num;
   return 0;
 }
@@ -231,9 +231,9 @@ int to_rtr(Context& c, Qp& qp) noexcept {
 void to_reset(Qp& qp) noexcept {
   if (qp.faults != nullptr) queue_reset(qp);
   stop_waiting(qp);
-  forget_datagrams(qp);
-  leave_peer(qp);
-  no_longer_served(qp);
+  drop_waiting(qp);
+  disconnect_peer(qp);
+  stop_serving(qp);
   qp.open = false;
   qp.expected = kNeverExpected;
   qp.nak_given = false;
@@ -250,30 +250,30 @@ int to_error(Context& c, Qp& qp) noexcept {
   // What the peer has taken is not flushed, though no poll has looked at its answer yet.
   if (qp.peer != nullptr && !qp.peer->gone) acknowledge(*qp.peer);
   enter_error(qp);
-  return nobody_in(c, qp) ? 0 : EBUSY;
+  return accesses_drained(c, qp) ? 0 : EBUSY;
 }
 
 /// Makes sure that no peer is in the queue pair any more, before it is reset or destroyed: 0, or
 /// EBUSY in state ERR.
-int leave(Context& c, Qp& qp) noexcept {
-  if (qp.within == Within::nobody) return 0;
-  no_longer_served(qp);
-  if (nobody_in(c, qp)) return 0;
+int drain_accesses(Context& c, Qp& qp) noexcept {
+  if (qp.peer_access == PeerAccess::none) return 0;
+  stop_serving(qp);
+  if (accesses_drained(c, qp)) return 0;
   return to_error(c, qp);
 }
 
 /// Takes away the rights that are not among `kept`, before anything else changes, so that the call
 /// can be repeated as it is. False while the peer may be in an access that it has by them.
-bool rights_left(Context& c, Qp& qp, unsigned kept) noexcept {
+bool revoke_rights(Context& c, Qp& qp, unsigned kept) noexcept {
   const unsigned taken = qp.attr.qp_access_flags & ~kept;
   if (taken != 0) {
     qp.attr.qp_access_flags &= kept;
-    show_attributes(qp);
-    if (qp.within == Within::noted) qp.within = Within::anybody;
-    qp.rights_taken = true;
+    publish_attributes(qp);
+    if (qp.peer_access == PeerAccess::recorded) qp.peer_access = PeerAccess::possible;
+    qp.rights_revoked = true;
   }
-  if (qp.rights_taken) qp.rights_taken = !nobody_in(c, qp);
-  return !qp.rights_taken;
+  if (qp.rights_revoked) qp.rights_revoked = !accesses_drained(c, qp);
+  return !qp.rights_revoked;
 }
 
 /// Does what entering `state` means; 0, or an errno value and nothing changed.
@@ -287,7 +287,7 @@ int enter(Context& c, Qp& qp, ibv_qp_state state) noexcept {
       if (qp.state == IBV_QPS_RTR) qp.next_psn = qp.attr.sq_psn;
       // Datagrams never take the way of connected messages.
       qp.open = qp.peer != nullptr && !qp.waiting && !qp.peer->gone;
-      qp.straight = qp.qp_type == IBV_QPT_UD && qp.sq_tail == qp.sq_head;
+      qp.sends_at_once = qp.qp_type == IBV_QPT_UD && qp.sq_tail == qp.sq_head;
       break;
     default:
       break;
@@ -337,7 +337,7 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
     if (to == IBV_QPS_RESET && qp.windows != 0) return EBUSY;
     if (given != 0 || (to == IBV_QPS_ERR && qp.state == IBV_QPS_RESET)) return EINVAL;
     if (to == IBV_QPS_ERR) return to_error(c, qp);
-    if (const int error = leave(c, qp); error != 0) return error;
+    if (const int error = drain_accesses(c, qp); error != 0) return error;
     to_reset(qp);
     return 0;
   }
@@ -346,14 +346,15 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
       (given & ~(transition->required | transition->optional)) != 0)
     return EINVAL;
   if (const int error = check_attributes(*attr, mask); error != 0) return error;
-  if ((mask & IBV_QP_ACCESS_FLAGS) != 0 && !rights_left(c, qp, attr->qp_access_flags)) return EBUSY;
+  if ((mask & IBV_QP_ACCESS_FLAGS) != 0 && !revoke_rights(c, qp, attr->qp_access_flags))
+    return EBUSY;
   const ibv_qp_attr before = qp.attr;
   copy_attributes(qp, *attr, mask);
   if (const int error = enter(c, qp, to); error != 0) {
     qp.attr = before;
     return error;
   }
-  show_attributes(qp);
+  publish_attributes(qp);
   if (qp.faults != nullptr) queue_connected(qp);
   return 0;
 }
@@ -373,9 +374,9 @@ int destroy_qp(ibv_qp* base) noexcept {
   Qp* qp = static_cast<Qp*>(base);
   Context& c = context_of(qp->context);
   if (qp->windows != 0) return EBUSY;
-  if (const int error = leave(c, *qp); error != 0) return error;
+  if (const int error = drain_accesses(c, *qp); error != 0) return error;
   to_reset(*qp);
-  forget_runs(c, *qp);
+  release_runs(c, *qp);
   qp->entry->ident.fetch_or(kDestroyed, std::memory_order_relaxed);
   drop_events(c, base);
   c.queue_pairs[qp->handle] = nullptr;

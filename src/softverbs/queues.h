@@ -24,24 +24,23 @@ void pump(Qp& qp) noexcept;
 /// Looks at what the peer consumed of our lane, and at its negative answers, and applies both.
 void acknowledge(Peer& peer) noexcept;
 
-/// Polls after which acknowledgements that did not come along with a packet are looked for in the
-/// lane. Looking takes the cacheline from the peer, which writes it at every step: in an exchange
-/// of messages that costs both ends more than a send completion that comes this much later.
-inline constexpr std::int32_t kAckPatience = 48;
+/// Number of polls after which acknowledgements that no packet carried are read from the lane.
+/// Reading takes the cacheline from the peer, which writes it at every step. In an exchange of
+/// messages that costs both ends more than a later send completion.
+inline constexpr std::int32_t kAckInterval = 48;
 
 /// Whether a work request of a connection needs nothing of the peer.
 constexpr bool is_local(std::uint8_t opcode) noexcept {
   return opcode == IBV_WR_BIND_MW || opcode == IBV_WR_LOCAL_INV;
 }
-/// Whether it takes one of the peer's receives.
+/// Whether it consumes one of the peer's receives.
 constexpr bool is_packet(std::uint8_t opcode) noexcept {
   constexpr std::uint32_t kPackets = 1u << IBV_WR_SEND | 1u << IBV_WR_SEND_WITH_IMM |
                                      1u << IBV_WR_SEND_WITH_INV | 1u << IBV_WR_RDMA_WRITE_WITH_IMM;
   return (kPackets >> opcode & 1) != 0;
 }
 
-/// The PSN and the number of the packet behind the one that such a word announces; the PSN wraps
-/// within its 24 bits.
+/// PSN and queue pair of the packet after the one with this word; the PSN wraps at 24 bits.
 inline std::uint64_t next_word(std::uint64_t word) noexcept {
   return (word + (std::uint64_t{1} << 24)) & kExpectedMask;
 }
@@ -51,47 +50,47 @@ inline void expect(Qp& qp, std::uint64_t expected) noexcept {
                                std::memory_order_release);
 }
 
-/// Null if the queue is overrun, which is reported.
+/// A slot in the queue's ring. Null if the queue is overrun, which raises an event.
 ibv_wc* ring_slot(Cq& cq) noexcept;
 
 // Cold.
-/// Puts as many receives out of sight as the limit of a shared queue asks for.
-void withhold(ReceiveQueue& queue) noexcept;
-/// Puts them all in sight.
-void reveal(ReceiveQueue& queue) noexcept;
-/// For a packet that finds no receive: if the limit keeps some, it is reached, which is told, and
-/// they are in sight now. False if there are none.
-bool take_from_limit(Qp& qp) noexcept;
-/// Puts a queue pair at the end of those that wait for room in their peer's lane.
+/// Hides as many receives from the hot paths as the limit of a shared queue says.
+void hide_reserve(ReceiveQueue& queue) noexcept;
+/// Shows the hot paths all receives.
+void expose_reserve(ReceiveQueue& queue) noexcept;
+/// For a packet that finds no receive: if the limit hides some, raises the event and shows them.
+/// False if it hides none.
+bool claim_reserve(Qp& qp) noexcept;
+/// Appends a queue pair to those that wait for room in their peer's lane.
 void stall(Qp& qp) noexcept;
-/// Takes it out of there.
+/// Removes it from that list.
 void unstall(Qp& qp) noexcept;
-/// Lets those that wait for room go on, in turn, until the lane is full again.
+/// Sends for the waiting queue pairs, in turn, until the lane is full again.
 void resume_stalled(Peer& peer) noexcept;
 /// Ends the oldest work request with an error: the queue pair goes to ERR and the rest is flushed.
 void fail_oldest(Qp& qp, ibv_wc_status status) noexcept;
-/// Peers can still read what it answered, but get nothing from it any more.
-void no_longer_served(Qp& qp) noexcept;
+/// Stops answering one-sided requests. Peers can still read its earlier answers.
+void stop_serving(Qp& qp) noexcept;
 /// ERR: stop answering, flush both queues.
 void enter_error(Qp& qp) noexcept;
-/// Goes back to the oldest work request, to try again when the negative answer allows.
+/// Goes back to the oldest work request and retries it after the time that `reason` demands.
 void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept;
-/// The peer is gone. Programs that know nothing of this device, whose polls drive it, are told when
-/// the retries are over, as on a network: two that end at the same time must not disturb each
-/// other. Others want to know at once.
-void no_answer(Qp& qp) noexcept;
-/// Has the queue pair's next work request run again when `delay` is over.
+/// The peer is gone: fails the oldest work request. With Driving::by_poll it fails when the retries
+/// are over, as on a network, so that two programs that end at the same time do not disturb each
+/// other.
+void handle_unreachable(Qp& qp) noexcept;
+/// Runs the queue pair's next work request again after `delay`.
 void wait_until(Qp& qp, Nanoseconds delay) noexcept;
-/// Takes the negative answers of a peer's queue pairs.
-void take_naks(Peer& peer, std::uint64_t head) noexcept;
-/// Timers, and control() for a context that its polls drive.
-void attend(Context& c) noexcept;
-/// Consumes what lies in a lane without taking it, as if it had been lost on the way. Answers how
-/// many datagrams were among it.
-std::uint32_t refuse_lane(InLane& lane) noexcept;
+/// Applies the negative answers of a peer's queue pairs.
+void apply_naks(Peer& peer, std::uint64_t head) noexcept;
+/// Runs expired timers, and control() with Driving::by_poll.
+void run_timers(Context& c) noexcept;
+/// Consumes all packets in a lane as if they had been lost. Returns the number of datagrams among
+/// them.
+std::uint32_t discard_lane(InLane& lane) noexcept;
 void ring_doorbell(Peer& peer) noexcept;
-/// Receives the packet that is next in a lane, whatever it is.
-void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept;
+/// Receives the next packet in a lane, of any kind.
+void receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept;
 /// A completion with an error; every field but status, wr_id and qp_num is undefined to the user.
 void push_error(Cq& cq, const Qp& qp, std::uint64_t wr_id, ibv_wc_status status,
                 ibv_wc_opcode opcode) noexcept;
@@ -123,7 +122,7 @@ inline ibv_wc* completion_slot(Cq& cq) noexcept {
   return cq.out++;
 }
 
-/// What the successful completions of a run share; the rest of each is two fields. Six stores.
+/// The fields that the successful completions of a run share. Filling one in takes six stores.
 class CompletionHead {
  public:
   CompletionHead(ibv_wc_opcode opcode, std::uint32_t qp_num, std::uint32_t src_qp,
@@ -154,24 +153,24 @@ class CompletionHead {
   std::uint64_t source_;
 };
 
-/// The flag and the bits by which a packet acknowledges what came the other way.
+/// The flag and the bits by which a packet acknowledges packets of the opposite direction.
 inline std::uint64_t ack_flag(const Peer& peer) noexcept {
-  return peer.in == nullptr || peer.in->head < peer.in->silent_until ? line_flag::kNoAck : 0;
+  return peer.in == nullptr || peer.in->head < peer.in->no_ack_until ? line_flag::kNoAck : 0;
 }
 inline std::uint16_t ack_bits(const Peer& peer) noexcept {
   return peer.in == nullptr ? std::uint16_t{0} : static_cast<std::uint16_t>(peer.in->head);
 }
 
-/// Has polls look for the peer's answers.
+/// Makes polls look for the peer's acknowledgements.
 inline void watch_answers(Peer& peer) noexcept {
   if (peer.unacked) return;
   peer.unacked = true;
   Context& c = *peer.context;
-  if (c.pending.unacked == 0) c.ack_patience = kAckPatience;
+  if (c.pending.unacked == 0) c.ack_countdown = kAckInterval;
   c.unacked[c.pending.unacked++] = &peer;
 }
 
-/// Consumes so many lines.
+/// Consumes `lines` lines.
 inline void advance(InLane& lane, std::uint32_t lines) noexcept {
   lane.head += lines;
   lane.next += lines;
@@ -181,13 +180,13 @@ inline void advance(InLane& lane, std::uint32_t lines) noexcept {
   }
 }
 
-/// Tells the sender how many there were.
-inline void tell_head(InLane& lane) noexcept {
+/// Publishes how many lines were consumed.
+inline void publish_head(InLane& lane) noexcept {
   lane.control->head.store(lane.head, std::memory_order_release);
   if (lane.peer != nullptr) lane.peer->out.ack_on_top = lane.head << 48;
 }
 
-/// A line that stayed back, and with it all that lies behind it.
+/// Publishes the held line, and with it all lines behind it.
 inline void publish_line(Peer& peer) noexcept {
   std::exchange(peer.out.held, nullptr)->word.store(peer.out.held_word, std::memory_order_release);
 }
@@ -198,7 +197,7 @@ inline void wake_if_asleep(Peer& peer) noexcept {
     ring_doorbell(peer);
 }
 
-/// After lines were published: has the peer's answers watched, and wakes the lane if it sleeps.
+/// To be called after lines were published: watches for the answers, and wakes a sleeping lane.
 inline void after_publishing(Peer& peer) noexcept {
   if (peer.out.held != nullptr) [[unlikely]]
     publish_line(peer);
@@ -217,14 +216,14 @@ inline const ibv_sge* elements(const Qp& qp, const SendWr& wr) noexcept {
                            : &qp.sq_sges[static_cast<std::size_t>(&wr - qp.sq.get()) * qp.max_sge];
 }
 
-/// The receive that is next fails, and is used up.
+/// Consumes the next receive with an error.
 inline void fail_receive(Qp& qp, const ReceiveWr& wr, ibv_wc_status status) noexcept {
   const std::uint64_t wr_id = wr.wr_id;
   ++qp.receives->head;
   push_error(*static_cast<Cq*>(qp.recv_cq), qp, wr_id, status, IBV_WC_RECV);
 }
 
-/// The oldest work request succeeded.
+/// Completes the oldest work request with success.
 inline void complete_oldest(Qp& qp) noexcept {
   const SendWr& wr = qp.sq[qp.sq_tail & qp.sq_mask];
   ++qp.sq_tail;

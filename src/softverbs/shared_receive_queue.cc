@@ -12,22 +12,22 @@
 
 namespace spinwire::softverbs {
 
-void withhold(ReceiveQueue& queue) noexcept {
-  queue.tail += queue.withheld;
-  queue.withheld = std::min(queue.limit, queue.count());
-  queue.tail -= queue.withheld;
+void hide_reserve(ReceiveQueue& queue) noexcept {
+  queue.tail += queue.reserved;
+  queue.reserved = std::min(queue.limit, queue.count());
+  queue.tail -= queue.reserved;
 }
 
-void reveal(ReceiveQueue& queue) noexcept {
-  queue.tail += queue.withheld;
-  queue.withheld = 0;
+void expose_reserve(ReceiveQueue& queue) noexcept {
+  queue.tail += queue.reserved;
+  queue.reserved = 0;
 }
 
-bool take_from_limit(Qp& qp) noexcept {
+bool claim_reserve(Qp& qp) noexcept {
   ReceiveQueue& queue = *qp.receives;
-  if (queue.withheld == 0) return false;
+  if (queue.reserved == 0) return false;
   queue.limit = 0;
-  reveal(queue);
+  expose_reserve(queue);
   raise_event(context_of(qp.context), IBV_EVENT_SRQ_LIMIT_REACHED, qp.srq);
   return true;
 }
@@ -38,7 +38,7 @@ int modify_srq(ibv_srq* base, ibv_srq_attr* attr, int mask) noexcept {
   if ((mask & IBV_SRQ_LIMIT) == 0) return 0;
   if (attr->srq_limit > queue.depth) return EINVAL;
   queue.limit = attr->srq_limit;
-  withhold(queue);
+  hide_reserve(queue);
   return 0;
 }
 

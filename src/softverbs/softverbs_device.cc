@@ -31,10 +31,10 @@ namespace {
 
 constexpr int kMaxCqe = 1 << 22;
 constexpr std::size_t kEventRoom = 256;
-/// How long datagrams wait for a peer that stands still. Who polls all the time has no use for a
-/// long wait; programs that share processors with others are off them for as long as this.
-constexpr Nanoseconds kPatience = std::chrono::milliseconds(1);
-constexpr Nanoseconds kPatienceOfPrograms = std::chrono::milliseconds(200);
+/// How long datagrams wait for a stopped receiver. Receivers that poll all the time need no long
+/// timeout; programs that share processors can be descheduled for the longer one.
+constexpr Nanoseconds kDatagramTimeout = std::chrono::milliseconds(1);
+constexpr Nanoseconds kProgramDatagramTimeout = std::chrono::milliseconds(200);
 
 int no_notify(ibv_cq*, int) { return EOPNOTSUPP; }
 
@@ -66,8 +66,8 @@ void fill_segment(Context& c) {
   c.segment->gid = make_gid({c.segment->pid, static_cast<std::uint32_t>(c.memory->fd()), c.nonce});
 }
 
-/// The first of the objects that peers may map.
-void show_locks(Context& c) {
+/// Publishes the table of atomic locks, the first object that peers may map.
+void publish_lock_table(Context& c) {
   struct stat st {};
   (void)fstat(c.locks->fd(), &st);
   ObjectEntry& entry = c.segment->objects[kLockObject];
@@ -79,7 +79,7 @@ void show_locks(Context& c) {
 }
 
 Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
-  // Neither the end of a key nor a lane's sleep could be told to peers in time.
+  // Without it peers could miss the end of a key or a lane's sleep.
   if (!base::membarrier_available()) {
     return base::fail(Status::unsupported, "open the softverbs device",
                       "the kernel refuses expedited memory barriers (membarrier)",
@@ -94,11 +94,12 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->memory = std::make_shared<base::SharedMemory>(std::move(*memory));
   c->clock = clock;
   c->driving = driving;
-  c->datagram_patience = clock.ticks(driving == Driving::by_poll ? kPatienceOfPrograms : kPatience);
+  c->datagram_timeout =
+      clock.ticks(driving == Driving::by_poll ? kProgramDatagramTimeout : kDatagramTimeout);
   c->pending.attention = driving == Driving::by_poll ? 1 : 0;
   c->awake = std::make_unique<InLane*[]>(kMaxLanes);
   c->unacked = std::make_unique<Peer*[]>(kMaxLanes);
-  c->noted = std::make_unique<Peer*[]>(kMaxLanes);
+  c->acks_due = std::make_unique<Peer*[]>(kMaxLanes);
   c->queue_pairs = std::make_unique<Qp*[]>(kMaxQueuePairs);
   c->lanes.resize(kMaxLanes);
   c->queue_pair_generation.resize(kMaxQueuePairs, 0);
@@ -115,7 +116,7 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
     return tl::unexpected(locks.error());
   }
   fill_segment(*c);
-  show_locks(*c);
+  publish_lock_table(*c);
   fill_context(*c);
   add_local_segment(c->segment->gid, c->memory);
   return &c.release()->verbs;
@@ -144,7 +145,7 @@ int close_device(ibv_context* context) noexcept {
   Context& c = context_of(context);
   if (c.objects_open != 0) return EBUSY;
   c.segment->closed.store(1, std::memory_order_release);
-  while (!c.peers.empty()) forget_peer(c, *c.peers.back());
+  while (!c.peers.empty()) detach_peer(c, *c.peers.back());
   delete &c;
   return 0;
 }

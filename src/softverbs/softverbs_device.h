@@ -19,13 +19,13 @@ inline constexpr const char* kDeviceName = "softverbs";
 inline constexpr int kMaxWr = 32768;
 inline constexpr int kMaxSge = 16;
 
-/// With a fault plan (softverbs/faults/fault_plan.h), if one is given.
+/// Opens a context; with a fault plan (softverbs/faults/fault_plan.h), if one is given.
 Result<ibv_context*> open_device(const Clock& clock, Driving driving,
                                  const FaultPlan* faults = nullptr);
-/// EBUSY while objects of it are left.
+/// EBUSY while objects of the context exist.
 int close_device(ibv_context* context) noexcept;
-/// All contexts that this one will ever meet are driven by its own thread, as in simulations: no
-/// barriers have to reach over to others.
+/// Promises that this thread drives all peers of the context, as in simulations. Revocation then
+/// needs no barrier in other threads.
 void keep_to_thread(ibv_context* context) noexcept;
 void control_device(ibv_context* context) noexcept;
 
@@ -37,7 +37,7 @@ int get_async_event(ibv_context* context, ibv_async_event* event) noexcept;
 ibv_pd* alloc_pd(ibv_context* context) noexcept;
 int dealloc_pd(ibv_pd* pd) noexcept;
 ibv_cq* create_cq(ibv_context* context, int entries) noexcept;
-/// To hold at least so many completions; it may hold more. Never less than wait in it.
+/// Makes room for at least `entries` completions. Never shrinks the queue.
 int resize_cq(ibv_cq* cq, int entries) noexcept;
 int destroy_cq(ibv_cq* cq) noexcept;
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) noexcept;
@@ -46,16 +46,16 @@ int modify_srq(ibv_srq* srq, ibv_srq_attr* attr, int mask) noexcept;
 int query_srq(ibv_srq* srq, ibv_srq_attr* attr) noexcept;
 int destroy_srq(ibv_srq* srq) noexcept;
 
-/// The context with the GID given, which is opened and mapped if it was not known: set-up. Refused
-/// with the reason in errno if it cannot be reached.
+/// Attaches the context with the GID given, if it is not attached yet. Set-up. Null and errno if it
+/// cannot be reached.
 ibv_ah* create_ah(ibv_pd* pd, ibv_ah_attr* attr) noexcept;
 int destroy_ah(ibv_ah* ah) noexcept;
 
 ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) noexcept;
-/// When it has gone to ERR or RESET, or lost rights, no peer reads or writes memory through it any
-/// more. EBUSY while one is in the midst of that, though nothing new begins: call again; a queue
-/// pair on its way to RESET is in ERR meanwhile, one that loses rights where it was, without them.
-/// EBUSY and nothing changed if it is to be RESET while windows are bound to it.
+/// After a change to ERR or RESET, or to fewer rights, no peer accesses memory through the queue
+/// pair any more. EBUSY while an access is in progress: no new one begins; call again. Meanwhile a
+/// queue pair on its way to RESET is in ERR, and one that loses rights keeps its state without
+/// them. EBUSY and no change if windows are bound to a queue pair that is to be RESET.
 int modify_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask) noexcept;
 int query_qp(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init) noexcept;
 /// EBUSY as for RESET.

@@ -167,7 +167,7 @@ class Device {
   void destroy_qp(ibv_qp* qp) noexcept;
   Result<ibv_qp_state> query_state(ibv_qp* qp);
 
-  // Datagrams, in datagram.cc; to be destroyed by destroy_qp().
+  // Datagrams, in device_datagrams.cc; to be destroyed by destroy_qp().
   /// At the engine's place, with receives of its own, ready to send: several control verbs. Errors:
   /// no_memory, system.
   Result<ibv_qp*> create_datagram_qp(const DatagramOptions& options);

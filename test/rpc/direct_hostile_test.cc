@@ -56,7 +56,7 @@ class RpcDirectHostile : public RpcDirect {
     ASSERT_NE(
         spinwire::base::send({&direct, by, direct.sender(by)}, session().peer_address->destination,
                              words.low, words.high, payload.data(), length),
-        spinwire::base::Sent::no);
+        spinwire::base::Sent::refused);
     direct.publish(by);
   }
   /// By the verbs: a direct one has a header in any case.
@@ -150,7 +150,7 @@ TEST_F(RpcDirectHostile, AReplyOfAStrangerEndsNoCall) {
   ASSERT_NE(
       spinwire::base::send({&direct, other, direct.sender(other)}, s.peer_address->destination,
                            words.low, words.high, payload.data(), 4),
-      spinwire::base::Sent::no);
+      spinwire::base::Sent::refused);
   direct.publish(other);
   ASSERT_TRUE(t_->until([&] { return t_->client.engine.rpc_stats().bad_datagrams == 1; }));
   EXPECT_FALSE(t_->all_ended());

@@ -92,7 +92,7 @@ TEST_F(SoftverbsDirectLane, OnlyWhatTheVerbsDropIsLost) {
   a_.publish();
   for (std::uint64_t i = 0; i < 10; ++i) ASSERT_EQ(a_.post(to_b_, b_.qp, 500 + i), 0);
   (void)a_.steps();
-  now_ += a_.node.internals().datagram_patience;
+  now_ += a_.node.internals().datagram_timeout;
   (void)a_.steps();
   EXPECT_EQ(dropped(a_.node, sv::Drop::no_room), 10u);
   EXPECT_EQ(a_.sends_completed, 10u);
@@ -149,7 +149,7 @@ TEST_F(SoftverbsDirectLane, ItAcknowledgesWhatCameTheOtherWay) {
   for (std::uint64_t i = 1; i <= 5; ++i) {
     ASSERT_EQ(a_.node.post_recv(i, 0, 64), 0);
     ASSERT_EQ(Send(i, b_.node.sge(0, 8)).post(rb), 0);
-    b_.node.internals().ack_patience = sv::kAckPatience;
+    b_.node.internals().ack_countdown = sv::kAckInterval;
     EXPECT_EQ(a_.step(), Numbers{});
     ASSERT_EQ(a_.others.size(), i);
     send_all(i, i + 1);
@@ -167,7 +167,7 @@ TEST_F(SoftverbsDirectLane, ItDoesNotAcknowledgeWhatWasNotTaken) {
   goes(0);
   for (std::uint64_t i = 1; i <= 5; ++i) {
     ASSERT_EQ(Send(i, b_.node.sge(0, 8)).post(rb), 0);
-    b_.node.internals().ack_patience = sv::kAckPatience;
+    b_.node.internals().ack_countdown = sv::kAckInterval;
     EXPECT_EQ(a_.step(), Numbers{});  // there is no receive for it
     refuses(a_.qp, to_b_);            // it would tell how far the lane was consumed
     ASSERT_EQ(a_.post(to_b_, b_.qp, i), 0);

@@ -100,7 +100,7 @@ struct DirectEnd {
   explicit DirectEnd(const NodeOptions& options)
       : node(options), qp(ready_ud(node, false, kQkey, 1024)) {
     runs.wr_id = kDirectWr;
-    sv::direct_datagrams().receive_by(qp, &runs);
+    sv::direct_datagrams().receive_runs(qp, &runs);
     for (std::uint32_t i = 0; i < kReceives; ++i) post_receive(i);
   }
   explicit DirectEnd(const std::uint64_t* clock) : DirectEnd(direct_options(clock)) {}
@@ -125,7 +125,7 @@ struct DirectEnd {
     const NumberedDatagram d(number);
     return base::send({&direct, by, direct.sender(by)},
                       {to.get(), qpn, qkey, lane != nullptr ? lane : &closed}, d.low, d.high,
-                      d.payload.data(), d.payload_length) != base::Sent::no;
+                      d.payload.data(), d.payload_length) != base::Sent::refused;
   }
   /// The same by the verbs.
   int post(const Handle& to, const ibv_qp* there, std::uint64_t number,
@@ -166,7 +166,7 @@ struct DirectEnd {
     return taken;
   }
   void give_back(const base::DirectRun& run, std::size_t count) {
-    sv::direct_datagrams().give_back(qp, run, static_cast<std::uint32_t>(count));
+    sv::direct_datagrams().release_run(qp, run, static_cast<std::uint32_t>(count));
   }
   /// Reads all runs and gives them back.
   Numbers take_runs() {

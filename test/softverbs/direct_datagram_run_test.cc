@@ -85,7 +85,7 @@ class SoftverbsDirectRun : public DirectPair {
 // ---- it lies in the lane ------------------------------------------------------------------------
 
 TEST_F(SoftverbsDirectRun, ItsLinesAreNotWrittenAgainBeforeTheyAreGivenBack) {
-  const std::uint64_t patience = a_.node.internals().datagram_patience;
+  const std::uint64_t patience = a_.node.internals().datagram_timeout;
   for (std::uint64_t round = 0; round < 8; ++round) {
     published(1000, 1040);
     EXPECT_EQ(b_.poll(), Numbers{});
@@ -237,7 +237,7 @@ TEST_F(SoftverbsDirectRun, OnlyWhatIsGivenBackIsAcknowledged) {
   ASSERT_NO_FATAL_FAILURE(message());  // of whose completion the acknowledgement tells
   published(0, 10);
   const auto told = [&](std::uint64_t number) {
-    a_.node.internals().ack_patience = sv::kAckPatience;
+    a_.node.internals().ack_countdown = sv::kAckInterval;
     EXPECT_TRUE(b_.send(to_a_, a_.qp, number));
     b_.publish();
     EXPECT_EQ(a_.step(), numbers(number, number + 1));
@@ -392,7 +392,7 @@ TEST_F(SoftverbsDirectRun, ItsQueuePairIsDestroyed) {
   for (std::uint64_t round = 0; round < 3; ++round) {
     ibv_qp* const qp = ready_ud(b_.node, false);
     base::DirectRuns runs;
-    sv::direct_datagrams().receive_by(qp, &runs);
+    sv::direct_datagrams().receive_runs(qp, &runs);
     for (std::uint64_t i = 0; i < 6; ++i) {
       ASSERT_TRUE(DirectEnd::send_by(a_.qp, to_b_, qp->qp_num, i));
       ASSERT_TRUE(DirectEnd::send_by(c.qp, c.to_other, qp->qp_num, i));
@@ -406,7 +406,7 @@ TEST_F(SoftverbsDirectRun, ItsQueuePairIsDestroyed) {
     EXPECT_EQ(wc[0].qp_num, qp->qp_num);
     ASSERT_EQ(runs.count, 2u);
     if (round != 0)
-      sv::direct_datagrams().give_back(qp, runs.runs[1], static_cast<std::uint32_t>(round));
+      sv::direct_datagrams().release_run(qp, runs.runs[1], static_cast<std::uint32_t>(round));
     b_.node.destroy(qp);
     Numbers all = b_.steps();
     std::sort(all.begin(), all.end());
@@ -466,7 +466,7 @@ TEST_F(SoftverbsDirectRun, WithoutAListShortOnesTakeReceives) {
     // One is out, which is given back as ever.
     published(5, 8);
     EXPECT_EQ(b_.poll(), Numbers{});
-    direct.receive_by(b_.qp, nullptr);
+    direct.receive_runs(b_.qp, nullptr);
     EXPECT_EQ(b_.poll(), Numbers{});
     EXPECT_EQ(read(run()), numbers(5, 8));
     give_back(1);
@@ -474,7 +474,7 @@ TEST_F(SoftverbsDirectRun, WithoutAListShortOnesTakeReceives) {
     EXPECT_EQ(b_.steps(), numbers(6, 12));
     EXPECT_EQ(b_.runs.count, 0u);
     EXPECT_EQ(b_.by_receives, 6 * round + 6);
-    direct.receive_by(b_.qp, &b_.runs);
+    direct.receive_runs(b_.qp, &b_.runs);
     published(12, 14);
     EXPECT_EQ(b_.steps(), numbers(12, 14));
     EXPECT_EQ(b_.by_receives, 6 * round + 6);
@@ -485,7 +485,7 @@ TEST_F(SoftverbsDirectRun, ItIsForPollsOfItsOwnQueue) {
   base::DirectRuns runs;
   OtherQueue other(b_.node);
   runs.wr_id = kDirectWr;
-  sv::direct_datagrams().receive_by(other.qp, &runs);
+  sv::direct_datagrams().receive_runs(other.qp, &runs);
   for (std::uint64_t i = 0; i < 20; ++i) ASSERT_EQ(b_.node.post_recv(i, 512 * i, 512, other.qp), 0);
   const auto send_there = [&](std::uint64_t first, std::uint64_t end) {
     for (std::uint64_t i = first; i < end; ++i)
@@ -519,7 +519,7 @@ TEST_F(SoftverbsDirectRun, EachQueuePairHasItsOwn) {
   ibv_qp* const second = ready_ud(b_.node, false);
   base::DirectRuns runs;
   runs.wr_id = 77;
-  sv::direct_datagrams().receive_by(second, &runs);
+  sv::direct_datagrams().receive_runs(second, &runs);
   ThirdEnd c(&now_, b_);
   published(0, 2);
   ASSERT_TRUE(DirectEnd::send_by(c.qp, c.to_other, second->qp_num, 5));

@@ -516,7 +516,7 @@ TEST_F(SoftverbsDirect, WithAFullArrayShortOnesTakeReceives) {
     }
     EXPECT_EQ(a_.step(), Numbers{});
     ASSERT_EQ(std::exchange(a_.others, {}).size(), count);
-    b_.node.internals().ack_patience = 1;
+    b_.node.internals().ack_countdown = 1;
   };
   ASSERT_NO_FATAL_FAILURE(send_back(4));
   send_all(0, 3);

@@ -27,7 +27,7 @@ const std::vector<Wrong>& wrong_plans() {
       {"packet_loss", [](sv::FaultPlan& p) { p.packet_loss = std::nan(""); }},
       {"round_trip", [](sv::FaultPlan& p) { p.round_trip = nanoseconds(-1); }},
       {"reorder_distance", [](sv::FaultPlan& p) { p.reorder_distance = 0; }},
-      {"reorder_patience", [](sv::FaultPlan& p) { p.reorder_patience = nanoseconds(-1); }},
+      {"reorder_timeout", [](sv::FaultPlan& p) { p.reorder_timeout = nanoseconds(-1); }},
       {"held_datagrams", [](sv::FaultPlan& p) { p.held_datagrams = 0; }},
       {"held_datagrams", [](sv::FaultPlan& p) { p.held_datagrams = 1u << 20; }},
       {"rnr_in_a_row", [](sv::FaultPlan& p) { p.rnr_in_a_row = 0; }},

@@ -66,7 +66,7 @@ TEST(SoftverbsSleep, BusyLanesStayAwake) {
     star.control(1);
   }
   EXPECT_EQ(star.context().awake_count, 4u);
-  EXPECT_EQ(star.context().naps, 1u);
+  EXPECT_EQ(star.context().lanes_slept, 1u);
 }
 
 TEST(SoftverbsSleep, ManyTimes) {
@@ -77,7 +77,7 @@ TEST(SoftverbsSleep, ManyTimes) {
     ASSERT_EQ(star.context().awake_count, 2u);
     ASSERT_TRUE(star.message(round % 6, round)) << round;
   }
-  EXPECT_GT(star.context().naps, 1000u);
+  EXPECT_GT(star.context().lanes_slept, 1000u);
 }
 
 TEST(SoftverbsSleep, UnreadPacketKeepsTheLaneAwake) {

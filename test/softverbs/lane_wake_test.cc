@@ -99,7 +99,7 @@ class Sleeper {
   bool round(Page& page, std::uint32_t number, spinwire::base::Random& random) {
     for (std::uint64_t i = 0; i < kLanes; ++i) must(node_.post_recv(i, i * 8, 8) == 0, "post_recv");
     make_tired();
-    const std::uint64_t naps = node_.internals().naps;
+    const std::uint64_t lanes_slept = node_.internals().lanes_slept;
     page.round.store(number, std::memory_order_release);
     // Where processors are short, either side comes first nearly always unless it is made to wait.
     if (random.below(2) == 0)
@@ -107,7 +107,7 @@ class Sleeper {
     wait_a_little(static_cast<std::uint64_t>(std::max<std::int64_t>(-lead_, 0)) +
                   random.below(kJitter));
     sv::control_device(node_.context);
-    const std::uint64_t slept = node_.internals().naps - naps;
+    const std::uint64_t slept = node_.internals().lanes_slept - lanes_slept;
     slept_ += slept;
     // How fast the two are differs from machine to machine: who was late comes earlier next time.
     lead_ += slept > kLanes / 2 ? -kLeadStep : kLeadStep;

@@ -210,7 +210,7 @@ class Storm {
     End& end = ends_[side];
     trace = Random::mix(trace ^ wc.wr_id ^ std::uint64_t{wc.status} << 56 ^ now_ << 8 ^ side);
     ++statuses[wc.status];
-    if (wc.qp_num == end.ud->qp_num) return take_datagram(end, wc);
+    if (wc.qp_num == end.ud->qp_num) return receive_datagram(end, wc);
     Connection* c = end.find(wc.qp_num);
     ASSERT_NE(c, nullptr);
     if (wc.status == IBV_WC_SUCCESS &&
@@ -220,7 +220,7 @@ class Storm {
     EXPECT_EQ(c->outstanding.erase(wc.wr_id), 1u) << "completed twice, or never posted";
   }
 
-  void take_datagram(End& end, const ibv_wc& wc) {
+  void receive_datagram(End& end, const ibv_wc& wc) {
     EXPECT_EQ(wc.status, IBV_WC_SUCCESS);
     if (wc.opcode == IBV_WC_SEND) {
       --datagrams_out_;

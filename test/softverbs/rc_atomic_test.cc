@@ -282,7 +282,7 @@ TEST(SoftverbsAtomicLock, OutlivesAHolderThatIsKilled) {
   // A child that shares b's segment takes the lock.
   store(link.b, kWord, 41);
   Child child([&](int socket) {
-    must(sv::take_lock(lock_of(link.b), sv::process_word(static_cast<std::uint32_t>(getpid()))),
+    must(sv::acquire_lock(lock_of(link.b), sv::process_word(static_cast<std::uint32_t>(getpid()))),
          "take_lock");
     put(socket, 'h');
     (void)get<char>(socket);

@@ -280,7 +280,7 @@ inline void connect(Node& a, ibv_qp* qa, Node& b, ibv_qp* qb, const ConnectOptio
 }
 
 /// Polls after which a sender has looked for acknowledgements that no packet brought along.
-inline constexpr int kLook = static_cast<int>(sv::kAckPatience) + 2;
+inline constexpr int kLook = static_cast<int>(sv::kAckInterval) + 2;
 
 /// Two nodes in one thread with one connected pair of queue pairs.
 struct Link {

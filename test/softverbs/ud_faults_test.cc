@@ -118,7 +118,7 @@ TEST(SoftverbsFaultyDatagrams, ReordersWithinTheDistance) {
 }
 
 TEST(SoftverbsFaultyDatagrams, OneThatNobodyOvertakesHasPatience) {
-  FaultyDatagrams d({.reorder = 1, .reorder_patience = nanoseconds(5000)});
+  FaultyDatagrams d({.reorder = 1, .reorder_timeout = nanoseconds(5000)});
   ASSERT_EQ(d.send(7), 0);
   d.pass(4999);
   EXPECT_TRUE(d.arrived.empty());

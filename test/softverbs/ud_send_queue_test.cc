@@ -33,7 +33,7 @@ class SoftverbsDatagramQueue : public testing::Test {
   ibv_qp* qc_ = ready_ud(c_, true);
   std::unique_ptr<Handle> to_b_ = std::make_unique<Handle>(a_, b_);
   std::unique_ptr<Handle> to_c_ = std::make_unique<Handle>(a_, c_);
-  const std::uint64_t patience_ = a_.internals().datagram_patience;
+  const std::uint64_t patience_ = a_.internals().datagram_timeout;
 
   int to_b(std::uint64_t id, std::uint32_t length = 8, unsigned flags = IBV_SEND_SIGNALED) {
     return Datagram(id, a_.sge(0, length), *to_b_, qb_->qp_num, kQkey, flags).post(qa_);
@@ -324,7 +324,7 @@ TEST_F(SoftverbsDatagramQueue, TheRecordOfAnotherWithTheSameIndexIsNotItsOwn) {
   ibv_wc wc{};
   (void)b_.poll(wc);
   now_ += 1500;
-  sv::attend(a_.internals());  // its timer is the first that looks
+  sv::run_timers(a_.internals());  // its timer is the first that looks
   EXPECT_EQ(completions(a_).size(), 1u);
 }
 

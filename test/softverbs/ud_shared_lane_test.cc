@@ -71,7 +71,7 @@ TEST_F(SoftverbsDatagramLane, AFullLaneLeavesRoomToConnections) {
   post_receives(ub_, 0, 256, kFit + 100);
   for (std::uint64_t i = 0; i < kFit + 100; ++i) send_datagram(i, 8);
   EXPECT_EQ(completions(link_.a).size(), kFit);  // the others wait
-  now_ += link_.a.internals().datagram_patience;
+  now_ += link_.a.internals().datagram_timeout;
   EXPECT_EQ(completions(link_.a).size(), 100u);  // the sender has looked, and found no news
   EXPECT_EQ(dropped(link_.a, sv::Drop::no_room), 100u);
   // Connected messages find a few lines, the rest waits; nothing passes it.

@@ -99,7 +99,7 @@ Result<void> DatagramPort::make_receives() {
 Block* DatagramPort::renew_spare() noexcept {
   if (spare_ != nullptr) detail::release(spare_);  // the slice that keeps it holds a reference
   spare_ = block_for_receive();
-  direct_.device->receive_by(qp_, spare_ != nullptr ? &runs_ : nullptr);
+  direct_.device->receive_runs(qp_, spare_ != nullptr ? &runs_ : nullptr);
   return spare_;
 }
 

@@ -65,14 +65,14 @@ class DatagramPort {
     if (length > base::kDirectPayload || posted_ != sent_) [[unlikely]]
       return false;
     switch (base::send(direct_, to, words.low, words.high, payload, length)) {
-      case base::Sent::no:
+      case base::Sent::refused:
         return false;
       case base::Sent::first:
         unpublished_ = true;
         to.lane->last = to.lane->tail + list_length_ - 2;
         if (list_length_ == 1) publish();
         return true;
-      case base::Sent::behind:
+      case base::Sent::queued:
         return true;
       case base::Sent::last:
         publish();
@@ -135,7 +135,7 @@ class DatagramPort {
     return wr_id == runs_.wr_id;
   }
   void give_back(const base::DirectRun& run, std::uint32_t count) noexcept {
-    direct_.device->give_back(qp_, run, count);
+    direct_.device->release_run(qp_, run, count);
   }
   /// A block for a direct datagram that is kept, or that has to be copied; not null while there are
   /// runs.

@@ -133,11 +133,11 @@ void release_all(Context& c) noexcept;
 // Connections: rc_faults.cc.
 int post_connected_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 /// Brings the queue pair in line with what happened to it since: ERR, the peer gone, the link down.
-void settle(Qp& qp, std::uint64_t now) noexcept;
+void sync_queue(Qp& qp, std::uint64_t now) noexcept;
 /// Whether its next work request may go when it is ready.
-bool may_go(const Qp& qp) noexcept;
+bool is_sendable(const Qp& qp) noexcept;
 /// Lets it go, as it would at a time by the clock, or has it meet its fault.
-void let_go(Qp& qp, std::uint64_t at) noexcept;
+void dispatch_next(Qp& qp, std::uint64_t at) noexcept;
 /// Whether anything waits.
 bool has_held(const Qp& qp) noexcept;
 void list_busy(Faults& faults, Qp& qp) noexcept;
@@ -149,13 +149,13 @@ void plan_loss(const FaultPlan& plan, std::uint64_t number, const Qp& qp,
 /// Payload that leaves in the next try of its next work request.
 std::uint64_t bytes_to_leave(const Qp& qp) noexcept;
 /// This try of its next work request loses a packet, at that time.
-void lose(Qp& qp, std::uint64_t at) noexcept;
+void lose_packet(Qp& qp, std::uint64_t at) noexcept;
 /// A work request was posted, and may show what was lost before it.
-void follow(Qp& qp, std::uint32_t position) noexcept;
+void expose_loss(Qp& qp, std::uint32_t position) noexcept;
 /// Another try begins, or the last one is over.
-void go_back(Qp& qp) noexcept;
+void begin_retry(Qp& qp) noexcept;
 /// What leaves besides, for nothing.
-void leave_in_vain(Faults& faults, std::uint64_t at, std::uint64_t bytes) noexcept;
+void charge_wasted(Faults& faults, std::uint64_t at, std::uint64_t bytes) noexcept;
 
 // Datagrams: ud_faults.cc.
 /// One that was found good: what becomes of it is decided, and a copy held. Success, or the status
@@ -164,7 +164,7 @@ ibv_wc_status hold_datagram(Qp& qp, const ibv_send_wr& wr, std::uint32_t length)
 /// Sends the next one.
 void send_held(Context& c) noexcept;
 /// Loses those of a queue pair.
-void abandon(Faults& faults, const Qp& qp) noexcept;
+void drop_held(Faults& faults, const Qp& qp) noexcept;
 /// Makes room for so many. May throw std::bad_alloc.
 void reserve_datagrams(Faults& faults, std::uint32_t count);
 
@@ -175,11 +175,11 @@ void update_link(Qp& qp) noexcept;
 /// Loses what lies in the lanes of peers whose links are down.
 void sweep_lanes(Context& c) noexcept;
 /// Lets polls look at the others.
-void wake_swept(Context& c) noexcept;
+void wake_restored(Context& c) noexcept;
 
 // For the life of queue pairs.
 /// A new queue pair of a context with a plan. May throw std::bad_alloc.
-void watch_queue(Context& c, Qp& qp);
+void attach_queue(Context& c, Qp& qp);
 void queue_connected(Qp& qp) noexcept;
 /// It drops what is outstanding.
 void queue_reset(Qp& qp) noexcept;

@@ -70,7 +70,7 @@ Result<void> check(const FaultPlan& p) {
       check_number("burst_bytes", p.burst_bytes, 0, kLargestBurst),
       check_number("fail_status", static_cast<std::uint64_t>(p.fail_status), IBV_WC_LOC_LEN_ERR,
                    IBV_WC_GENERAL_ERR),
-      check_delay("reorder_patience", kNone, p.reorder_patience),
+      check_delay("reorder_timeout", kNone, p.reorder_timeout),
       check_delay("datagram_delay_min", kNone, p.datagram_delay_min),
       check_delay("datagram_delay_max", p.datagram_delay_min, p.datagram_delay_max),
       check_delay("delay_min", kNone, p.delay_min),
@@ -145,7 +145,7 @@ struct Turn {
 Turn next_turn(const Faults& f) noexcept {
   Turn turn;
   for (Qp* qp : f.busy) {
-    if (!may_go(*qp)) continue;
+    if (!is_sendable(*qp)) continue;
     const HeldWr& held = qp->faults->held[qp->sq_head & qp->sq_mask];
     const std::uint64_t at = std::max(held.ready, qp->faults->not_before);
     if (at > turn.ready || (at == turn.ready && held.order > turn.order)) continue;
@@ -169,7 +169,7 @@ bool release_one(Context& c, std::uint64_t now) noexcept {
   if (turn.datagram) {
     send_held(c);
   } else {
-    let_go(*turn.qp, turn.ready);
+    dispatch_next(*turn.qp, turn.ready);
   }
   return true;
 }
@@ -187,7 +187,7 @@ int post_send_with_faults(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) noex
 int poll_cq_with_faults(ibv_cq* cq, int entries, ibv_wc* wc) noexcept {
   Context& c = context_of(cq->context);
   // Timers first, so that who waited goes in this poll.
-  if (!c.waiting.empty()) attend(c);
+  if (!c.waiting.empty()) run_timers(c);
   run_faults(c);
   return poll_cq(cq, entries, wc);
 }
@@ -196,7 +196,7 @@ int poll_cq_with_faults(ibv_cq* cq, int entries, ibv_wc* wc) noexcept {
 void install(Context& c) {
   c.faults = std::make_unique<Faults>();
   for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
-    if (c.queue_pairs[i] != nullptr) watch_queue(c, *c.queue_pairs[i]);
+    if (c.queue_pairs[i] != nullptr) attach_queue(c, *c.queue_pairs[i]);
   }
   for (const auto& peer : c.peers) peer->out.direct_limit = 0;
 }
@@ -234,7 +234,7 @@ Result<void> apply(Context& c, const FaultPlan& plan) {
 
 }  // namespace
 
-void leave_in_vain(Faults& f, std::uint64_t at, std::uint64_t bytes) noexcept {
+void charge_wasted(Faults& f, std::uint64_t at, std::uint64_t bytes) noexcept {
   if (f.pace->rate != 0) *f.pace = after(*f.pace, at, bytes);
   f.statistics.bytes += bytes;
 }
@@ -302,7 +302,7 @@ void run_faults(Context& c) noexcept {
   Faults& f = *c.faults;
   const std::uint64_t now = now_in_ns(c);
   sweep_lanes(c);
-  for (Qp* qp : f.busy) settle(*qp, now);
+  for (Qp* qp : f.busy) sync_queue(*qp, now);
   while (release_one(c, now)) {
   }
   std::erase_if(f.busy, [](Qp* qp) { return !(qp->faults->busy = has_held(*qp)); });
@@ -323,7 +323,7 @@ void release_all(Context& c) noexcept {
   while (!f.heap.empty()) send_held(c);
 }
 
-void watch_queue(Context& c, Qp& qp) {
+void attach_queue(Context& c, Qp& qp) {
   Faults& f = *c.faults;
   if (f.busy.capacity() <= c.objects_open)
     f.busy.reserve(std::max<std::size_t>(64, 2 * std::size_t{c.objects_open}));
@@ -339,7 +339,7 @@ void queue_connected(Qp& qp) noexcept { update_link(qp); }
 void queue_reset(Qp& qp) noexcept {
   Faults& f = *context_of(qp.context).faults;
   QueueFaults& q = *qp.faults;
-  abandon(f, qp);
+  drop_held(f, qp);
   std::erase(f.busy, &qp);
   q.busy = q.link_down = q.cut = false;
   q.posted = 0;
@@ -400,7 +400,7 @@ void clear_faults(ibv_context* context) noexcept {
   for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
     if (c.queue_pairs[i] != nullptr) update_link(*c.queue_pairs[i]);
   }
-  wake_swept(c);
+  wake_restored(c);
   release_all(c);
   uninstall(c);
 }

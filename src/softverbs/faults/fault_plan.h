@@ -39,9 +39,9 @@ struct FaultPlan {
   double drop = 0;       ///< probability of being lost
   double duplicate = 0;  ///< of being sent twice, each copy with a delay of its own
   double reorder = 0;    ///< of being overtaken by later ones of its queue pair
-  /// By how many: 1 to this many, evenly. Fewer if they do not come before `reorder_patience`.
+  /// By how many: 1 to this many, evenly. Fewer if they do not come before `reorder_timeout`.
   std::uint32_t reorder_distance = 4;
-  Nanoseconds reorder_patience = std::chrono::microseconds(100);
+  Nanoseconds reorder_timeout = std::chrono::microseconds(100);
   Nanoseconds datagram_delay_min{0};  ///< evenly between both, each datagram on its own
   Nanoseconds datagram_delay_max{0};
   std::uint32_t held_datagrams = 256;  ///< that wait at a time; what comes while all do is lost

@@ -44,7 +44,7 @@ void update_links(Context& c) noexcept {
   for (std::uint32_t i = 0; i < c.next_queue_pair; ++i) {
     if (c.queue_pairs[i] != nullptr) update_link(*c.queue_pairs[i]);
   }
-  wake_swept(c);
+  wake_restored(c);
   run_faults(c);
 }
 
@@ -81,11 +81,11 @@ void sweep_lanes(Context& c) noexcept {
   for_each_lane(c, [&](InLane& lane, bool down) {
     if (!down) return;
     if (lane.awake) sleep_lane(c, lane);  // to the polls; it needs no doorbell
-    c.faults->statistics.cut += refuse_lane(lane);
+    c.faults->statistics.cut += discard_lane(lane);
   });
 }
 
-void wake_swept(Context& c) noexcept {
+void wake_restored(Context& c) noexcept {
   for_each_lane(c, [&](InLane& lane, bool down) {
     if (!down) wake_lane(c, lane);
   });

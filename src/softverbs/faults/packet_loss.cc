@@ -11,7 +11,7 @@
 namespace spinwire::softverbs {
 namespace {
 
-constexpr std::uint64_t kMostInVain = std::uint64_t{1} << 30;  // bytes, for one packet lost
+constexpr std::uint64_t kMaxWasted = std::uint64_t{1} << 30;  // bytes, for one packet lost
 
 /// What comes back is more than an answer: it brings the data.
 constexpr bool brings_data(std::uint8_t opcode) noexcept {
@@ -66,14 +66,14 @@ struct Amount {
 
 /// What went out behind the lost packet until that was known, of its own work request and those
 /// that wait behind it: as much as the link takes in that time.
-Amount in_vain(const Qp& qp, const Pace& pace) noexcept {
+Amount wasted_behind(const Qp& qp, const Pace& pace) noexcept {
   const HeldWr& held = first_held(qp);
   const Loss& loss = held.loss;
   __extension__ using Wide = unsigned __int128;
   const Wide time = held.ready - loss.since;
   const auto most = static_cast<std::uint64_t>(
-      pace.rate == 0 ? Wide{kMostInVain}
-                     : std::min(Wide{kMostInVain}, time * pace.rate / 1'000'000'000));
+      pace.rate == 0 ? Wide{kMaxWasted}
+                     : std::min(Wide{kMaxWasted}, time * pace.rate / 1'000'000'000));
   const std::uint64_t length = qp.sq[qp.sq_head & qp.sq_mask].length;
   const std::uint64_t sent = std::min(length, (std::uint64_t{loss.through} + 1) * mtu_of(qp));
   Amount sum{length - sent, loss.packets - loss.through - 1};
@@ -116,7 +116,7 @@ std::uint64_t bytes_to_leave(const Qp& qp) noexcept {
   return std::min(length, (loss.next + std::uint64_t{1}) * mtu) - from;
 }
 
-void lose(Qp& qp, std::uint64_t at) noexcept {
+void lose_packet(Qp& qp, std::uint64_t at) noexcept {
   Faults& f = *context_of(qp.context).faults;
   HeldWr& held = first_held(qp);
   Loss& loss = held.loss;
@@ -143,13 +143,13 @@ void lose(Qp& qp, std::uint64_t at) noexcept {
   begin_try(loss, asks);
   // Those that are there already.
   for (std::uint32_t other = qp.sq_head + 1; other != qp.faults->posted && loss.silent; ++other)
-    follow(qp, other);
-  const Amount wasted = of_data ? in_vain(qp, *f.pace) : Amount{};
-  leave_in_vain(f, at, wasted.bytes);
+    expose_loss(qp, other);
+  const Amount wasted = of_data ? wasted_behind(qp, *f.pace) : Amount{};
+  charge_wasted(f, at, wasted.bytes);
   loss.again = 1 + wasted.packets + (asks && of_data ? 1 : 0);
 }
 
-void follow(Qp& qp, std::uint32_t position) noexcept {
+void expose_loss(Qp& qp, std::uint32_t position) noexcept {
   HeldWr& held = first_held(qp);
   Loss& loss = held.loss;
   const SendWr& wr = qp.sq[position & qp.sq_mask];
@@ -168,7 +168,7 @@ void follow(Qp& qp, std::uint32_t position) noexcept {
   loss.exhausted = false;
 }
 
-void go_back(Qp& qp) noexcept {
+void begin_retry(Qp& qp) noexcept {
   Loss& loss = first_held(qp).loss;
   FaultStatistics& statistics = context_of(qp.context).faults->statistics;
   if (loss.silent) ++statistics.loss_timeouts;

@@ -40,7 +40,7 @@ int append(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
 }
 
 /// Puts what the plain code has not sent yet out of its sight again.
-void take_back(Qp& qp) noexcept {
+void withdraw_unsent(Qp& qp) noexcept {
   unstall(qp);
   qp.sq_head = qp.sq_next;
 }
@@ -48,7 +48,7 @@ void take_back(Qp& qp) noexcept {
 /// As if no answer came to what was sent, nor to what would be sent now.
 void time_out(Qp& qp, std::uint64_t now) noexcept {
   QueueFaults& q = *qp.faults;
-  take_back(qp);
+  withdraw_unsent(qp);
   if (qp.waiting || q.posted == qp.sq_tail) return;
   if (qp.sq_tail == qp.sq_next) {  // the next is not sent yet
     const std::uint32_t slot = qp.sq_tail & qp.sq_mask;
@@ -57,7 +57,7 @@ void time_out(Qp& qp, std::uint64_t now) noexcept {
   ++context_of(qp.context).faults->statistics.timeouts;
   qp.sq_head = q.posted;  // all of it is flushed if that was the last time
   retry(qp, Nak::not_ready, 0);
-  if (qp.state != IBV_QPS_ERR) take_back(qp);
+  if (qp.state != IBV_QPS_ERR) withdraw_unsent(qp);
 }
 
 /// After the plain code has flushed what it sees: the rest.
@@ -100,12 +100,12 @@ int post_connected_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexc
   q.posted = qp.sq_head;
   for (std::uint32_t at = before; at != q.posted; ++at) decide(c, qp, at);
   qp.sq_head = sent;
-  for (std::uint32_t at = before; at != q.posted; ++at) follow(qp, at);
+  for (std::uint32_t at = before; at != q.posted; ++at) expose_loss(qp, at);
   list_busy(*c.faults, qp);
   return error;
 }
 
-void settle(Qp& qp, std::uint64_t now) noexcept {
+void sync_queue(Qp& qp, std::uint64_t now) noexcept {
   QueueFaults& q = *qp.faults;
   if (qp.state == IBV_QPS_ERR) return flush_held(qp);
   if (qp.peer->gone) {
@@ -114,10 +114,10 @@ void settle(Qp& qp, std::uint64_t now) noexcept {
     return pump(qp);
   }
   if (q.cut) time_out(qp, now);
-  if (!may_go(qp)) q.not_before = now;
+  if (!is_sendable(qp)) q.not_before = now;
 }
 
-bool may_go(const Qp& qp) noexcept {
+bool is_sendable(const Qp& qp) noexcept {
   const QueueFaults& q = *qp.faults;
   if (q.posted == qp.sq_head || qp.waiting || qp.state != IBV_QPS_RTS) return false;
   const std::uint32_t slot = qp.sq_head & qp.sq_mask;
@@ -126,16 +126,16 @@ bool may_go(const Qp& qp) noexcept {
   return !meets_fault(q.held[slot]) || qp.sq_tail == qp.sq_head;
 }
 
-void let_go(Qp& qp, std::uint64_t at) noexcept {
+void dispatch_next(Qp& qp, std::uint64_t at) noexcept {
   Context& c = context_of(qp.context);
   QueueFaults& q = *qp.faults;
   FaultStatistics& statistics = c.faults->statistics;
   HeldWr& held = q.held[qp.sq_head & qp.sq_mask];
   if (held.loss.happened) {
-    go_back(qp);
+    begin_retry(qp);
     q.not_before = std::max(q.not_before, at);  // those behind go after it
   }
-  if (held.loss.next != kNoLoss && !held.loss.exhausted) return lose(qp, at);
+  if (held.loss.next != kNoLoss && !held.loss.exhausted) return lose_packet(qp, at);
   held.loss.probability = 0;  // tries after this are for other reasons
   if (!meets_fault(held)) {
     ++qp.sq_head;
@@ -153,7 +153,7 @@ void let_go(Qp& qp, std::uint64_t at) noexcept {
   ++statistics.rnr;
   const QueuePairEntry& remote = qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
   retry(qp, Nak::rnr, remote.rnr_timer.load(std::memory_order_relaxed));
-  if (qp.state != IBV_QPS_ERR) take_back(qp);
+  if (qp.state != IBV_QPS_ERR) withdraw_unsent(qp);
 }
 
 }  // namespace spinwire::softverbs

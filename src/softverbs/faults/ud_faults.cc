@@ -61,7 +61,7 @@ void hold(Context& c, Qp& qp, const ibv_send_wr& wr, std::uint32_t length,
   held.delayed_until = when.now + when.delay;
   held.ready = held.delayed_until;
   if (when.overtakers != 0)
-    held.ready += static_cast<std::uint64_t>(f.plan.reorder_patience.count());
+    held.ready += static_cast<std::uint64_t>(f.plan.reorder_timeout.count());
   copy_payload(bytes_of(f, slot), wr);
   f.heap.push_back(slot);
   std::push_heap(f.heap.begin(), f.heap.end(), goes_later(f));
@@ -134,7 +134,7 @@ void send_held(Context& c) noexcept {
   overtake(f, held.qp, held.order);
 }
 
-void abandon(Faults& f, const Qp& qp) noexcept {
+void drop_held(Faults& f, const Qp& qp) noexcept {
   const auto lost = [&](std::uint32_t slot) {
     if (f.slots[slot].qp != &qp) return false;
     give_back(f, slot);

@@ -177,7 +177,7 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
   peer->gid = gid;
   peer->pid = parts->pid;
   peer->same_process = parts->pid == c.segment->pid;
-  peer->patience = c.datagram_patience;
+  peer->wait_budget = c.datagram_timeout;
   peer->out.in_flight = std::make_unique<InFlight[]>(kInFlight);
   c.peers.reserve(c.peers.size() + 1);
   if (!peer->same_process) watch_process(c, *peer);
@@ -278,7 +278,7 @@ void ring_doorbell(Peer& peer) noexcept {
   peer.segment->doorbell.store(1);
 }
 
-void peer_gone(Peer& peer) noexcept {
+void handle_peer_gone(Peer& peer) noexcept {
   if (peer.gone) return;
   peer.gone = true;  // from here on nothing more is sent
   peer.out.direct_limit = 0;
@@ -289,12 +289,12 @@ void peer_gone(Peer& peer) noexcept {
     if (qp->sq_tail == qp->sq_head) continue;
     stop_waiting(*qp);
     pump(*qp);  // what needs no peer, such as to be sure that it has left a window
-    if (qp->sq_tail != qp->sq_head && !qp->waiting) no_answer(*qp);
+    if (qp->sq_tail != qp->sq_head && !qp->waiting) handle_unreachable(*qp);
   }
   peer.out.in_flight_head = peer.out.in_flight_tail;
 }
 
-void forget_peer(Context& c, Peer& peer) noexcept {
+void detach_peer(Context& c, Peer& peer) noexcept {
   publish_held(c);
   if (peer.pidfd) {
     (void)epoll_ctl(c.liveness.get(), EPOLL_CTL_DEL, peer.pidfd.get(), nullptr);
@@ -304,8 +304,8 @@ void forget_peer(Context& c, Peer& peer) noexcept {
   for (std::uint32_t i = 0; i < c.pending.unacked; ++i) {
     if (c.unacked[i] == &peer) c.unacked[i] = c.unacked[--c.pending.unacked];
   }
-  for (std::uint32_t i = 0; i < c.pending.noted; ++i) {
-    if (c.noted[i] == &peer) c.noted[i] = c.noted[--c.pending.noted];
+  for (std::uint32_t i = 0; i < c.pending.acks_due; ++i) {
+    if (c.acks_due[i] == &peer) c.acks_due[i] = c.acks_due[--c.pending.acks_due];
   }
   for (MappedObject& object : peer.objects) {
     if (object.base != nullptr) munmap(object.base, object.size);

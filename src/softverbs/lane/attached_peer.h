@@ -15,13 +15,13 @@ Peer* attach_peer(Context& c, const ibv_gid& gid, std::string& why) noexcept;
 
 /// The peer died or closed: what it still acknowledged completes, and every queue pair with more
 /// outstanding fails.
-void peer_gone(Peer& peer) noexcept;
+void handle_peer_gone(Peer& peer) noexcept;
 
 /// Whether a process has ended, reaped or not. A system call or two.
 bool process_ended(std::uint32_t pid) noexcept;
 
 /// Unmaps and forgets a peer without users.
-void forget_peer(Context& c, Peer& peer) noexcept;
+void detach_peer(Context& c, Peer& peer) noexcept;
 
 /// Makes a lane of our directory known to the polls, linking it to its peer if that is attached.
 /// Null if memory ran out.

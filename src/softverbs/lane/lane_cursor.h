@@ -76,7 +76,7 @@ class ScatterCursor {
     std::byte* data;
     std::size_t length;
   };
-  Piece take(std::size_t n) noexcept {
+  Piece next(std::size_t n) noexcept {
     if (sge_ == end_) return {nullptr, 0};
     const std::size_t part = std::min<std::size_t>(n, sge_->length - used_);
     const Piece piece{pointer(sge_->addr) + used_, part};

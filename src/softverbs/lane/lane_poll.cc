@@ -27,7 +27,7 @@ inline bool fits(const Context& c, Qp& qp, const ReceiveWr& wr, std::uint32_t le
 
 /// One SEND in one line, for a receive of one element, completing to the polled queue. False if it
 /// is not that case.
-inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
+inline bool receive_one(const Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
   Qp* const qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
   if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq) [[unlikely]]
     return false;
@@ -57,8 +57,8 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
 /// with room, completing to the polled queue. The queue's state stays in registers meanwhile, and
 /// one compare tells that a line is the one expected; none is at the end of the lane's array.
 /// Answers how many were taken, up to `limit`; 0: not that case.
-[[gnu::noinline]] std::uint32_t take_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word,
-                                         std::uint32_t limit) noexcept {
+[[gnu::noinline]] std::uint32_t receive_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word,
+                                            std::uint32_t limit) noexcept {
   Qp* qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
   if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq ||
       qp->expected == kNeverExpected) [[unlikely]] {
@@ -101,30 +101,30 @@ inline bool take_alone(const Context& c, InLane& lane, Cq& cq, std::uint64_t wor
 /// takes in any case, into the ring: else completions of sends that fill every array would starve
 /// it. False: the lane has to wait for others to be read.
 inline bool drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
-  if (lane.told) [[unlikely]]
+  if (lane.run_reported) [[unlikely]]
     return true;
   std::uint32_t left = kPacketsPerTurn;
-  Direct direct = Direct::none;
+  DirectOutcome direct = DirectOutcome::none;
   do {
     std::uint32_t taken = 0;
     if (word_packet(word) >= Packet::datagram) {
-      taken = take_datagrams(c, lane, cq, word, left, direct);
-      if (direct != Direct::none) break;
+      taken = receive_datagrams(c, lane, cq, word, left, direct);
+      if (direct != DirectOutcome::none) break;
       advance(lane, taken);
-    } else if (left == kPacketsPerTurn && take_alone(c, lane, cq, word)) {
+    } else if (left == kPacketsPerTurn && receive_one(c, lane, cq, word)) {
       taken = 1;
     } else {
-      taken = take_run(c, lane, cq, word, left);
+      taken = receive_run(c, lane, cq, word, left);
     }
     if (taken == 0) [[unlikely]] {
-      take_packet(c, lane, word);
+      receive_packet(c, lane, word);
       taken = 1;
     }
     left -= std::min(left, taken);
     word = lane.next->word.load(std::memory_order_acquire);
   } while (word_mark(word) == lane.mark && left != 0 && cq.room != 0);
-  tell_head(lane);
-  return direct != Direct::later;
+  publish_head(lane);
+  return direct != DirectOutcome::full;
 }
 
 /// Moves older completions from the ring into the caller's array.
@@ -138,7 +138,7 @@ int pop(Context& c, Cq& cq, int entries, ibv_wc* wc) noexcept {
 }  // namespace
 
 /// Completes the packets of a record, the last of which is the only one that can be signaled. Not
-/// what was acknowledged already by take_naks, nor what is to be transmitted again.
+/// what was acknowledged already by apply_naks, nor what is to be transmitted again.
 static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
   if (qp.qp_num != run.qpn || qp.epoch != run.epoch ||
       static_cast<std::int32_t>(run.sq_end - qp.sq_tail) <= 0) [[unlikely]] {
@@ -155,7 +155,7 @@ static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noex
   out.acked = std::max(out.acked, head);
   out.limit = head + kLaneLines;
   if (refused) [[unlikely]]
-    take_naks(peer, head);
+    apply_naks(peer, head);
   if (peer.stalled != nullptr) [[unlikely]]
     resume_stalled(peer);
   Context& c = *peer.context;
@@ -163,7 +163,7 @@ static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noex
     const InFlight& run = out.in_flight[out.in_flight_head & (kInFlight - 1)];
     if (run.end > head) return;
     Qp* qp = c.queue_pairs[queue_pair_index(run.qpn)];
-    if (++out.in_flight_head == out.in_flight_tail) peer.run_of = nullptr;
+    if (++out.in_flight_head == out.in_flight_tail) peer.in_flight_owner = nullptr;
     if (qp == nullptr) [[unlikely]]
       continue;
     complete_run(*qp, run);
@@ -184,7 +184,7 @@ void acknowledge(Peer& peer) noexcept {
 
 /// Notes the acknowledgement that comes along with the packet that is next in the lane. The next
 /// poll applies it: an answer to this packet goes out first.
-static inline void note_ack(Peer& peer, const Line& line, std::uint64_t word) noexcept {
+static inline void record_ack(Peer& peer, const Line& line, std::uint64_t word) noexcept {
   OutLane& out = peer.out;
   if ((word_flags(word) & line_flag::kNoAck) != 0) [[unlikely]]
     return acknowledge(peer);
@@ -192,28 +192,28 @@ static inline void note_ack(Peer& peer, const Line& line, std::uint64_t word) no
   // Older than what was found in the lane itself, if it is ahead of all that was sent.
   if (news == 0 || out.acked + news > out.tail) return;
   out.acked += news;
-  if (peer.noted) return;
-  peer.noted = true;
+  if (peer.ack_due) return;
+  peer.ack_due = true;
   Context& c = *peer.context;
-  c.noted[c.pending.noted++] = &peer;
+  c.acks_due[c.pending.acks_due++] = &peer;
 }
 
 /// Applies what the packets of the poll before told.
-static inline void apply_noted(Context& c) noexcept {
+static inline void apply_acks(Context& c) noexcept {
   do {
-    Peer& peer = *c.noted[--c.pending.noted];
-    peer.noted = false;
+    Peer& peer = *c.acks_due[--c.pending.acks_due];
+    peer.ack_due = false;
     if (peer.out.acked > peer.out.head) acknowledge_until(peer, peer.out.acked, false);
-  } while (c.pending.noted != 0);
+  } while (c.pending.acks_due != 0);
 }
 
 /// Looks for acknowledgements in the lanes, and forgets the peers that owe none.
-__attribute__((noinline)) static void look_at_answers(Context& c) noexcept {
-  c.ack_patience = kAckPatience;
+__attribute__((noinline)) static void check_acknowledgements(Context& c) noexcept {
+  c.ack_countdown = kAckInterval;
   for (std::uint32_t i = 0; i < c.pending.unacked;) {
     Peer& peer = *c.unacked[i];
     acknowledge(peer);
-    if (peer.stalled != nullptr) c.ack_patience = 1;  // the next poll looks again
+    if (peer.stalled != nullptr) c.ack_countdown = 1;  // the next poll looks again
     // Nobody waits for an answer to a datagram, unless for the room that it takes.
     const bool awaited =
         peer.out.in_flight_head != peer.out.in_flight_tail || peer.stalled != nullptr;
@@ -237,9 +237,9 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   }
   cq.out = wc + got;
   cq.room = static_cast<std::uint32_t>(entries - got);
-  if (c.pending.noted != 0) apply_noted(c);
-  if (c.pending.unacked != 0 && --c.ack_patience <= 0) [[unlikely]]
-    look_at_answers(c);
+  if (c.pending.acks_due != 0) apply_acks(c);
+  if (c.pending.unacked != 0 && --c.ack_countdown <= 0) [[unlikely]]
+    check_acknowledgements(c);
   // Begins behind the lane that filled the caller's array last time, so that none starves.
   const std::uint32_t awake = c.awake_count;
   std::uint32_t turn = c.turn;
@@ -248,7 +248,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
     InLane& lane = *c.awake[turn++];
     const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
     if (word_mark(word) == lane.mark) {
-      if (lane.peer != nullptr && lane.peer->unacked) note_ack(*lane.peer, *lane.next, word);
+      if (lane.peer != nullptr && lane.peer->unacked) record_ack(*lane.peer, *lane.next, word);
       if (!drain(c, lane, cq, word)) [[unlikely]] {
         --turn;
         break;
@@ -260,7 +260,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   if (c.segment->doorbell.load(std::memory_order_relaxed) != 0) [[unlikely]]
     wake_lanes(c);
   if (c.pending.attention != 0) [[unlikely]]
-    attend(c);
+    run_timers(c);
   got = static_cast<int>(cq.out - wc);
   cq.room = 0;
   return got;
@@ -283,9 +283,9 @@ int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   if (c.segment->doorbell.load(std::memory_order_relaxed) == 0) [[likely]] {
     if (std::bit_cast<std::uint64_t>(c.pending) == 0) {
       if (!any_packet(c)) return 0;
-    } else if (c.pending.attention == 0 && c.pending.noted == 0 && c.ack_patience > 1 &&
+    } else if (c.pending.attention == 0 && c.pending.acks_due == 0 && c.ack_countdown > 1 &&
                !any_packet(c)) {
-      --c.ack_patience;
+      --c.ack_countdown;
       return 0;
     }
   }

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::uint32_t kNoLane = kMaxLanes;
 
-/// The lane in which the peer tells what it is at; kNoLane if it has none yet.
+/// The lane whose `busy` word the peer writes; kNoLane if it has none yet.
 std::uint32_t lane_of(const Context& c, const Peer& peer) noexcept {
   if (peer.in != nullptr) return peer.in->index;
   const std::uint32_t used = lanes_in_use(*c.segment);
@@ -23,34 +23,34 @@ std::uint32_t lane_of(const Context& c, const Peer& peer) noexcept {
 
 }  // namespace
 
-bool reach_all(const Context& c) noexcept { return c.one_thread || base::membarrier(); }
+bool fence_peers(const Context& c) noexcept { return c.one_thread || base::membarrier(); }
 
-BusyLane busy_now(const Context& c, const Peer& peer) noexcept {
+PendingAccess current_access(const Context& c, const Peer& peer) noexcept {
   const std::uint32_t lane = lane_of(c, peer);
   if (lane == kNoLane) return {lane, 0};
   return {lane, c.segment->lanes[lane].control.busy.load(std::memory_order_seq_cst)};
 }
 
-bool has_left(const Context& c, const Peer& peer, const BusyLane& noted) noexcept {
-  if ((noted.word & 1) == 0) return true;
-  const std::atomic<std::uint64_t>& busy = c.segment->lanes[noted.lane].control.busy;
+bool access_ended(const Context& c, const Peer& peer, const PendingAccess& recorded) noexcept {
+  if ((recorded.word & 1) == 0) return true;
+  const std::atomic<std::uint64_t>& busy = c.segment->lanes[recorded.lane].control.busy;
   for (int spins = 100; spins != 0 && !peer.gone; --spins) {
-    if (busy.load(std::memory_order_acquire) != noted.word) return true;
+    if (busy.load(std::memory_order_acquire) != recorded.word) return true;
   }
   return peer.gone;
 }
 
-bool nobody_in(const Context& c, Qp& qp) noexcept {
-  if (qp.within == Within::nobody) return true;
-  if (qp.within == Within::anybody) {
-    // From here on whoever was not busy sees the queue pair as it is now.
-    if (!reach_all(c)) return false;
-    qp.busy = busy_now(c, *qp.peer);
-    qp.within = Within::noted;
+bool accesses_drained(const Context& c, Qp& qp) noexcept {
+  if (qp.peer_access == PeerAccess::none) return true;
+  if (qp.peer_access == PeerAccess::possible) {
+    // A peer that was not busy sees the new state of the queue pair from here on.
+    if (!fence_peers(c)) return false;
+    qp.busy = current_access(c, *qp.peer);
+    qp.peer_access = PeerAccess::recorded;
   }
-  if (!has_left(c, *qp.peer, qp.busy)) return false;
+  if (!access_ended(c, *qp.peer, qp.busy)) return false;
   const bool served = (qp.entry->ident.load(std::memory_order_relaxed) & kServed) != 0;
-  qp.within = served ? Within::anybody : Within::nobody;
+  qp.peer_access = served ? PeerAccess::possible : PeerAccess::none;
   return true;
 }
 

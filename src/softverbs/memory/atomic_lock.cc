@@ -29,7 +29,7 @@ std::uint32_t start_time(std::uint32_t pid) noexcept {
   return at == nullptr ? 0 : static_cast<std::uint32_t>(std::strtoull(at, nullptr, 10));
 }
 
-/// Whether the process that took the lock is no more.
+/// Whether the process that holds the lock has ended.
 bool holder_dead(std::uint64_t holder) noexcept {
   const auto pid = static_cast<std::uint32_t>(holder);
   const auto started = static_cast<std::uint32_t>(holder >> 32);
@@ -58,7 +58,7 @@ std::uint64_t process_word(std::uint32_t pid) noexcept {
   return std::uint64_t{start_time(pid)} << 32 | pid;
 }
 
-bool take_lock(std::atomic<std::uint64_t>& lock, std::uint64_t self) noexcept {
+bool acquire_lock(std::atomic<std::uint64_t>& lock, std::uint64_t self) noexcept {
   constexpr int kSpins = 500;
   std::uint64_t holder = 0;
   for (int i = 0; i < kSpins; ++i) {
@@ -67,7 +67,7 @@ bool take_lock(std::atomic<std::uint64_t>& lock, std::uint64_t self) noexcept {
       return true;
     __builtin_ia32_pause();
   }
-  // Whoever finds it dead first gets the lock: a dead holder's word never comes back.
+  // Only one process can replace a dead holder's word, which never comes back.
   return holder != 0 && holder_dead(holder) &&
          lock.compare_exchange_strong(holder, self, std::memory_order_acquire);
 }

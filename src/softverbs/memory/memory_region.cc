@@ -17,8 +17,8 @@
 #include "softverbs/memory/access_tracking.h"
 
 namespace spinwire::softverbs {
-std::uint32_t take_slot(RegionSlots& regions) {
-  constexpr std::uint32_t kRest = 1024;  // so many registrations an entry rests before its next use
+std::uint32_t acquire_slot(RegionSlots& regions) {
+  constexpr std::uint32_t kRest = 1024;  // registrations before a released entry is used again
   const bool fresh = regions.slots.size() < kMaxRegions;
   if (regions.free == 0 || (fresh && regions.free < kRest)) {
     if (!fresh) return 0;
@@ -31,7 +31,7 @@ std::uint32_t take_slot(RegionSlots& regions) {
   return index;
 }
 
-void give_slot_back(RegionSlots& regions, std::uint32_t index) noexcept {
+void release_slot(RegionSlots& regions, std::uint32_t index) noexcept {
   regions.slots[index].next = 0;
   (regions.free == 0 ? regions.first_free : regions.slots[regions.last_free].next) = index;
   regions.last_free = index;
@@ -44,8 +44,8 @@ constexpr int kRegionAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
                               IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC |
                               IBV_ACCESS_MW_BIND | IBV_ACCESS_RELAXED_ORDERING;
 
-/// The object table's entry for a shared mapping of ours; kNoObject if the table is full, which
-/// only makes the region slower to reach.
+/// The object table's entry for one of our shared mappings. kNoObject if the table is full: peers
+/// then reach the region through the kernel.
 std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
   struct stat st {};
   if (fstat(ref.fd, &st) != 0) return kNoObject;
@@ -77,7 +77,7 @@ std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
 ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, int access) {
   auto mr = std::make_unique<Mr>();
   c.object_users.reserve(std::min<std::size_t>(c.object_users.size() + 1, kMaxObjects));
-  const std::uint32_t index = take_slot(c.regions);
+  const std::uint32_t index = acquire_slot(c.regions);
   if (index == 0) {
     errno = ENOMEM;
     return nullptr;
@@ -114,9 +114,9 @@ ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, i
   return mr.release();
 }
 
-/// Notes which peers are in the midst of an access, those included whose lanes we have not opened
-/// yet. A peer of this very thread is never in one. May throw std::bad_alloc.
-void note_busy(Context& c, Mr& mr) {
+/// Records the accesses in progress, of all lanes, opened or not. Peers of this thread have none.
+/// May throw std::bad_alloc.
+void record_accesses(Context& c, Mr& mr) {
   const std::uint32_t used = lanes_in_use(*c.segment);
   for (std::uint32_t lane = 0; lane < used; ++lane) {
     const std::uint64_t word = c.segment->lanes[lane].control.busy.load(std::memory_order_acquire);
@@ -124,17 +124,16 @@ void note_busy(Context& c, Mr& mr) {
   }
 }
 
-/// Whether every peer that was noted has left that access since; it may be in another by now.
-/// Bounded to microseconds: neither a stopped peer nor a long copy must stop us, the caller comes
-/// back.
-bool busy_left(Context& c, Mr& mr) noexcept {
+/// Whether all recorded accesses have ended. Spins for microseconds at most, since a peer may be
+/// stopped or copy for long: if false, call again later.
+bool accesses_ended(Context& c, Mr& mr) noexcept {
   int spins = 1000;  // for all lanes together
   while (!mr.busy.empty()) {
-    const BusyLane& noted = mr.busy.back();
-    const std::atomic<std::uint64_t>& word = c.segment->lanes[noted.lane].control.busy;
-    const InLane* known = c.lanes[noted.lane].get();
+    const PendingAccess& recorded = mr.busy.back();
+    const std::atomic<std::uint64_t>& word = c.segment->lanes[recorded.lane].control.busy;
+    const InLane* known = c.lanes[recorded.lane].get();
     const bool gone = known != nullptr && known->peer != nullptr && known->peer->gone;
-    while (!gone && word.load(std::memory_order_acquire) == noted.word) {
+    while (!gone && word.load(std::memory_order_acquire) == recorded.word) {
       if (spins-- == 0) return false;
     }
     mr.busy.pop_back();
@@ -165,30 +164,30 @@ ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexce
 int dereg_mr(ibv_mr* base) noexcept {
   Mr* mr = static_cast<Mr*>(base);
   Context& c = context_of(mr->context);
-  // A forked child has the segment in common with its parent, who still uses the key.
+  // A forked child shares the segment with its parent, which still uses the key.
   if (c.segment->pid != static_cast<std::uint32_t>(getpid())) return EPERM;
   if (c.regions.slots[mr->index].windows != 0) return EBUSY;
   RegionEntry& region = c.segment->regions[mr->index];
   if (!mr->dead) {
     region.key.store(0, std::memory_order_release);
     ++c.region_epoch;
-    if (!reach_all(c)) return EBUSY;
-    // From here on whoever was not busy sees the dead key.
+    if (!fence_peers(c)) return EBUSY;
+    // Peers that were not busy see the invalid key from here on.
     try {
-      note_busy(c, *mr);
+      record_accesses(c, *mr);
     } catch (const std::bad_alloc&) {
       mr->busy.clear();
       return EBUSY;
     }
     mr->dead = true;
   }
-  if (!busy_left(c, *mr)) return EBUSY;
+  if (!accesses_ended(c, *mr)) return EBUSY;
   if (region.object != kNoObject && --c.object_users[region.object] == 0) {
     ObjectEntry& object = c.segment->objects[region.object];
     object.fd = -1;
     object.size = 0;
   }
-  give_slot_back(c.regions, mr->index);
+  release_slot(c.regions, mr->index);
   --static_cast<Pd*>(mr->pd)->users;
   --c.objects_open;
   delete mr;
@@ -197,12 +196,12 @@ int dereg_mr(ibv_mr* base) noexcept {
 
 namespace {
 
-/// What a peer may write while we look.
+/// Reads a word that a peer may write meanwhile.
 std::uint64_t read_once(const std::uint64_t& word) noexcept {
   return *static_cast<const volatile std::uint64_t*>(&word);
 }
 
-/// Else its owner could take the pages away under our access.
+/// Otherwise its owner could remove the pages during our access.
 bool never_shrinks(const base::UniqueFd& fd) noexcept {
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
@@ -244,8 +243,8 @@ const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t gen
   return index < kMaxObjects ? map_object(peer, index, generation) : nullptr;
 }
 
-/// Whether the key is one of a window for queue pair `qpn`. A window's owner looks at what we are
-/// at without a barrier that reaches over to us, so there is one here, before the key is looked at.
+/// Whether the key belongs to a window for queue pair `qpn`. The window's owner issues no barrier
+/// in our thread, so this one issues it before it reads the key.
 [[gnu::noinline]] static bool enter_window(Peer& peer, const RegionEntry& region, std::uint32_t key,
                                            std::uint32_t qpn) noexcept {
   if (region.pd != window_scope(qpn)) return false;
@@ -275,7 +274,7 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
 
 namespace {
 
-/// Says what the kernel's refusal means, as a completion's status cannot.
+/// Logs the cause of the kernel's refusal, which a completion's status cannot name.
 void explain_refusal(const Peer& peer, int error) noexcept {
   if (error != EPERM) return;
   base::log(LogLevel::warning,
@@ -285,12 +284,12 @@ void explain_refusal(const Peer& peer, int error) noexcept {
             peer.pid);
 }
 
-/// Memory that we cannot map: the kernel copies. Its own access check guards it. False and errno.
+/// Copies memory that we cannot map, through the kernel and its access checks. False and errno.
 bool copy_by_kernel(const Peer& peer, std::uint64_t address, const ibv_sge* sges,
                     std::uint32_t count, std::size_t length, Copy direction) noexcept {
   ScatterCursor local(sges, count);
   while (length != 0) {
-    const ScatterCursor::Piece piece = local.take(length);
+    const ScatterCursor::Piece piece = local.next(length);
     if (piece.length == 0) return errno = EINVAL, false;
     iovec here{piece.data, piece.length};
     iovec there{pointer(address), piece.length};
@@ -317,7 +316,7 @@ bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std
   std::byte* there = remote.data;
   ScatterCursor local(sges, count);
   while (length != 0) {
-    const ScatterCursor::Piece piece = local.take(length);
+    const ScatterCursor::Piece piece = local.next(length);
     if (piece.length == 0) return errno = EINVAL, false;
     // Both ends may be the same memory (a context connected to itself): memmove.
     if (direction == Copy::to_peer) {

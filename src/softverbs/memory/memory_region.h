@@ -10,15 +10,15 @@ namespace spinwire::softverbs {
 
 /// libibverbs calls: null and errno, or an errno value. Set-up.
 ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexcept;
-/// The key dies at once; EBUSY while a peer is in the midst of an access (call again). EBUSY and
-/// nothing changed while windows are bound to the region.
+/// Invalidates the key at once. EBUSY while a peer's access is in progress: call again. EBUSY and
+/// no change while windows are bound to the region.
 int dereg_mr(ibv_mr* mr) noexcept;
 
 /// An entry of the region table; 0 if all are in use. May throw std::bad_alloc.
-std::uint32_t take_slot(RegionSlots& regions);
-void give_slot_back(RegionSlots& regions, std::uint32_t index) noexcept;
+std::uint32_t acquire_slot(RegionSlots& regions);
+void release_slot(RegionSlots& regions, std::uint32_t index) noexcept;
 
-/// Whether `sge` lies within a living registration of `pd` (or a window, if that is the
+/// Whether `sge` lies within a valid registration of `pd` (or a window, if that is the
 /// window_scope of its queue pair) with the rights asked. Hot.
 inline bool local_allows(const Segment& segment, std::uint64_t pd, const ibv_sge& sge,
                          std::uint32_t access) noexcept {
@@ -35,7 +35,7 @@ inline bool lies_in(const KnownRegion& known, const ibv_sge& sge) noexcept {
          sge.addr - known.begin <= known.size - sge.length;
 }
 
-/// The same for one element, remembering the registration. Hot.
+/// local_allows() for one element, remembering the registration. Hot.
 inline bool allows_again(const Context& c, const Pd& pd, KnownRegion& known, const ibv_sge& sge,
                          std::uint32_t access) noexcept {
   if (known.epoch == c.region_epoch && lies_in(known, sge)) [[likely]]
@@ -76,8 +76,7 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
 /// if it cannot be. Hot after that.
 const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept;
 
-/// Mark the initiator busy with plain stores; the revoker's membarrier makes up for the fence that
-/// is missing here.
+/// Mark the initiator busy with plain stores; the revoker's membarrier replaces a fence here.
 inline void begin_access(Peer& peer) noexcept {
   peer.out.control->busy.store(++peer.out.busy, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);

@@ -16,7 +16,7 @@ namespace {
 constexpr std::uint32_t kConsumerBits = 0xff;
 constexpr unsigned kWindowAccess =
     IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
-constexpr Nanoseconds kBusyPatience = std::chrono::microseconds(1);
+constexpr Nanoseconds kAccessRetryDelay = std::chrono::microseconds(1);
 
 constexpr bool same_window(std::uint32_t key, std::uint32_t other) noexcept {
   return ((key ^ other) & ~kConsumerBits) == 0;
@@ -29,13 +29,13 @@ Mw* window_at(Context& c, std::uint32_t key) noexcept {
 
 ibv_mw* make_window(Context& c, Pd& pd) {
   auto mw = std::make_unique<Mw>();
-  const std::uint32_t index = take_slot(c.regions);
+  const std::uint32_t index = acquire_slot(c.regions);
   if (index == 0) {
     errno = ENOMEM;
     return nullptr;
   }
   RegionSlots::Slot& slot = c.regions.slots[index];
-  // Any key of the generations under the same high bits may have been used.
+  // The consumer may have used every key with the same high bits.
   slot.generation = ((slot.generation | kConsumerBits) + 1) & kGenerationMask;
   slot.window = mw.get();
   mw->context = &c.verbs;
@@ -48,29 +48,29 @@ ibv_mw* make_window(Context& c, Pd& pd) {
   return mw.release();
 }
 
-/// Makes the window's key invalid and notes what its peer is at. The peer that finds the key alive
-/// has marked itself busy before, with a barrier between: none is needed that reaches over to it.
-void kill(Context& c, Mw& mw) noexcept {
+/// Invalidates the window's key and records the peer's access. A peer marks itself busy and issues
+/// a barrier before it reads the key, so no barrier in the peer's thread is needed.
+void invalidate_key(Context& c, Mw& mw) noexcept {
   c.segment->regions[mw.index].key.exchange(0, std::memory_order_seq_cst);
-  mw.busy = busy_now(c, *mw.qp->peer);
-  mw.dying = true;
+  mw.busy = current_access(c, *mw.qp->peer);
+  mw.invalidated = true;
 }
 
-/// Whether the peer can no longer be inside an access through the window.
-bool peer_left(const Context& c, const Mw& mw) noexcept {
-  return has_left(c, *mw.qp->peer, mw.busy);
+/// Whether the peer's access through the window has ended.
+bool peer_finished(const Context& c, const Mw& mw) noexcept {
+  return access_ended(c, *mw.qp->peer, mw.busy);
 }
 
-/// The window is free: to be bound again.
-void set_free(Context& c, Mw& mw) noexcept {
+/// Makes the window free to be bound again.
+void unbind(Context& c, Mw& mw) noexcept {
   --mw.qp->windows;
   --c.regions.slots[mw.region].windows;
   mw.qp = nullptr;
-  mw.dying = false;
+  mw.invalidated = false;
 }
 
 /// The window that `key` names, if work requests of `qp` may invalidate it: bound to it, or free.
-Mw* window_of(Context& c, const Qp& qp, std::uint32_t key) noexcept {
+Mw* find_owned_window(Context& c, const Qp& qp, std::uint32_t key) noexcept {
   Mw* mw = window_at(c, key);
   if (mw == nullptr || mw->key != key || mw->pd != qp.pd) return nullptr;
   return mw->qp == nullptr || mw->qp == &qp ? mw : nullptr;
@@ -132,14 +132,14 @@ int dealloc_mw(ibv_mw* base) noexcept {
   // A forked child has the segment in common with its parent, who still uses the key.
   if (c.segment->pid != static_cast<std::uint32_t>(getpid())) return EPERM;
   if (mw->qp != nullptr) {
-    if (!mw->dying) kill(c, *mw);
-    if (!peer_left(c, *mw)) return EBUSY;
-    set_free(c, *mw);
+    if (!mw->invalidated) invalidate_key(c, *mw);
+    if (!peer_finished(c, *mw)) return EBUSY;
+    unbind(c, *mw);
   }
   RegionSlots::Slot& slot = c.regions.slots[mw->index];
   slot.window = nullptr;
   slot.generation |= kConsumerBits;
-  give_slot_back(c.regions, mw->index);
+  release_slot(c.regions, mw->index);
   --static_cast<Pd*>(mw->pd)->users;
   --c.objects_open;
   delete mw;
@@ -149,7 +149,7 @@ int dealloc_mw(ibv_mw* base) noexcept {
 int keep_bind(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   const ibv_mw* mw = wr.bind_mw.mw;
   const ibv_mw_bind_info& info = wr.bind_mw.bind_info;
-  // An address within the window would not tell where it is: zero-based windows are not had.
+  // Zero-based windows are not supported.
   if (mw == nullptr || mw->context != qp.context || !same_window(mw->rkey, wr.bind_mw.rkey) ||
       (info.mw_access_flags & ~kWindowAccess) != 0)
     return EINVAL;
@@ -168,28 +168,28 @@ bool run_local(Qp& qp, const SendWr& wr) noexcept {
     fail_oldest(qp, IBV_WC_MW_BIND_ERR);
     return false;
   }
-  Mw* mw = window_of(c, qp, wr.imm);
+  Mw* mw = find_owned_window(c, qp, wr.imm);
   if (mw == nullptr) {
     fail_oldest(qp, IBV_WC_LOC_QP_OP_ERR);
     return false;
   }
   if (mw->qp == nullptr) return true;
-  if (!mw->dying) kill(c, *mw);
-  if (!peer_left(c, *mw)) {
-    wait_until(qp, kBusyPatience);
+  if (!mw->invalidated) invalidate_key(c, *mw);
+  if (!peer_finished(c, *mw)) {
+    wait_until(qp, kAccessRetryDelay);
     return false;
   }
-  set_free(c, *mw);
+  unbind(c, *mw);
   return true;
 }
 
 bool invalidate_for_peer(Qp& qp, std::uint32_t key) noexcept {
   Context& c = context_of(qp.context);
-  Mw* mw = window_of(c, qp, key);
+  Mw* mw = find_owned_window(c, qp, key);
   if (mw == nullptr) return false;
   if (mw->qp == nullptr) return true;
   c.segment->regions[mw->index].key.store(0, std::memory_order_release);
-  set_free(c, *mw);
+  unbind(c, *mw);
   return true;
 }
 

@@ -12,25 +12,25 @@ namespace spinwire::softverbs {
 /// consumer's.
 struct Mw : ibv_mw {
   std::uint32_t index = 0;   ///< of the region table
-  std::uint32_t key = 0;     ///< the last that it was bound under
+  std::uint32_t key = 0;     ///< the key of the last binding
   std::uint32_t region = 0;  ///< index of the region that it is bound to
   Qp* qp = nullptr;          ///< bound to this one; null: free
-  bool dying = false;        ///< bound no more, but its peer may be at it still
-  BusyLane busy{};           ///< then: what the peer was at
+  bool invalidated = false;  ///< the key is invalid, but an access may be in progress
+  PendingAccess busy{};      ///< that access
 };
 
 /// libibverbs calls: null and errno, or an errno value. Set-up.
 ibv_mw* alloc_mw(ibv_pd* pd, ibv_mw_type type) noexcept;
-/// A bound window's key dies at once; EBUSY while its peer is in the midst of an access (call
-/// again).
+/// Invalidates a bound window's key at once. EBUSY while its peer's access is in progress: call
+/// again.
 int dealloc_mw(ibv_mw* mw) noexcept;
 
-/// Checks IBV_WR_BIND_MW and keeps what it says; 0 or an errno value.
+/// Checks and stores the operands of IBV_WR_BIND_MW; 0 or an errno value.
 int keep_bind(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept;
 /// Runs IBV_WR_BIND_MW or IBV_WR_LOCAL_INV; false if it did not succeed (yet).
 bool run_local(Qp& qp, const SendWr& wr) noexcept;
-/// The peer of `qp` gives a window up with a message, behind all that it did through it. False if
-/// `key` is none of a window that it could use.
+/// Invalidates a window for the peer of `qp` (SEND with invalidate). False if `key` is not of a
+/// window that the peer could use.
 bool invalidate_for_peer(Qp& qp, std::uint32_t key) noexcept;
 
 }  // namespace spinwire::softverbs

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint32_t kAtomicBytes = 8;
 /// Until the next try for a lock that is held: long against the time that a living holder needs.
-constexpr Nanoseconds kLockPatience = std::chrono::microseconds(50);
+constexpr Nanoseconds kLockRetryDelay = std::chrono::microseconds(50);
 
 constexpr bool is_atomic(std::uint8_t opcode) noexcept {
   return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
@@ -47,7 +47,7 @@ Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
                       std::uint64_t& old) noexcept {
   std::atomic<std::uint64_t>* const lock = lock_of(peer, wr.remote_address);
   if (lock == nullptr) return Reached::failed;
-  if (!take_lock(*lock, peer.context->process)) return Reached::contended;
+  if (!acquire_lock(*lock, peer.context->process)) return Reached::contended;
   std::uint64_t fresh = 0;
   const ibv_sge to{reinterpret_cast<std::uint64_t>(&old), kAtomicBytes, 0};
   const ibv_sge from{reinterpret_cast<std::uint64_t>(&fresh), kAtomicBytes, 0};
@@ -82,7 +82,7 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
   const auto* from = reinterpret_cast<const std::byte*>(&old);
   ScatterCursor to(sges, wr.sge_count);
   for (std::size_t left = kAtomicBytes; left != 0;) {
-    const ScatterCursor::Piece piece = to.take(left);
+    const ScatterCursor::Piece piece = to.next(left);
     std::copy_n(from, piece.length, piece.data);
     from += piece.length;
     left -= piece.length;
@@ -109,7 +109,7 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
 
 /// A responder's queue pair fails with the request that it refuses. Here it is not asked: it learns
 /// of it at its next poll.
-void tell_refusal(const Qp& qp, Nak reason) noexcept {
+void report_refusal(const Qp& qp, Nak reason) noexcept {
   Segment& there = *qp.peer->segment;
   there.queue_pairs[queue_pair_index(qp.dest_qpn)].violation.store(
       violation_word(qp.dest_qpn, qp.qp_num, reason), std::memory_order_release);
@@ -118,14 +118,14 @@ void tell_refusal(const Qp& qp, Nak reason) noexcept {
 }
 
 /// Ends or puts off a work request that did not succeed.
-[[gnu::noinline]] void give_up(Qp& qp, Reached reached) noexcept {
+[[gnu::noinline]] void handle_failure(Qp& qp, Reached reached) noexcept {
   switch (reached) {
     case Reached::not_ready:
       return retry(qp, Nak::not_ready, 0);
     case Reached::contended:
-      return wait_until(qp, kLockPatience);
+      return wait_until(qp, kLockRetryDelay);
     case Reached::refused:
-      tell_refusal(qp, Nak::access);
+      report_refusal(qp, Nak::access);
       return fail_oldest(qp, IBV_WC_REM_ACCESS_ERR);
     default:
       return fail_oldest(qp, IBV_WC_REM_OP_ERR);
@@ -141,7 +141,7 @@ ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcep
 
 [[gnu::noinline]] bool run_atomic(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   if (const ibv_wc_status status = check(qp, wr, sges); status != IBV_WC_SUCCESS) {
-    if (status == IBV_WC_REM_INV_REQ_ERR) tell_refusal(qp, Nak::invalid_request);
+    if (status == IBV_WC_REM_INV_REQ_ERR) report_refusal(qp, Nak::invalid_request);
     fail_oldest(qp, status);
     return false;
   }
@@ -151,7 +151,7 @@ ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcep
   Reached reached = find(qp, wr, IBV_ACCESS_REMOTE_ATOMIC, bytes);
   if (reached == Reached::done) reached = change(peer, wr, sges, bytes);
   end_access(peer);
-  if (reached != Reached::done) give_up(qp, reached);
+  if (reached != Reached::done) handle_failure(qp, reached);
   return reached == Reached::done;
 }
 
@@ -176,7 +176,7 @@ bool run_one_sided(Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   }
   end_access(peer);
   if (reached != Reached::done) [[unlikely]] {
-    give_up(qp, reached);
+    handle_failure(qp, reached);
     return false;
   }
   return true;

@@ -29,7 +29,7 @@ void answer_nak(InLane& lane, Qp* qp, Nak reason) noexcept {
   }
   lane.control->last_nak.store(lane.head + 1, std::memory_order_release);
   // The sender knows of all that is more than a lane behind. Direct datagrams always tell how far.
-  lane.silent_until = lane.head + 1 + kLaneLines;
+  lane.no_ack_until = lane.head + 1 + kLaneLines;
   if (lane.peer != nullptr) lane.peer->out.direct_limit = 0;
 }
 
@@ -65,7 +65,7 @@ Fetched fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count,
                                 part.length, part.key, 0, 0);
     ok = bytes.kind != RemoteBytes::Kind::refused;
     while (ok && part.length != 0) {
-      const ScatterCursor::Piece piece = to.take(part.length);
+      const ScatterCursor::Piece piece = to.next(part.length);
       const ibv_sge here{reinterpret_cast<std::uint64_t>(piece.data),
                          static_cast<std::uint32_t>(piece.length), 0};
       ok = piece.length != 0 && copy_remote(peer, bytes, &here, 1, piece.length, Copy::from_peer);
@@ -139,7 +139,7 @@ bool fetched(InLane& lane, Qp& qp, LaneCursor& from, std::uint32_t bytes,
 }
 
 /// SEND into the next posted receive. False if it was not taken.
-bool take_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
+bool receive_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const std::uint32_t slot = qp.receives->head & qp.receives->mask;
   const ReceiveWr& wr = qp.receives->ring[slot];
   const ibv_sge* sges = qp.receives->elements(wr);
@@ -161,7 +161,7 @@ bool take_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
     if (!fetched(lane, qp, cursor, a.bytes, to)) return false;
   } else {
     for (std::uint32_t left = length; left != 0;) {
-      const ScatterCursor::Piece piece = to.take(left);
+      const ScatterCursor::Piece piece = to.next(left);
       cursor.read(piece.data, piece.length);
       left -= static_cast<std::uint32_t>(piece.length);
     }
@@ -177,7 +177,7 @@ bool take_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
 
 /// WRITE with immediate: the data goes where the sender said, a posted receive tells of it. It runs
 /// here, in order with the messages before it. False if it was not taken.
-bool take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
+bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const Context& c = context_of(qp.context);
   LaneCursor cursor(lane.lines, a.position);
   if (a.bytes < sizeof(ibv_sge)) [[unlikely]] {
@@ -211,15 +211,15 @@ bool take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
 
 }  // namespace
 
-/// Any packet that take_run left alone.
-[[gnu::noinline]] void take_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
+/// Any packet that receive_run left alone.
+[[gnu::noinline]] void receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
   Line* line = lane.next;
   const std::uint32_t qpn = word_qpn(word);
   const std::uint32_t bytes = line->length;
   // Whatever the sender says, the next packet lies within the lane.
   const std::uint32_t lines = std::min(lines_for(bytes), kLaneLines);
   if (word_packet(word) >= Packet::datagram) {
-    take_datagram(c, lane, word, bytes);
+    receive_datagram(c, lane, word, bytes);
     return advance(lane, lines);
   }
   Qp* qp = c.queue_pairs[queue_pair_index(qpn)];
@@ -229,13 +229,13 @@ bool take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   } else if ((word & kExpectedMask) != qp->expected) [[unlikely]] {
     // Behind a packet that was not taken: the sender comes back to that one first.
     if (!qp->nak_given) answer_nak(lane, qp, Nak::not_ready);
-  } else if (qp->receives->count() == 0 && !take_from_limit(*qp)) [[unlikely]] {
+  } else if (qp->receives->count() == 0 && !claim_reserve(*qp)) [[unlikely]] {
     answer_nak(lane, qp, Nak::rnr);
   } else {
     qp->nak_given = false;
     const Arrival a{line, lane.head, word_packet(word), word_flags(word), bytes, lines};
     const bool taken =
-        a.packet == Packet::write_imm ? take_write(lane, *qp, a) : take_send(lane, *qp, a);
+        a.packet == Packet::write_imm ? receive_write(lane, *qp, a) : receive_send(lane, *qp, a);
     if (taken) {
       expect(*qp, next_word(word));
       if ((a.flags & line_flag::kSolicited) != 0) ++static_cast<Cq*>(qp->recv_cq)->solicited;
@@ -244,9 +244,9 @@ bool take_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   advance(lane, lines);
 }
 
-std::uint32_t refuse_lane(InLane& lane) noexcept {
+std::uint32_t discard_lane(InLane& lane) noexcept {
   std::uint32_t datagrams = 0;
-  if (lane.told) return 0;
+  if (lane.run_reported) return 0;
   for (std::uint32_t left = kLaneLines; left != 0; --left) {
     const std::uint64_t word = lane.next->word.load(std::memory_order_acquire);
     if (word_mark(word) != lane.mark) break;
@@ -258,7 +258,7 @@ std::uint32_t refuse_lane(InLane& lane) noexcept {
     }
     advance(lane, lines);
   }
-  tell_head(lane);
+  publish_head(lane);
   return datagrams;
 }
 

@@ -141,22 +141,23 @@ void resume_stalled(Peer& peer) noexcept {
   }
 }
 
-void no_longer_served(Qp& qp) noexcept {
+void stop_serving(Qp& qp) noexcept {
   std::atomic<std::uint64_t>& ident = qp.entry->ident;
   const std::uint64_t before = ident.load(std::memory_order_relaxed);
   if ((before & kServed) == 0) return;
   ident.store(before & ~kServed, std::memory_order_release);
-  if (qp.within == Within::noted) qp.within = Within::anybody;  // that was noted too early
+  if (qp.peer_access == PeerAccess::recorded)
+    qp.peer_access = PeerAccess::possible;  // that was noted too early
 }
 
 void enter_error(Qp& qp) noexcept {
   stop_waiting(qp);
-  forget_datagrams(qp);
+  drop_waiting(qp);
   const bool first = qp.state != IBV_QPS_ERR;
   qp.state = IBV_QPS_ERR;
   qp.open = false;
   qp.expected = kNeverExpected;
-  no_longer_served(qp);
+  stop_serving(qp);
   ++qp.epoch;
   Cq& send = *static_cast<Cq*>(qp.send_cq);
   while (qp.sq_tail != qp.sq_head) {
@@ -208,7 +209,7 @@ void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
   }
 }
 
-void no_answer(Qp& qp) noexcept {
+void handle_unreachable(Qp& qp) noexcept {
   const bool patient = context_of(qp.context).driving == Driving::by_poll && qp.attr.timeout != 0;
   if (!patient) return fail_oldest(qp, IBV_WC_RETRY_EXC_ERR);
   retry(qp, Nak::not_ready, 0);
@@ -217,7 +218,7 @@ void no_answer(Qp& qp) noexcept {
 namespace {
 
 /// Brings one queue pair in line with what its remote end took and did not take.
-void take_nak(Qp& qp, std::uint64_t head) noexcept {
+void apply_nak(Qp& qp, std::uint64_t head) noexcept {
   if (qp.sq_tail == qp.sq_next) return;  // nothing in flight
   const QueuePairEntry& remote = qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
   const std::uint64_t ident = remote.ident.load(std::memory_order_acquire);
@@ -230,28 +231,28 @@ void take_nak(Qp& qp, std::uint64_t head) noexcept {
   // The entry may have been used again meanwhile.
   known = known && remote.ident.load(std::memory_order_acquire) >> 8 == ours >> 8;
   Nak reason = Nak::not_ready;
-  bool told = false;
+  bool answered = false;
   if (known) {
     while (qp.sq_tail != qp.sq_next && psn_diff(oldest_psn(qp), expected) < 0) {
       complete_oldest(qp);
     }
-    told = serial != qp.naks_handled;
-    if (told) reason = answer;
+    answered = serial != qp.naks_handled;
+    if (answered) reason = answer;
     qp.naks_handled = serial;
   }
   if (qp.sq_tail == qp.sq_next) return;
   // Consumed but not taken, or told so: it has to be transmitted again.
-  if (told || qp.sq[qp.sq_tail & qp.sq_mask].lane_end <= head)
+  if (answered || qp.sq[qp.sq_tail & qp.sq_mask].lane_end <= head)
     retry(qp, reason, remote.rnr_timer.load(std::memory_order_relaxed));
 }
 
 }  // namespace
 
-void take_naks(Peer& peer, std::uint64_t head) noexcept {
-  for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) take_nak(*qp, head);
+void apply_naks(Peer& peer, std::uint64_t head) noexcept {
+  for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) apply_nak(*qp, head);
 }
 
-void attend(Context& c) noexcept {
+void run_timers(Context& c) noexcept {
   if (c.driving == Driving::by_poll && c.self_control-- == 0) {
     constexpr std::uint32_t kPollsPerControl = 1024;
     c.self_control = kPollsPerControl;

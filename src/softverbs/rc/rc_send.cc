@@ -108,9 +108,9 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
 inline void note_in_flight(Qp& qp, Peer& peer, std::uint64_t end, std::uint32_t sq_end,
                            bool signaled) noexcept {
   OutLane& out = peer.out;
-  if (peer.run_of != &qp) ++out.in_flight_tail;
+  if (peer.in_flight_owner != &qp) ++out.in_flight_tail;
   out.in_flight[(out.in_flight_tail - 1) & (kInFlight - 1)] = {end, qp.qp_num, sq_end, qp.epoch};
-  peer.run_of = signaled ? nullptr : &qp;
+  peer.in_flight_owner = signaled ? nullptr : &qp;
 }
 
 /// Puts the packet's first line's word in place: from here on the receiver sees the packet.
@@ -139,8 +139,8 @@ bool room_for(Qp& qp, std::uint32_t lines) noexcept {
     return true;
   out.limit = out.tail;
   out.direct_limit = 0;
-  watch_answers(*qp.peer);             // not so yet if datagrams alone have the room
-  qp.peer->context->ack_patience = 1;  // the next poll looks
+  watch_answers(*qp.peer);              // not so yet if datagrams alone have the room
+  qp.peer->context->ack_countdown = 1;  // the next poll looks
   stall(qp);
   return false;
 }
@@ -200,7 +200,7 @@ inline bool is_simple(const ibv_send_wr& wr) noexcept {
   SendWr* const sq = qp.sq.get();
   const std::uint32_t sq_mask = qp.sq_mask;
   std::uint32_t sq_head = qp.sq_head;
-  std::uint32_t noted = sq_head;
+  std::uint32_t recorded = sq_head;
   const std::uint64_t begin = out.tail;
   const std::uint64_t room = qp.sq_depth - (sq_head - qp.sq_reclaimed);
   const std::uint64_t end =
@@ -237,11 +237,11 @@ inline bool is_simple(const ibv_send_wr& wr) noexcept {
     name = (name + (std::uint64_t{1} << 24)) & kExpectedMask;  // the PSN wraps within 24 bits
     if ((flags & IBV_SEND_SIGNALED) != 0) {
       note_in_flight(qp, peer, position, sq_head, true);
-      noted = sq_head;
+      recorded = sq_head;
     }
   }
   if (position == begin) return wr;
-  if (noted != sq_head) note_in_flight(qp, peer, position, sq_head, false);
+  if (recorded != sq_head) note_in_flight(qp, peer, position, sq_head, false);
   out.tail = position;
   qp.next_psn = static_cast<std::uint32_t>(name >> 24);
   qp.sq_head = qp.sq_next = sq_head;
@@ -312,7 +312,7 @@ void pump(Qp& qp) noexcept {
     SendWr& wr = qp.sq[slot];
     const ibv_sge* sges = elements(qp, wr);
     if (qp.peer->gone && !is_local(wr.opcode)) [[unlikely]] {
-      if (qp.sq_next == qp.sq_tail) no_answer(qp);
+      if (qp.sq_next == qp.sq_tail) handle_unreachable(qp);
       return;
     }
     if (is_packet(wr.opcode)) {

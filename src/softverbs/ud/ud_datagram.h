@@ -1,5 +1,5 @@
-// Unreliable datagrams: posted straight into the lane to their receiver. While that is full they
-// wait in the send queue, as long as the receiver is worth it, and are dropped then.
+// Unreliable datagrams. Posting writes them into the lane to their receiver. While the lane is full
+// they wait in the send queue, until a timeout drops them.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -13,19 +13,18 @@ namespace spinwire::softverbs {
 /// The longest datagram: the port's MTU.
 inline constexpr std::uint32_t kDatagramBytes = 4096;
 
-/// Lines of a lane that datagrams leave alone, so that connected messages, which wait for room,
-/// find some whatever datagrams are about: an eighth holds the largest of their packets. What is
-/// left takes three of the longest datagrams.
+/// Lines of a lane that are reserved for connected messages: an eighth, which holds their largest
+/// packet. The rest holds three datagrams of maximum length.
 inline constexpr std::uint32_t kConnectedLines = kLaneLines / 8;
 
 /// Version 6 in the first word of a route header, host order.
 inline constexpr std::uint32_t kRouteVersion = 6u << 28;
 
-/// The hop limit that need not be told.
+/// The hop limit that a plain datagram has.
 inline constexpr std::uint8_t kUsualHops = 255;
 
-/// What does not fit into the words of a datagram's line; before the payload, and only if there is
-/// something in it.
+/// Fields that do not fit into the words of a datagram's line. They precede the payload, and only
+/// if they differ from those of a plain datagram.
 struct DatagramPrefix {
   std::uint32_t imm;                 ///< network order, as the work request has it
   std::uint32_t version_class_flow;  ///< of the route header, network order
@@ -34,7 +33,7 @@ struct DatagramPrefix {
 };
 static_assert(sizeof(DatagramPrefix) == 12);
 
-/// Where a datagram goes and what it carries, out of a work request or the send queue.
+/// A datagram's destination and contents, from a work request or from the send queue.
 struct Outgoing {
   Peer* peer;
   const ibv_sge* sges;
@@ -70,62 +69,61 @@ inline Outgoing outgoing(const Qp& qp, const ibv_send_wr& wr, std::uint32_t leng
           (wr.send_flags & IBV_SEND_SOLICITED) != 0};
 }
 
-/// What there is beside the verbs.
+/// The device's calls for direct datagrams.
 const base::DirectDatagrams& direct_datagrams() noexcept;
 
 /// post_send of a datagram queue pair. Hot.
 int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
-/// What all plain datagrams of a lane have in front of them, but for the length.
+/// The route header of all plain datagrams of a lane, without the length.
 ibv_grh plain_route(const ibv_gid& from, const ibv_gid& to) noexcept;
-/// In front of a plain one of so many bytes. Cold.
+/// The route header of a plain datagram of `length` bytes. Cold.
 ibv_grh route_header(const InLane& lane, std::uint32_t length) noexcept;
 
-/// What is wrong with a datagram that its sender can tell.
+/// The error that the sender can find in a datagram; success if none.
 ibv_wc_status check_datagram(Qp& qp, const ibv_sge* sges, std::uint32_t count, std::uint64_t length,
                              bool in_line) noexcept;
-/// Into the lane, whole. False if there is no room.
+/// Writes a datagram into the lane. False if there is no room.
 bool transmit_datagram(Qp& qp, const Outgoing& datagram) noexcept;
-/// A send that failed here: the send queue stops, as the specification has it for datagrams (SQE),
-/// while receiving goes on.
+/// Completes a send with an error and moves the queue pair to SQE: the send queue stops, receiving
+/// goes on.
 void fail_datagram(Qp& qp, std::uint64_t wr_id, ibv_wc_status status) noexcept;
 void drop_datagram(Context& c, Drop reason) noexcept;
 
-// The send queue of those that wait. Cold.
-/// Puts a work request of `length` bytes at its end, or flushes it.
-void keep_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept;
-/// Sends what has found room, drops what has waited for too long.
+// The send queue of waiting datagrams. Cold.
+/// Appends a work request of `length` bytes, or flushes it.
+void queue_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept;
+/// Sends the datagrams that have room, and drops those that waited for too long.
 void pump_datagrams(Qp& qp) noexcept;
-/// Before the queue is flushed: lets go of the receivers.
-void forget_datagrams(Qp& qp) noexcept;
+/// Releases the receivers' peers before the queue is flushed.
+void drop_waiting(Qp& qp) noexcept;
 
 // For ud_faults.cc. Cold.
 /// post_datagrams, with hold_datagram() in the place of the lane.
 int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
-/// What becomes of a short datagram that is next in a lane, and what is behind it there.
-enum class Direct : std::uint8_t {
-  none,   ///< it takes a receive, as any other
-  told,   ///< it is in one of its queue pair's runs: the lane goes on when that was given back
-  later,  ///< the queue pair has as many runs as there may be
+/// How a short datagram at the head of a lane is received.
+enum class DirectOutcome : std::uint8_t {
+  none,      ///< into a receive, as any other datagram
+  reported,  ///< in a run: the lane continues when the run is released
+  full,      ///< not yet: the queue pair has the maximum number of runs
 };
-/// Receives a run of plain datagrams like the one with this word that is next in the lane, up to
-/// `limit`, each in one line, completing to the polled queue; answers how many. The queue's state
-/// stays in registers meanwhile, and one compare tells that a line is like the one before. 0: not
-/// that case, or `direct` says more. Hot.
-std::uint32_t take_datagrams(const Context& c, InLane& lane, Cq& cq, std::uint64_t word,
-                             std::uint32_t limit, Direct& direct) noexcept;
+/// Receives a run of plain datagrams of one line each that have the same word as the first, up to
+/// `limit`, completing to the polled queue. Returns how many. 0: the datagram is of another kind,
+/// or `direct` tells. The queue's state stays in registers. Hot.
+std::uint32_t receive_datagrams(const Context& c, InLane& lane, Cq& cq, std::uint64_t word,
+                                std::uint32_t limit, DirectOutcome& direct) noexcept;
 // In ud_direct.cc.
-/// Lets peers see what was sent directly.
+/// Publishes direct datagrams.
 void publish_held(Context& c) noexcept;
-/// Of a queue pair with runs, whose completion queue is polled; the other checks of
-/// take_datagrams() are done. A run is `limit` datagrams at most. Hot.
-Direct tell_of_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
-                   std::uint32_t limit) noexcept;
-/// The queue pair ends.
-void forget_runs(Context& c, const Qp& qp) noexcept;
-/// Receives or drops the datagram of so many bytes that is next in the lane. Hot.
-void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
-                   std::uint32_t bytes) noexcept;
+/// Reports a run of at most `limit` datagrams to a queue pair that reads them in place. The other
+/// checks of receive_datagrams() are done. Hot.
+DirectOutcome report_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
+                         std::uint32_t limit) noexcept;
+/// Releases the runs of a queue pair that is destroyed.
+void release_runs(Context& c, const Qp& qp) noexcept;
+/// Receives or drops the next datagram in the lane, of `bytes` bytes. Hot.
+void receive_datagram(Context& c, const InLane& lane, std::uint64_t word,
+                      std::uint32_t bytes) noexcept;
 
 }  // namespace spinwire::softverbs

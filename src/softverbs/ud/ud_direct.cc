@@ -30,8 +30,8 @@ void hold(ibv_ah* base, Line& line, std::uint64_t word) noexcept {
   Context& c = *peer.context;
   peer.out.held = &line;
   peer.out.held_word = word;
-  if (peer.holds) return;
-  peer.holds = true;
+  if (peer.has_held_line) return;
+  peer.has_held_line = true;
   peer.next_held = c.held_first;
   c.held_first = &peer;
 }
@@ -39,57 +39,59 @@ void hold(ibv_ah* base, Line& line, std::uint64_t word) noexcept {
 void publish(ibv_qp* base) noexcept { publish_held(context_of(base->context)); }
 
 /// Sets DirectLane::direct_limit, if nothing stands in the way.
-base::Sent send_after_looking(const base::DirectEnd& by, const base::DatagramAddress& to,
-                              std::uint64_t low, std::uint64_t high, const std::byte* payload,
-                              std::uint64_t length) noexcept {
+base::Sent send_checked(const base::DirectEnd& by, const base::DatagramAddress& to,
+                        std::uint64_t low, std::uint64_t high, const std::byte* payload,
+                        std::uint64_t length) noexcept {
   Peer& peer = *static_cast<const Ah*>(to.ah)->peer;
   OutLane& out = peer.out;
   const InLane* const in = peer.in;
-  if (to.lane != &out || !by.sender->straight || peer.gone || peer.datagrams_waiting != 0 ||
-      in == nullptr || in->head < in->silent_until || peer.context->faults != nullptr) {
-    return base::Sent::no;
+  if (to.lane != &out || !by.sender->sends_at_once || peer.gone || peer.datagrams_waiting != 0 ||
+      in == nullptr || in->head < in->no_ack_until || peer.context->faults != nullptr) {
+    return base::Sent::refused;
   }
   acknowledge(peer);
-  if (out.tail + kConnectedLines >= out.limit) return base::Sent::no;
+  if (out.tail + kConnectedLines >= out.limit) return base::Sent::refused;
   out.direct_limit = out.limit - kConnectedLines;
   out.ack_on_top = in->head << 48;
   return base::send(by, to, low, high, payload, length);
 }
 
-void receive_by(ibv_qp* base, DirectRuns* runs) noexcept { static_cast<Qp*>(base)->direct = runs; }
+void receive_runs(ibv_qp* base, DirectRuns* runs) noexcept {
+  static_cast<Qp*>(base)->direct = runs;
+}
 
 void write_route(ibv_qp* base, const DirectRun& run, std::uint32_t length, std::byte* to) noexcept {
   const ibv_grh grh = route_header(*context_of(base->context).lanes[run.lane], length);
   std::memcpy(to, &grh, sizeof grh);
 }
 
-void give_back(ibv_qp* base, const DirectRun& run, std::uint32_t count) noexcept {
+void release_run(ibv_qp* base, const DirectRun& run, std::uint32_t count) noexcept {
   InLane& lane = *context_of(base->context).lanes[run.lane];
-  lane.told = false;
+  lane.run_reported = false;
   advance(lane, count);
-  tell_head(lane);
+  publish_head(lane);
 }
 
 }  // namespace
 
 const base::DirectDatagrams& direct_datagrams() noexcept {
-  static constexpr base::DirectDatagrams calls{
-      sender, lane, send_after_looking, hold, publish, receive_by, give_back, write_route};
+  static constexpr base::DirectDatagrams calls{sender,  lane,         send_checked, hold,
+                                               publish, receive_runs, release_run,  write_route};
   return calls;
 }
 
 void publish_held(Context& c) noexcept {
   while (c.held_first != nullptr) {
     Peer& peer = *std::exchange(c.held_first, c.held_first->next_held);
-    peer.holds = false;
+    peer.has_held_line = false;
     if (peer.out.held == nullptr) continue;
     publish_line(peer);
     wake_if_asleep(peer);
   }
 }
 
-Direct tell_of_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
-                   std::uint32_t limit) noexcept {
+DirectOutcome report_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
+                         std::uint32_t limit) noexcept {
   DirectRuns& runs = *qp.direct;
   DirectRun& run = runs.runs[runs.count];
   run.first = lane.next;
@@ -101,20 +103,20 @@ Direct tell_of_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
   std::uint64_t length = 0;
   // With no room, what is there already fills the array, and who knows for how long.
   if (cq.room == 0 || !run.has(*lane.next, length)) [[unlikely]]
-    return Direct::none;
+    return DirectOutcome::none;
   if (runs.count == DirectRuns::kMost) [[unlikely]]
-    return Direct::later;
+    return DirectOutcome::full;
   if (runs.count++ == 0)
     CompletionHead{IBV_WC_RECV, qp.qp_num, 0}.fill(*completion_slot(cq), runs.wr_id, 0);
-  lane.told = true;
-  return Direct::told;
+  lane.run_reported = true;
+  return DirectOutcome::reported;
 }
 
-void forget_runs(Context& c, const Qp& qp) noexcept {
+void release_runs(Context& c, const Qp& qp) noexcept {
   if (qp.direct == nullptr) return;
   for (std::uint32_t i = 0; i < qp.direct->count; ++i) {
     if (InLane* const lane = c.lanes[qp.direct->runs[i].lane].get(); lane != nullptr)
-      lane->told = false;
+      lane->run_reported = false;
   }
 }
 

@@ -80,14 +80,14 @@ void scatter(const ibv_grh& grh, LaneCursor& from, std::uint32_t length, const i
   ScatterCursor to(sges, count);
   const auto* header = reinterpret_cast<const std::byte*>(&grh);
   for (std::size_t left = sizeof grh; left != 0;) {
-    const ScatterCursor::Piece piece = to.take(left);
+    const ScatterCursor::Piece piece = to.next(left);
     if (piece.data == nullptr) return;
     std::memcpy(piece.data, header, piece.length);
     header += piece.length;
     left -= piece.length;
   }
   for (std::size_t left = length; left != 0;) {
-    const ScatterCursor::Piece piece = to.take(left);
+    const ScatterCursor::Piece piece = to.next(left);
     from.read(piece.data, piece.length);
     left -= piece.length;
   }
@@ -126,14 +126,14 @@ class RouteCopier {
   std::uint32_t bytes_ = ~0u;
 };
 
-void take(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
-          std::uint32_t bytes) noexcept {
+void deliver(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
+             std::uint32_t bytes) noexcept {
   Datagram datagram;
   LaneCursor cursor(lane.lines, lane.head);
   if (!read_prefix(cursor, word, bytes, datagram)) [[unlikely]]
     return drop_datagram(c, Drop::malformed);
   ReceiveQueue& receives = *qp.receives;
-  if (receives.count() == 0 && !take_from_limit(qp)) [[unlikely]]
+  if (receives.count() == 0 && !claim_reserve(qp)) [[unlikely]]
     return drop_datagram(c, Drop::no_receive);
   const ReceiveWr& wr = receives.ring[receives.head & receives.mask];
   const ibv_sge* const sges = receives.elements(wr);
@@ -174,8 +174,8 @@ ibv_grh route_header(const InLane& lane, std::uint32_t length) noexcept {
   return grh;
 }
 
-void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
-                   std::uint32_t bytes) noexcept {
+void receive_datagram(Context& c, const InLane& lane, std::uint64_t word,
+                      std::uint32_t bytes) noexcept {
   const std::uint32_t qpn = word_qpn(word);
   Qp* const qp = c.queue_pairs[queue_pair_index(qpn)];
   if (qp == nullptr || qp->qp_num != qpn || qp->qp_type != IBV_QPT_UD || !receives_in(qp->state))
@@ -184,11 +184,11 @@ void take_datagram(Context& c, const InLane& lane, std::uint64_t word,
   }
   if (lane.next->imm != qp->attr.qkey) [[unlikely]]
     return drop_datagram(c, Drop::wrong_key);
-  take(c, lane, *qp, word, bytes);
+  deliver(c, lane, *qp, word, bytes);
 }
 
-std::uint32_t take_datagrams(const Context& c, InLane& lane, Cq& cq, std::uint64_t word,
-                             std::uint32_t limit, Direct& direct) noexcept {
+std::uint32_t receive_datagrams(const Context& c, InLane& lane, Cq& cq, std::uint64_t word,
+                                std::uint32_t limit, DirectOutcome& direct) noexcept {
   constexpr std::uint64_t kSpecial = line_flag::kPrefixed | line_flag::kSolicited;
   const std::uint32_t qpn = word_qpn(word);
   Qp* const qp = c.queue_pairs[queue_pair_index(qpn)];
@@ -198,8 +198,8 @@ std::uint32_t take_datagrams(const Context& c, InLane& lane, Cq& cq, std::uint64
     return 0;
   }
   if (qp->direct != nullptr) {
-    direct = tell_of_run(lane, *qp, cq, word, limit);
-    if (direct != Direct::none) return 0;
+    direct = report_run(lane, *qp, cq, word, limit);
+    if (direct != DirectOutcome::none) return 0;
   }
   ReceiveQueue& receives = *qp->receives;
   const CompletionHead success{IBV_WC_RECV, qpn, word_psn(word), 0, IBV_WC_GRH};

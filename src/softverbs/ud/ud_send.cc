@@ -122,9 +122,8 @@ bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
 using Carry = bool (*)(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
                        ibv_wc_status& status) noexcept;
 
-[[gnu::always_inline]] inline bool carry_at_once(Qp& qp, const ibv_send_wr&,
-                                                 const Outgoing& datagram,
-                                                 ibv_wc_status&) noexcept {
+[[gnu::always_inline]] inline bool carry_direct(Qp& qp, const ibv_send_wr&,
+                                                const Outgoing& datagram, ibv_wc_status&) noexcept {
   // Where others wait for room it waits behind them, however little it needs.
   return datagram.peer->datagrams_waiting == 0 && transmit(qp, datagram);
 }
@@ -196,8 +195,8 @@ int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
   if (const int error = check(qp, wr, length); error != 0) [[unlikely]]
     return error;
   const auto bytes = static_cast<std::uint32_t>(length);
-  if (!qp.straight) [[unlikely]]
-    return keep_datagram(qp, wr, length), 0;
+  if (!qp.sends_at_once) [[unlikely]]
+    return queue_datagram(qp, wr, length), 0;
   const auto count = static_cast<std::uint32_t>(wr.num_sge);
   ibv_wc_status status =
       check_contents(qp, wr.sg_list, count, length, (wr.send_flags & IBV_SEND_INLINE) != 0);
@@ -206,7 +205,7 @@ int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
     return fail_datagram(qp, wr.wr_id, status), 0;
   }
   if (!carry(qp, wr, outgoing(qp, wr, bytes), status)) [[unlikely]]
-    return keep_datagram(qp, wr, length), 0;
+    return queue_datagram(qp, wr, length), 0;
   ++qp.sq_head;
   if (status != IBV_WC_SUCCESS) [[unlikely]]
     return fail_datagram(qp, wr.wr_id, status), 0;
@@ -230,7 +229,7 @@ bool transmit_datagram(Qp& qp, const Outgoing& datagram) noexcept { return trans
 void fail_datagram(Qp& qp, std::uint64_t wr_id, ibv_wc_status status) noexcept {
   push_error(*static_cast<Cq*>(qp.send_cq), qp, wr_id, status, IBV_WC_SEND);
   qp.state = IBV_QPS_SQE;
-  qp.straight = false;
+  qp.sends_at_once = false;
   qp.sq_reclaimed = qp.sq_next = qp.sq_tail = qp.sq_head;
 }
 
@@ -240,14 +239,14 @@ void drop_datagram(Context& c, Drop reason) noexcept {
 
 template <Carry carry>
 static int post_all(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
-  int error =
-      qp.straight || qp.state == IBV_QPS_RTS || qp.state == IBV_QPS_SQE || qp.state == IBV_QPS_ERR
-          ? 0
-          : EINVAL;
+  int error = qp.sends_at_once || qp.state == IBV_QPS_RTS || qp.state == IBV_QPS_SQE ||
+                      qp.state == IBV_QPS_ERR
+                  ? 0
+                  : EINVAL;
   while (wr != nullptr && error == 0) {
-    if constexpr (carry == carry_at_once) {
+    if constexpr (carry == carry_direct) {
       const ibv_send_wr* const first = wr;
-      if (qp.straight) wr = post_run(qp, wr);
+      if (qp.sends_at_once) wr = post_run(qp, wr);
       if (wr != first) continue;
     }
     error = post_one<carry>(qp, *wr);
@@ -255,13 +254,13 @@ static int post_all(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   }
   if (error != 0) [[unlikely]]
     *bad = wr;
-  if (qp.straight) [[likely]]
+  if (qp.sends_at_once) [[likely]]
     qp.sq_next = qp.sq_tail = qp.sq_head;  // nothing is outstanding
   return error;
 }
 
 int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
-  return post_all<carry_at_once>(qp, wr, bad);
+  return post_all<carry_direct>(qp, wr, bad);
 }
 
 int post_datagrams_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {

@@ -22,7 +22,7 @@ namespace spinwire::softverbs {
 namespace {
 
 /// Until the next look for room.
-constexpr Nanoseconds kLook = std::chrono::microseconds(1);
+constexpr Nanoseconds kRoomRetryDelay = std::chrono::microseconds(1);
 
 /// The work request's bytes, if they are inline, or where they are.
 void keep_elements(Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
@@ -75,26 +75,26 @@ Outgoing outgoing(const Qp& qp, const SendWr& kept) noexcept {
           (kept.flags & IBV_SEND_SOLICITED) != 0};
 }
 
-void take_turn(Context& c, Peer& peer, const Qp& qp, std::uint64_t now) noexcept {
-  const std::uint64_t most = c.datagram_patience;
+void begin_turn(Context& c, Peer& peer, const Qp& qp, std::uint64_t now) noexcept {
+  const std::uint64_t most = c.datagram_timeout;
   const std::uint64_t consumed =
-      std::min<std::uint64_t>(peer.out.head - peer.patience_head, kLaneLines);
-  peer.patience = std::min(most, peer.patience + consumed * (most / kLaneLines));
-  peer.patience_head = peer.out.head;
+      std::min<std::uint64_t>(peer.out.head - peer.budget_head, kLaneLines);
+  peer.wait_budget = std::min(most, peer.wait_budget + consumed * (most / kLaneLines));
+  peer.budget_head = peer.out.head;
   peer.turn_began = now;
   peer.datagram_turn = &qp;
 }
 
 /// The next has its turn now: one whose datagrams are short would find room before any other.
 void end_turn(Peer& peer, std::uint64_t now) noexcept {
-  peer.patience -= std::min(peer.patience, now - peer.turn_began);
+  peer.wait_budget -= std::min(peer.wait_budget, now - peer.turn_began);
   const Qp* next = std::exchange(peer.datagram_next, nullptr);
   peer.datagram_turn = nullptr;
-  if (next != nullptr) take_turn(*peer.context, peer, *next, now);
+  if (next != nullptr) begin_turn(*peer.context, peer, *next, now);
 }
 
 /// It went out, was dropped, or is flushed.
-void let_go(Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
+void release_waiting(Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
   Peer& peer = *kept.receiver;
   if (peer.datagram_next == &qp) peer.datagram_next = nullptr;
   if (peer.datagram_turn == &qp) end_turn(peer, now);
@@ -109,7 +109,7 @@ ibv_wc_status check(Qp& qp, const SendWr& kept) noexcept {
 }
 
 /// Sends or drops a datagram that waits; false if it has to wait on.
-bool leaves(Context& c, Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
+bool send_or_drop(Context& c, Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
   Peer& peer = *kept.receiver;
   if (peer.datagram_turn != nullptr && peer.datagram_turn != &qp) {
     if (peer.datagram_next == nullptr) peer.datagram_next = &qp;
@@ -120,17 +120,17 @@ bool leaves(Context& c, Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
   if (transmit_datagram(qp, outgoing(qp, kept))) {
     qp.next_psn = psn_add(qp.next_psn, 1);
   } else {
-    if (peer.datagram_turn == nullptr) take_turn(c, peer, qp, now);
-    if (now - peer.turn_began < peer.patience) return false;
+    if (peer.datagram_turn == nullptr) begin_turn(c, peer, qp, now);
+    if (now - peer.turn_began < peer.wait_budget) return false;
     drop_datagram(c, Drop::no_room);
   }
-  let_go(qp, kept, now);
+  release_waiting(qp, kept, now);
   return true;
 }
 
 /// A work request that cannot be carried out ends those behind it, too.
 void fail_oldest_datagram(Qp& qp, ibv_wc_status status) noexcept {
-  forget_datagrams(qp);
+  drop_waiting(qp);
   const std::uint32_t first = qp.sq_tail;
   const std::uint32_t end = qp.sq_head;
   fail_datagram(qp, qp.sq[first & qp.sq_mask].wr_id, status);
@@ -142,7 +142,7 @@ void fail_oldest_datagram(Qp& qp, ibv_wc_status status) noexcept {
 
 /// One look at all that wait, oldest first; none to a receiver that has no room for one before it.
 /// False if the queue pair failed.
-bool look_at_all(Context& c, Qp& qp) noexcept {
+bool send_waiting(Context& c, Qp& qp) noexcept {
   const std::uint64_t now = c.clock.now();
   ++c.datagram_pass;
   for (std::uint32_t i = qp.sq_tail; i != qp.sq_head; ++i) {
@@ -155,7 +155,7 @@ bool look_at_all(Context& c, Qp& qp) noexcept {
     }
     if (kept.receiver != nullptr && kept.receiver->full_in_pass != c.datagram_pass) {
       Peer& peer = *kept.receiver;
-      if (!leaves(c, qp, kept, now)) peer.full_in_pass = c.datagram_pass;
+      if (!send_or_drop(c, qp, kept, now)) peer.full_in_pass = c.datagram_pass;
     }
     if (kept.receiver == nullptr && i == qp.sq_tail) complete_oldest(qp);
   }
@@ -165,19 +165,19 @@ bool look_at_all(Context& c, Qp& qp) noexcept {
 }  // namespace
 
 void pump_datagrams(Qp& qp) noexcept {
-  if (!look_at_all(context_of(qp.context), qp)) return;
+  if (!send_waiting(context_of(qp.context), qp)) return;
   qp.sq_next = qp.sq_tail;
-  qp.straight = qp.sq_tail == qp.sq_head;
-  if (qp.straight) {
+  qp.sends_at_once = qp.sq_tail == qp.sq_head;
+  if (qp.sends_at_once) {
     stop_waiting(qp);
   } else {
-    wait_until(qp, kLook);
+    wait_until(qp, kRoomRetryDelay);
   }
 }
 
-void keep_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept {
+void queue_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept {
   SendWr& kept = qp.sq[qp.sq_head & qp.sq_mask];
-  const bool alone = qp.straight;
+  const bool alone = qp.sends_at_once;
   if (alone) qp.sq_next = qp.sq_tail = qp.sq_head;
   ++qp.sq_head;
   if (qp.state != IBV_QPS_RTS) {
@@ -185,7 +185,7 @@ void keep_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept
     push_error(*static_cast<Cq*>(qp.send_cq), qp, wr.wr_id, IBV_WC_WR_FLUSH_ERR, IBV_WC_SEND);
     return;
   }
-  qp.straight = false;
+  qp.sends_at_once = false;
   kept.wr_id = wr.wr_id;
   kept.set_kind(static_cast<std::uint32_t>(std::min<std::uint64_t>(length, UINT32_MAX)), wr.opcode,
                 wr.send_flags | qp.signal_all, 0);
@@ -199,18 +199,18 @@ void keep_datagram(Qp& qp, const ibv_send_wr& wr, std::uint64_t length) noexcept
     pump_datagrams(qp);
   } else if (nobody_waits) {
     Context& c = context_of(qp.context);
-    (void)leaves(c, qp, kept, c.clock.now());
+    (void)send_or_drop(c, qp, kept, c.clock.now());
   }
 }
 
-void forget_datagrams(Qp& qp) noexcept {
-  qp.straight = false;
+void drop_waiting(Qp& qp) noexcept {
+  qp.sends_at_once = false;
   if (qp.qp_type != IBV_QPT_UD || qp.sq_tail == qp.sq_head) return;
   stop_waiting(qp);
   const std::uint64_t now = context_of(qp.context).clock.now();
   for (std::uint32_t i = qp.sq_tail; i != qp.sq_head; ++i) {
     SendWr& kept = qp.sq[i & qp.sq_mask];
-    if (kept.receiver != nullptr) let_go(qp, kept, now);
+    if (kept.receiver != nullptr) release_waiting(qp, kept, now);
   }
 }
 
