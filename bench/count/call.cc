@@ -44,8 +44,8 @@ int main(int argc, char** argv) {
   Caller caller;  // outlives the engines
   Config config = bench::hot_path_config();
   config.rpc.backlog = 64;
-  if (verbs) config.rpc.datagrams = RpcDatagrams::verbs;
-  config.rpc.target_delay = std::chrono::seconds(1);  // whatever is slow here is no network
+  if (verbs) config.rpc.direct_datagrams = DirectDatagrams::off;
+  config.rpc.target_rtt = std::chrono::seconds(1);  // whatever is slow here is no network
   Engine server = bench::open_engine(config);
   Engine client = bench::open_engine(config);
   const Listener listener = bench::must(server.listen("127.0.0.1:0", {}));

@@ -15,8 +15,8 @@ Config config_for(std::size_t bytes) {
   const std::size_t room = bytes + (4u << 20);  // whole chunks, with the block's own words
   c.memory.send_bytes = 2 * room;
   c.memory.lease_bytes = room;
-  c.memory.large_bytes = 4 * room;
-  c.connections.message_bytes = static_cast<std::uint32_t>(bytes);
+  c.memory.rendezvous_bytes = 4 * room;
+  c.connections.max_message_bytes = static_cast<std::uint32_t>(bytes);
   c.connections.maximum = 16;
   return c;
 }

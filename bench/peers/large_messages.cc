@@ -11,8 +11,8 @@ namespace {
 Config config_for(std::size_t bytes) {
   Config c;
   const std::size_t room = bytes + (4u << 20);  // whole chunks, with the block's own words
-  c.memory.send_bytes = c.memory.lease_bytes = c.memory.large_bytes = room;
-  c.connections.message_bytes = static_cast<std::uint32_t>(bytes);
+  c.memory.send_bytes = c.memory.lease_bytes = c.memory.rendezvous_bytes = room;
+  c.connections.max_message_bytes = static_cast<std::uint32_t>(bytes);
   c.connections.maximum = 16;
   return c;
 }

@@ -131,7 +131,7 @@ class Offer {
   [[nodiscard]] std::optional<std::uint32_t> immediate() const noexcept { return immediate_; }
   /// Names where the message shall arrive: the first size() bytes of `to`, a part of a buffer or of
   /// registered memory, which are undefined until on_message tells of it. False, and no change, if
-  /// `to` is shorter or empty. Else it arrives in a block of the pool memory.large_bytes.
+  /// `to` is shorter or empty. Else it arrives in a block of the pool memory.rendezvous_bytes.
   bool place(const BufferSlice& to) noexcept {
     if (!to || to.size() < size_) return false;
     to_ = to;
@@ -422,7 +422,7 @@ class SPINWIRE_API Connection {
   [[nodiscard]] ConnectionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == ConnectionState::ready; }
   /// Longest message that send(), or on a raw connection send_raw(), accepts: the smaller of both
-  /// ends' connections.message_bytes, or of their eager_bytes if the peer may not read here (see
+  /// ends' connections.max_message_bytes, or of their eager_bytes if the peer may not read here (see
   /// ConnectionSettings::access). 0 unless ready.
   [[nodiscard]] std::size_t max_message() const noexcept;
   /// Zeroes for a stale handle. Set-up.

@@ -23,13 +23,13 @@ class EngineCore;
 /// What of a lease an owner has refused; the Status beside it says what kind of error that is.
 enum class LeaseRefusal : std::uint8_t {
   none = 0,
-  too_long,    ///< more bytes than leases.bytes there (Status::limit)
-  misaligned,  ///< no power of two, or above leases.alignment there (limit)
+  too_long,    ///< more bytes than leases.max_bytes there (Status::limit)
+  misaligned,  ///< no power of two, or above leases.max_alignment there (limit)
   too_many,    ///< leases.count there is reached (limit)
   too_much,    ///< leases.total_bytes there is reached (limit)
   no_room,     ///< its pool memory.lease_bytes, its keys or its records are used up (no_buffer)
   no_right,    ///< none of the rights asked for may be given (remote_access)
-  bad_time,    ///< longer than leases.longest there, or nothing (limit)
+  bad_time,    ///< longer than leases.max_duration there, or nothing (limit)
   over,        ///< the lease has ended (lease_expired)
   unwanted,    ///< its application did not take what was leased to it (refused)
   closing,     ///< it closes the connection (flushed)

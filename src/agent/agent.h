@@ -158,7 +158,7 @@ void grant_more(EngineContext& ctx, Agent& a) noexcept;
 Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
                Nanoseconds patience = {}) noexcept;
 /// Gives an agent without a queue pair its attributes.
-inline void set_attributes(Agent& a, const Attributes& attributes) noexcept {
+inline void set_attributes(Agent& a, const config::ConnectionAttributes& attributes) noexcept {
   a.attributes = attributes;
   a.send_queue.inline_bytes = attributes.queue_pair.inline_bytes;
 }

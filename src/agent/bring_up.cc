@@ -108,10 +108,11 @@ Result<void> bring_through_cm(const EngineContext& ctx, const Agent& a, ibv_qp_s
 }
 
 bool receives_refused(EngineContext& ctx, Agent& a, int error) noexcept {
-  return set_up_failed(ctx, a,
-                       {Status::system, "post receives to a queue pair",
-                        "ibv_post_recv: errno " + std::to_string(error),
-                        "set queues.shared_receives = \"auto\", or report this as a defect"});
+  return set_up_failed(
+      ctx, a,
+      {Status::system, "post receives to a queue pair",
+       "ibv_post_recv: errno " + std::to_string(error),
+       "set queues.shared_receive_queue = \"automatic\", or report this as a defect"});
 }
 
 bool step_up(EngineContext& ctx, Agent& a) noexcept {
@@ -177,7 +178,7 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   info.max_rd_atomic = a.attributes.queue_pair.rd_atomic;
   info.raw = a.raw != nullptr;
   if (info.raw) return info;
-  info.max_message = ctx.config.connections.message_bytes;
+  info.max_message = ctx.config.connections.max_message_bytes;
   info.eager_bytes = ctx.config.connections.eager_bytes;
   info.credits = a.credit.granted;
   info.control_address = reinterpret_cast<std::uint64_t>(a.credit.cell);
@@ -215,7 +216,7 @@ Result<void> take_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer) {
   a.send_queue.max_eager = std::min(peer.eager_bytes, ctx.config.connections.eager_bytes);
   // A long message is READ by the peer, which it must have the right to.
   a.max_message = allows(a.attributes.access, Access::remote_read)
-                      ? std::min(peer.max_message, ctx.config.connections.message_bytes)
+                      ? std::min(peer.max_message, ctx.config.connections.max_message_bytes)
                       : a.send_queue.max_eager;
   a.credit.granted_to_us = a.credit.send_limit = peer.credits;
   a.credit.header_granted = static_cast<std::uint16_t>(peer.credits);

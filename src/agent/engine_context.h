@@ -20,6 +20,8 @@
 #include "agent/rendezvous.h"
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
+#include "config/connection_settings.h"
+#include "config/queue_sizing.h"
 #include "control/rdma_cm.h"
 #include "memory/arena.h"
 #include "memory/registration_table.h"
@@ -75,17 +77,6 @@ struct CmLink {
   control::CmId id;
   bool resolved = false;  ///< device and route are known
   bool spoken = false;    ///< asked or answered
-};
-
-/// What was settled about a connection before it was begun.
-struct Attributes {
-  verbs::QueuePairOptions queue_pair;
-  std::uint32_t mtu = 0;               ///< path MTU wanted, bytes
-  std::int32_t psn = -1;               ///< -1: random
-  Access access = Access::remote_all;  ///< of the peer, to memory exposed to it
-  bool own_domain = false;             ///< a protection domain of its own
-  LeaseLimits leases;
-  bool raw = false;  ///< then `queue_pair` has the sizes
 };
 
 /// Bits of Agent::detour.
@@ -205,7 +196,7 @@ struct alignas(64) Agent {
   Setup setup;
   Peer peer;
   CreditCells credit_cells;
-  Attributes attributes;
+  config::ConnectionAttributes attributes;
   ConnectionHandlers next_handlers;
   Error cause;                        ///< why it ends; ok for a regular close
   std::unique_ptr<Again> reconnect;   ///< if it is made again when lost
@@ -242,15 +233,12 @@ struct alignas(8) Work {
   std::uint32_t credit = 0;
 };
 
-/// Work requests that an agent may have posted besides the application's: a credit write, a
-/// keepalive, a credit return and a goodbye.
-inline constexpr std::uint32_t kControlRequests = 4;
-/// And besides those for long messages, whose records all agents share.
+using config::kControlRequests;
+using config::kRendezvousRecords;
+using config::kSpareReceives;
+/// Work requests for long messages that an agent may have posted.
 inline constexpr std::uint32_t kRendezvousRequests =
     kRendezvousReadsPerAgent + kControlMessagesAtOnce;
-inline constexpr std::uint32_t kRendezvousRecords = 64;
-/// Receives that no credit covers: goodbyes come without.
-inline constexpr std::uint32_t kSpareReceives = 8;
 
 /// Room that each operation has for a message header that cannot lie beside its payload, and for a
 /// short payload after it; or for what an atomic finds.
@@ -288,7 +276,7 @@ struct EngineContext {
   Block* staging_block = nullptr;
   EngineStats stats;
   // Cold.
-  Attributes attributes;  ///< of connections that ask for no others
+  config::ConnectionAttributes attributes;  ///< of connections that ask for no others
   base::TimerWheel timers;
   std::uint32_t setup_first = kNone;  ///< agents with a control verb to do
   std::uint32_t setup_last = kNone;

@@ -311,13 +311,13 @@ Access common_rights(const EngineContext& ctx, const Agent& a, std::uint8_t aske
 /// Why not, as far as that does not depend on what there is.
 LeaseVerdict judge(const EngineContext& ctx, const Agent& a, const wire::LeaseRequest& r) noexcept {
   const LeaseLimits& most = a.attributes.leases;
-  if (r.bytes > most.bytes) return LeaseVerdict::too_long;
-  if (!std::has_single_bit(r.alignment) || r.alignment > most.alignment)
+  if (r.bytes > most.max_bytes) return LeaseVerdict::too_long;
+  if (!std::has_single_bit(r.alignment) || r.alignment > most.max_alignment)
     return LeaseVerdict::misaligned;
   if (r.access > static_cast<std::uint8_t>(Access::remote_all) ||
       common_rights(ctx, a, r.access) == Access::local)
     return LeaseVerdict::no_right;
-  if (r.time == 0 || r.time > static_cast<std::uint64_t>(most.longest.count()))
+  if (r.time == 0 || r.time > static_cast<std::uint64_t>(most.max_duration.count()))
     return LeaseVerdict::bad_time;
   if (a.leases.granted_count >= most.count) return LeaseVerdict::too_many;
   if (r.bytes > most.total_bytes - std::min(a.leases.requested_bytes, most.total_bytes))
@@ -362,7 +362,7 @@ void take_took(EngineContext& ctx, Agent& a, LeaseGranted* loan,
 
 void take_renewal(EngineContext& ctx, Agent& a, LeaseGranted& loan,
                   const wire::LeaseCall& call) noexcept {
-  if (call.time == 0 || call.time > static_cast<std::uint64_t>(a.attributes.leases.longest.count()))
+  if (call.time == 0 || call.time > static_cast<std::uint64_t>(a.attributes.leases.max_duration.count()))
     return reply(ctx, a, call.id, LeaseVerdict::bad_time);
   if (loan.recalled) return reply(ctx, a, call.id, LeaseVerdict::over);
   loan.time = Nanoseconds(static_cast<std::int64_t>(call.time));

@@ -20,7 +20,7 @@ std::uint64_t after(const EngineContext& ctx, Nanoseconds delay) noexcept {
 }
 
 Nanoseconds idle_period(const Config::Connections& c) noexcept {
-  return std::min({c.keepalive, c.peer_timeout, c.credit_idle}) / 2;
+  return std::min({c.keepalive_interval, c.peer_timeout, c.credit_idle_timeout}) / 2;
 }
 
 /// Tells rdma_cm that the connection is over, and a peer that still waits for our answer why.
@@ -199,7 +199,7 @@ std::uint32_t max_rendezvous_sends(const Config& c) noexcept {
 /// connection.
 std::uint32_t max_rendezvous_receives(const Config& c) noexcept {
   return c.queues.receive_depth + c.connections.maximum +
-         c.connections.own_domains * domain_slots(c);
+         c.connections.own_domains * config::receives_per_own_domain(c);
 }
 
 }  // namespace
@@ -429,9 +429,9 @@ void look_at_idle(EngineContext& ctx, Agent& a) noexcept {
   a.liveness.last_check = 0;  // the next look finds new operations, if any
   if (a.raw != nullptr) return;
   const std::uint64_t silent = now - std::min(a.liveness.last_heard, now);
-  if (silent > ctx.clock.ticks(c.keepalive) && !a.liveness.keepalive_pending)
+  if (silent > ctx.clock.ticks(c.keepalive_interval) && !a.liveness.keepalive_pending)
     (void)submit_control(ctx, a, OperationKind::keepalive);
-  const bool unused = now - std::min(a.liveness.last_sent, now) > ctx.clock.ticks(c.credit_idle);
+  const bool unused = now - std::min(a.liveness.last_sent, now) > ctx.clock.ticks(c.credit_idle_timeout);
   if (unused) (void)learn_credit(a);
   if (unused && read_credit_cell(ctx, a) && send_credits(a) >= 2) {
     // The return takes a credit itself and leaves one.

@@ -82,10 +82,6 @@ OwnShare own_share(const Config& config, std::uint32_t slots) noexcept {
   return {slots, list, std::min(config.connections.credits, slots - std::min(list, slots))};
 }
 
-std::uint32_t domain_slots(const Config& config) noexcept {
-  return config.connections.credits + config.queues.receive_postlist;
-}
-
 void make_own_queues(EngineContext& ctx, const OwnShare& share, std::uint32_t first,
                      std::uint32_t count) {
   ctx.own_queues = std::make_unique<OwnQueues>(share, count);

@@ -46,10 +46,6 @@ struct OwnQueues {
   base::IndexPool<OwnQueue> queues;
 };
 
-/// Receives that a connection of its own protection domain has beside a shared queue: as many as
-/// its peer's credit can use.
-std::uint32_t domain_slots(const Config& config) noexcept;
-
 /// Makes `count` queues out of the slots from `first` on, which are filled later; none is posted
 /// before there is a connection. May throw std::bad_alloc.
 void make_own_queues(EngineContext& ctx, const OwnShare& share, std::uint32_t first,

@@ -194,7 +194,8 @@ void RawQueue::free_list(std::uint32_t index) noexcept {
   sizes_[index] = std::exchange(free_, index);
 }
 
-Result<std::unique_ptr<RawQueue>> make_raw(EngineContext& ctx, const Attributes& attributes,
+Result<std::unique_ptr<RawQueue>> make_raw(EngineContext& ctx,
+                                           const config::ConnectionAttributes& attributes,
                                            const RawQueue* instead_of) {
   using Made = Result<std::unique_ptr<RawQueue>>;
   if (!attributes.raw) return nullptr;

@@ -14,6 +14,7 @@
 
 #include "agent/operation_pool.h"
 #include "agent/qpn_map.h"
+#include "config/connection_settings.h"
 #include "spinwire/buffer.h"
 #include "spinwire/connection.h"
 #include "spinwire/raw.h"
@@ -22,7 +23,6 @@
 namespace spinwire::agent {
 
 struct Agent;
-struct Attributes;
 struct Request;
 struct EngineContext;
 
@@ -116,7 +116,8 @@ class RawQueue {
 
 /// The queues for a connection of these attributes, none if it is not raw; `instead_of` is what it
 /// has so far. Errors: limit, no_memory.
-Result<std::unique_ptr<RawQueue>> make_raw(EngineContext& ctx, const Attributes& attributes,
+Result<std::unique_ptr<RawQueue>> make_raw(EngineContext& ctx,
+                                           const config::ConnectionAttributes& attributes,
                                            const RawQueue* instead_of = nullptr);
 /// Gives them to an agent, which is raw by them; in return, receives that others share go back. The
 /// reverse may fail, with nothing changed: false.

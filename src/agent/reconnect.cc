@@ -36,7 +36,7 @@ void forget_attempt(Agent& a) noexcept {
     decltype(Traffic::tallies) tallies;
     std::uint64_t messages_received, bytes_received;
     Nanoseconds patience;
-    Attributes attributes;
+    config::ConnectionAttributes attributes;
     std::array<char, 72> peer;
   } const kept{a.index,
                a.generation,

@@ -183,8 +183,8 @@ void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   const Config::Connections& c = ctx.config.connections;
   wire::RendezvousOffer offer;
   if (!wire::decode(body, offer)) return fail_offer(ctx, a, "it is malformed");
-  if (offer.length > c.message_bytes || c.message_bytes == c.eager_bytes)
-    return fail_offer(ctx, a, "it is longer than connections.message_bytes");
+  if (offer.length > c.max_message_bytes || c.max_message_bytes == c.eager_bytes)
+    return fail_offer(ctx, a, "it is longer than connections.max_message_bytes");
   const RendezvousReceive offered = receive_of(offer, wc);
   if (a.state != ConnectionState::ready)
     return send_answer(ctx, a, offered, RendezvousVerdict::closing);
@@ -214,7 +214,7 @@ void post_rendezvous_reads(EngineContext& ctx) noexcept {
     // A message must not overtake those that wait for a block already: otherwise short messages
     // would take the blocks that a long one waits for.
     if (r->block == nullptr && (!all.buffer_waiters.empty() || !find_block(ctx, *r))) {
-      r->deadline = ctx.now + ctx.clock.ticks(ctx.config.connections.large_timeout);
+      r->deadline = ctx.now + ctx.clock.ticks(ctx.config.connections.rendezvous_timeout);
       enqueue(ctx, all.buffer_waiters, a);
       continue;
     }

@@ -22,9 +22,9 @@ verbs::DeviceOptions device_options(const Config& config, const Clock& clock) {
   options.wish = device_wish(config);
   options.completion_depth = config.queues.completion_depth;
   options.receive_depth = config.queues.receive_depth;
-  options.shared_receives = config.queues.shared_receives == SharedReceives::automatic;
+  options.shared_receives = config.queues.shared_receive_queue == SharedReceiveQueue::automatic;
   options.own_receives = agent::own_slots(config);
-  options.domain_receives = agent::domain_slots(config);
+  options.domain_receives = config::receives_per_own_domain(config);
   options.send_depth = config.queues.send_depth;
   options.inline_bytes = config.queues.inline_bytes;
   const Config::QueuePair& qp = config.queue_pair;

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "control/local_network.h"
-#include "engine/connection_settings.h"
 #include "engine/devices.h"
 #include "engine/engine_core.h"
 
@@ -47,7 +46,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   if (!device) return tl::unexpected(device.error());
   context.device = std::move(*device);
   context.config.queues.inline_bytes = context.device->info().inline_bytes;
-  context.attributes = engine::default_attributes(c, *context.device);
+  context.attributes = config::default_attributes(c, *context.device);
   cq = context.device->cq();
   poll_batch = static_cast<int>(c.queues.poll_batch);
 
@@ -57,7 +56,7 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   const std::uint64_t staging = std::uint64_t{context.operations.capacity()} * agent::kStagingBytes;
   memory::ArenaOptions arena;
   arena.pool_bytes = {c.memory.send_bytes, c.memory.receive_bytes, c.memory.lease_bytes,
-                      c.memory.large_bytes,
+                      c.memory.rendezvous_bytes,
                       kCellBlock * c.connections.maximum + 2 * staging +
                           2 * c.rpc.send_depth * rpc::kLineBytes + 3 * memory::kChunkBytes};
   arena.hugepages = c.memory.hugepages;

@@ -50,7 +50,7 @@ struct Listening {
   control::ListenSocket socket;  ///< or
   control::CmId cm;
   ListenOptions options;
-  agent::Attributes attributes;
+  config::ConnectionAttributes attributes;
   std::uint32_t generation = 0;
 };
 
@@ -188,7 +188,8 @@ class EngineCore {
   std::shared_ptr<EngineCore*> self;  ///< null inside once this is gone; for handles
 
  private:
-  [[nodiscard]] Result<agent::Attributes> resolve(const ConnectionSettings& settings, Via via);
+  [[nodiscard]] Result<config::ConnectionAttributes> resolve(const ConnectionSettings& settings,
+                                                             Via via);
   [[gnu::noinline]] int poll_busy(int count) noexcept;
   std::uint32_t take_batch(int count) noexcept;
   [[gnu::noinline]] std::uint32_t take_mixed_batch(int count) noexcept;

@@ -5,7 +5,6 @@
 #include <bit>
 
 #include "base/error.h"
-#include "engine/config_keys.h"
 #include "engine/engine_core.h"
 #include "rpc/transport/connection_transport.h"
 
@@ -20,17 +19,17 @@ namespace {
 
 Result<void> check_carrier(const agent::EngineContext& s) {
   const DeviceInfo& device = s.device->info();
-  if (s.config.rpc.carrier != RpcCarrier::datagrams || device.datagrams) return {};
+  if (s.config.rpc.transport != RpcTransport::datagram || device.datagrams) return {};
   return base::fail(Status::unsupported,
-                    "make remote calls possible with rpc.carrier = \"datagrams\"",
+                    "make remote calls possible with rpc.transport = \"datagram\"",
                     fmt::format("device {} has no unreliable datagrams", device.name),
-                    "set rpc.carrier to \"automatic\" or \"connections\", or open another device");
+                    "set rpc.transport to \"automatic\" or \"connection\", or open another device");
 }
 
 Result<void> check_room(const agent::EngineContext& s) {
   if (!rpc::uses_datagrams(s)) return {};
   const Config& c = s.config;
-  const std::uint64_t needed = engine::most_completions(c) + c.rpc.send_depth + c.rpc.receive_depth;
+  const std::uint64_t needed = config::completions_needed(c) + c.rpc.send_depth + c.rpc.receive_depth;
   if (needed <= c.queues.completion_depth) return {};
   return base::fail(
       Status::limit, "make remote calls possible",

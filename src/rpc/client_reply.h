@@ -14,7 +14,7 @@ namespace spinwire::rpc {
     return on_retransmitted_reply(r, c, k, held);
   const std::uint64_t trip = now - std::min(k.sent_at, now);
   if (first && trip != 0) update_rto(r, c, trip);  // within this poll: its tick says nothing
-  if (trip > r.target_delay || c.congestion.cwnd != c.congestion.max_cwnd) [[unlikely]]
+  if (trip > r.target_rtt || c.congestion.cwnd != c.congestion.max_cwnd) [[unlikely]]
     adjust_cwnd(r, c, trip, held);
 }
 

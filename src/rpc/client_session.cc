@@ -35,7 +35,7 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   c.server_window = 1;
   c.send_window = 0;
   c.congestion = {};
-  if (r.target_delay != ~std::uint64_t{0})
+  if (r.target_rtt != ~std::uint64_t{0})
     c.congestion.cwnd = c.congestion.max_cwnd = window * kCwndPerCall;
   c.is_blocked = false;
   c.state = SessionState::opening;

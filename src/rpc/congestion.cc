@@ -1,7 +1,7 @@
 // Congestion control by delay, after Swift (Kumar et al., SIGCOMM 2020). cwnd bounds a session's
 // calls in flight. It grows by one call each round trip while the delay is within the target, and
 // shrinks in proportion to the excess, once a round trip and by half at most. The delay is the
-// round trip without the server's time. The target is rpc.target_delay or, on a longer path, twice
+// round trip without the server's time. The target is rpc.target_rtt or, on a longer path, twice
 // the shortest round trip. If a single call in flight stays slow for a second, the path itself has
 // become longer and the shortest round trip is taken anew. Delay alone leaves one call in flight,
 // since a busy server says nothing about the network. Losses lead below it: calls are then spaced
@@ -45,8 +45,8 @@ void grow(CongestionWindow& flow) noexcept {
 
 /// The delay that calls under way may bring about.
 std::uint64_t target_of(const Rpc& r, const ClientSession& c) noexcept {
-  return c.min_rtt < ~std::uint64_t{0} / 2 ? std::max(r.target_delay, 2 * c.min_rtt)
-                                           : r.target_delay;
+  return c.min_rtt < ~std::uint64_t{0} / 2 ? std::max(r.target_rtt, 2 * c.min_rtt)
+                                           : r.target_rtt;
 }
 
 /// Whether the path has become longer, as seen from the last reply.
@@ -79,14 +79,14 @@ void adjust_cwnd(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t hel
   const std::uint64_t delay =
       held == kServerTimeMax ? 0 : trip - std::min(trip, server_time_ticks(r, held));
   if (held != kServerTimeMax) c.min_rtt = std::min(c.min_rtt, delay);
-  const std::uint64_t target_delay = target_of(r, c);
+  const std::uint64_t target_rtt = target_of(r, c);
   const bool slow =
-      delay > target_delay && !(flow.cwnd <= kCwndPerCall && has_path_changed(r, c, delay));
+      delay > target_rtt && !(flow.cwnd <= kCwndPerCall && has_path_changed(r, c, delay));
   if (!slow) c.recent_min_rtt = ~std::uint64_t{0};
   if (!slow || flow.cwnd < kCwndPerCall) {
     grow(flow);
   } else if (flow.cwnd > kCwndPerCall && may_shrink(flow, r.context.now, trip)) {
-    const std::uint64_t beyond = (delay - target_delay) * kBetaParts / kBetaOf;
+    const std::uint64_t beyond = (delay - target_rtt) * kBetaParts / kBetaOf;
     const std::uint64_t cut = std::min<std::uint64_t>(flow.cwnd * beyond / delay, flow.cwnd / 2);
     shrink(r, flow, std::max(kCwndPerCall, flow.cwnd - static_cast<std::uint32_t>(cut)));
   }
@@ -94,11 +94,11 @@ void adjust_cwnd(Rpc& r, ClientSession& c, std::uint64_t trip, std::uint16_t hel
 }
 
 void on_loss(Rpc& r, ClientSession& c) noexcept {
-  const std::uint64_t target_delay = target_of(r, c);
-  const std::uint64_t trip = std::max(c.srtt, target_delay);
+  const std::uint64_t target_rtt = target_of(r, c);
+  const std::uint64_t trip = std::max(c.srtt, target_rtt);
   if (c.congestion.max_cwnd == 0 || !may_shrink(c.congestion, r.context.now, trip)) return;
   shrink(r, c.congestion, std::max(kLeast, c.congestion.cwnd / 2));
-  pace(r, c, target_delay);
+  pace(r, c, target_rtt);
 }
 
 }  // namespace spinwire::rpc

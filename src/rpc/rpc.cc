@@ -24,13 +24,13 @@ Rpc::Rpc(agent::EngineContext& s)
       numbers(base::random_seed()) {
   const Config& c = s.config;
   retransmission_timer.kind = kRetransmissionTimer;
-  min_rto = s.clock.ticks(c.rpc.least_timeout);
-  idle_timeout = s.clock.ticks(c.connections.credit_idle);
-  keepalive_interval = s.clock.ticks(c.connections.keepalive);
+  min_rto = s.clock.ticks(c.rpc.min_rto);
+  idle_timeout = s.clock.ticks(c.connections.credit_idle_timeout);
+  keepalive_interval = s.clock.ticks(c.connections.keepalive_interval);
   peer_timeout = s.clock.ticks(c.connections.peer_timeout);
   close_timeout = s.clock.ticks(c.connections.close_timeout);
   call_timeout = s.clock.ticks(c.rpc.call_timeout);
-  if (c.rpc.target_delay.count() != 0) target_delay = s.clock.ticks(c.rpc.target_delay);
+  if (c.rpc.target_rtt.count() != 0) target_rtt = s.clock.ticks(c.rpc.target_rtt);
 }
 
 Rpc::~Rpc() {

@@ -56,7 +56,7 @@ struct Rpc {
   /// Tick since when the datagrams of this poll may have waited: the poll's own unless the process
   /// was descheduled.
   std::uint64_t oldest_arrival = 0;
-  std::uint64_t target_delay = ~std::uint64_t{0};  ///< ticks: a longer round trip is congestion
+  std::uint64_t target_rtt = ~std::uint64_t{0};  ///< ticks: a longer round trip is congestion
   std::uint64_t min_rto = 0;                       ///< ticks
   std::uint32_t reserved_receives = 0;             ///< for replies and requests that may come
   std::uint32_t posted_receives = 0;               ///< reservations that posted receives cover
@@ -96,7 +96,7 @@ inline std::uint32_t random_call_number(Rpc& r) noexcept {
 // In rpc.cc.
 /// Whether this engine uses datagrams.
 inline bool uses_datagrams(const agent::EngineContext& s) noexcept {
-  return s.config.rpc.carrier != RpcCarrier::connections && s.device->info().datagrams;
+  return s.config.rpc.transport != RpcTransport::connection && s.device->info().datagrams;
 }
 /// Opens the datagram port if the engine uses datagrams. Errors: those of DatagramPort::open().
 Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s);

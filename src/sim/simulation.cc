@@ -173,7 +173,7 @@ Config Simulation::config() {
   c.memory.send_bytes = 32u << 20;  // room that is not touched costs nothing
   c.memory.receive_bytes = 8u << 20;
   c.memory.lease_bytes = 8u << 20;
-  c.memory.large_bytes = 16u << 20;
+  c.memory.rendezvous_bytes = 16u << 20;
   c.memory.windows = 16;
   c.queues.send_depth = 64;
   c.queues.receive_depth = 64;
@@ -182,7 +182,7 @@ Config Simulation::config() {
   c.connections.maximum = 32;
   c.connections.handshakes = 32;
   c.connections.eager_bytes = 2048;
-  c.connections.message_bytes = 1u << 20;
+  c.connections.max_message_bytes = 1u << 20;
   c.connections.credits = 16;
   c.leases.maximum = 16;
   c.leases.count = 16;

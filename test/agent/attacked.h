@@ -34,10 +34,10 @@ inline constexpr std::uint32_t kLongest = 1u << 20;
 
 inline Config hostile_config() {
   Config c = small_config();
-  c.memory.large_bytes = 4u << 20;
+  c.memory.rendezvous_bytes = 4u << 20;
   c.memory.windows = 16;
-  c.connections.message_bytes = kLongest;
-  c.connections.large_timeout = 20ms;
+  c.connections.max_message_bytes = kLongest;
+  c.connections.rendezvous_timeout = 20ms;
   c.leases.maximum = 64;
   c.leases.count = 4;
   c.queues.completion_depth = 8192;

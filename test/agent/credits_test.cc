@@ -44,7 +44,7 @@ TEST(Credits, IdleHoldsOneActiveGrowsOnDemand) {
 TEST(Credits, UnusedOnesGoBackAfterTheIdleTime) {
   std::uint64_t ticks = 1'000'000'000;
   Config c = strict_config();
-  c.connections.credit_idle = 100ms;
+  c.connections.credit_idle_timeout = 100ms;
   Pair p(c, &ticks);
   Buffer b = p.client.filled(32, 1);
   for (int round = 0; round < 3; ++round) {
@@ -76,8 +76,8 @@ TEST(Credits, KeepalivesAreNoUseOfThem) {
   // More frequent than the idle time: unused credit goes back all the same.
   std::uint64_t ticks = 1'000'000'000;
   Config c = strict_config();
-  c.connections.keepalive = 20ms;
-  c.connections.credit_idle = 100ms;
+  c.connections.keepalive_interval = 20ms;
+  c.connections.credit_idle_timeout = 100ms;
   Pair p(c, &ticks);
   Buffer b = p.client.filled(32, 1);
   ASSERT_TRUE(p.until([&] {

@@ -25,9 +25,9 @@ using wire::MessageKind;
 
 Config hostile_config() {
   Config c = small_config();
-  c.memory.large_bytes = 4u << 20;
+  c.memory.rendezvous_bytes = 4u << 20;
   c.memory.windows = 16;
-  c.connections.message_bytes = 1u << 20;
+  c.connections.max_message_bytes = 1u << 20;
   c.leases.maximum = 64;
   c.queues.completion_depth = 8192;
   return c;
@@ -121,7 +121,7 @@ TEST(HostileEngine, EachControlMessageThatIsNoneEndsItsConnection) {
        "malformed"},
       {make_control_message(MessageKind::rendezvous_offer,
                             wire::encode(wire::RendezvousOffer{4096, 2u << 20, 1, 1, false})),
-       "message_bytes"},
+       "max_message_bytes"},
       {make_control_message(MessageKind::lease_request, wire::encode(wire::LeaseRequest{})),
        "malformed"},
       {make_control_message(MessageKind::lease_grant, wire::encode(grant)), "answers no request"},

@@ -287,9 +287,9 @@ TEST_F(HostileLeases, WhatIsPushedHasItsLimits) {
 
 TEST_F(HostileLeases, RequestsAreJudgedToTheLastByte) {
   Config c = hostile_config();
-  c.leases.bytes = 8192;
-  c.leases.longest = 2s;
-  c.leases.alignment = 256;
+  c.leases.max_bytes = 8192;
+  c.leases.max_duration = 2s;
+  c.leases.max_alignment = 256;
   c.queue_pair.access = Access::remote_read;
   Talk t(c);
   const std::uint64_t longest = 2'000'000'000;
@@ -352,7 +352,7 @@ TEST_F(HostileLeases, InvalidatingAnothersKeyEndsNotItsOwn) {
 TEST_F(HostileLeases, SilenceIsNoMessageAndEndsTheConnectionInTime) {
   Config c = hostile_config();
   c.connections.peer_timeout = 50ms;
-  c.connections.keepalive = 10ms;
+  c.connections.keepalive_interval = 10ms;
   for (const bool pushes : {true, false}) {
     Talk t(c);
     {

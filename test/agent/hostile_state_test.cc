@@ -121,7 +121,7 @@ TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
 
 TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenUnusedCreditGoesBack) {
   Config c = hostile_config();
-  c.connections.credit_idle = 5ms;
+  c.connections.credit_idle_timeout = 5ms;
   Attacked t(c);
   t.begin();
   ASSERT_TRUE(t.peer.write_cell(0x7fffffff));

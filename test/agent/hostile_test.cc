@@ -65,7 +65,7 @@ std::vector<Bad> bad_transfers(const Peer& peer) {
       {"offer beyond memory", say(MessageKind::rendezvous_offer, around), kWords},
       {"offer's flags", with_byte(MessageKind::rendezvous_offer, offer, 20, 2), kWords},
       {"offer's flags", with_byte(MessageKind::rendezvous_offer, offer, 23, 0x80), kWords},
-      {"offer too long", say(MessageKind::rendezvous_offer, longer), "message_bytes"},
+      {"offer too long", say(MessageKind::rendezvous_offer, longer), "max_message_bytes"},
       {"answer to none", say(MessageKind::rendezvous_answer, wire::RendezvousAnswer{65536}),
        kWords},
       {"answer to none", say(MessageKind::rendezvous_answer, wire::RendezvousAnswer{0xffffffff}),

@@ -13,9 +13,9 @@ constexpr std::uint64_t kMillisecond = 1'000'000;
 
 Config timed_config() {
   Config c = small_config();
-  c.connections.keepalive = 100ms;
+  c.connections.keepalive_interval = 100ms;
   c.connections.peer_timeout = 1000ms;
-  c.connections.credit_idle = 500ms;
+  c.connections.credit_idle_timeout = 500ms;
   return c;
 }
 
@@ -148,7 +148,7 @@ TEST(PeerLoss, KilledProcess) {
 
 TEST(PeerLoss, KilledWhileShakingHands) {
   Config c = small_config();
-  c.connections.keepalive = 50ms;
+  c.connections.keepalive_interval = 50ms;
   Node server(c);
   server.listen();
   const std::string address = server.listener.address();

@@ -73,9 +73,9 @@ void expect_found(Open& o, Value& value, std::type_identity_t<Value> wrong, cons
 
 TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
   Config config = small_config();
-  config.memory.large_bytes = 2u << 20;
+  config.memory.rendezvous_bytes = 2u << 20;
   config.memory.windows = 4;
-  config.connections.message_bytes = 1u << 20;
+  config.connections.max_message_bytes = 1u << 20;
   Open o(config);
   ASSERT_TRUE(o.until([&] { return o.c.stats().send_credits != 0; }));
   const Buffer data(o.context().arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);

@@ -54,7 +54,7 @@ using spinwire::Pool;
 using spinwire::Post;
 using spinwire::RemoteRegion;
 using spinwire::Result;
-using spinwire::SharedReceives;
+using spinwire::SharedReceiveQueue;
 using spinwire::Status;
 using namespace std::chrono_literals;
 
@@ -86,9 +86,9 @@ inline Config small_config() {
   c.memory.send_bytes = 8u << 20;  // a chunk of 2 MiB serves one size class at a time
   c.memory.receive_bytes = 2u << 20;
   c.memory.lease_bytes = 4u << 20;
-  c.memory.large_bytes = 0;
+  c.memory.rendezvous_bytes = 0;
   c.memory.windows = 0;
-  c.connections.message_bytes = c.connections.eager_bytes;  // no long messages
+  c.connections.max_message_bytes = c.connections.eager_bytes;  // no long messages
   c.queues.send_depth = 64;
   c.queues.receive_depth = 256;
   c.queues.operations = 1024;
@@ -96,7 +96,7 @@ inline Config small_config() {
   c.connections.maximum = 64;
   c.connections.handshakes = 16;
   if (std::getenv("SPINWIRE_TEST_OWN_RECEIVES") != nullptr) {
-    c.queues.shared_receives = SharedReceives::off;
+    c.queues.shared_receive_queue = SharedReceiveQueue::off;
     c.queues.receive_depth = 1024;  // 64 each
     c.queues.completion_depth = 4096;
     c.memory.receive_bytes = 8u << 20;
@@ -108,7 +108,7 @@ inline Config small_config() {
 /// Notices within milliseconds that the other end of an idle connection is gone.
 inline Config watchful_config() {
   Config c = small_config();
-  c.connections.keepalive = 20ms;
+  c.connections.keepalive_interval = 20ms;
   c.queue_pair.ack_timeout = 8;
   return c;
 }

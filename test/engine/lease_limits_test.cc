@@ -8,11 +8,11 @@ using namespace leases;  // NOLINT: a test's helpers
 
 TEST(EngineLeasesLimits, EachRefusalTellsItsReason) {
   Config c = lease_config();
-  c.leases.bytes = 64u << 10;
+  c.leases.max_bytes = 64u << 10;
   c.leases.total_bytes = 100u << 10;
   c.leases.count = 3;
-  c.leases.alignment = 1024;
-  c.leases.longest = 2s;
+  c.leases.max_alignment = 1024;
+  c.leases.max_duration = 2s;
   Leases t(c);
   LeaseOptions good;
   good.time = 1s;
@@ -51,7 +51,7 @@ TEST(EngineLeasesLimits, EachRefusalTellsItsReason) {
 
 TEST(EngineLeasesLimits, APoolThatIsDryIsToldAndServesAgain) {
   Config c = lease_config();
-  c.leases.bytes = 4u << 20;
+  c.leases.max_bytes = 4u << 20;
   Leases t(c);
   RemoteMemory most = t.request(3u << 20);
   ASSERT_TRUE(most) << to_string(t.reply->refusal);
@@ -68,15 +68,15 @@ TEST(EngineLeasesLimits, AConnectionHasItsOwn) {
   Leases t;
   spinwire::ConnectionSettings tight;
   LeaseLimits limits;
-  limits.bytes = 16;
-  limits.alignment = 3;
+  limits.max_bytes = 16;
+  limits.max_alignment = 3;
   tight.leases = limits;
   bool told = false;
   t.server.on_accept = [&](Connection c) {
     const auto bad = c.configure(tight);
     ASSERT_FALSE(bad);
     EXPECT_EQ(bad.error().status, Status::invalid_argument);
-    tight.leases->alignment = 4;
+    tight.leases->max_alignment = 4;
     EXPECT_TRUE(c.configure(tight));
     told = true;
   };

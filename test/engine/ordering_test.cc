@@ -39,10 +39,10 @@ constexpr std::uint32_t kWindows = 16;
 Config ordering_config(std::uint32_t windows) {
   Config c = small_config();
   c.memory.send_bytes = 24u << 20;
-  c.memory.large_bytes = 4u << 20;  // fewer chunks than sizes: pulls wait for one another
+  c.memory.rendezvous_bytes = 4u << 20;  // fewer chunks than sizes: pulls wait for one another
   c.memory.windows = windows;
-  c.connections.message_bytes = kLongest;
-  c.connections.large_timeout = std::chrono::hours(1);
+  c.connections.max_message_bytes = kLongest;
+  c.connections.rendezvous_timeout = std::chrono::hours(1);
   c.queue_pair.min_rnr_timer = 1;  // 10 us
   return c;
 }

@@ -172,7 +172,7 @@ TEST(EngineOwnDomainDevice, OneThatIsBusyIsEndedLater) {
 
 TEST(EngineOwnDomainDevice, ReceivesAndCompletionsAreCountedInTheSettings) {
   Config c = domain_config(4);
-  c.queues.shared_receives = SharedReceives::automatic;
+  c.queues.shared_receive_queue = SharedReceiveQueue::automatic;
   c.leases.maximum = 0;
   c.queues.completion_depth = c.queues.operations + c.queues.receive_depth +
                               4 * c.connections.maximum + 4 * 32;  // 16 credits and a list of 16
@@ -184,13 +184,13 @@ TEST(EngineOwnDomainDevice, ReceivesAndCompletionsAreCountedInTheSettings) {
             std::string::npos)
       << full.error().message();
   c = domain_config(64);
-  c.queues.shared_receives = SharedReceives::automatic;
+  c.queues.shared_receive_queue = SharedReceiveQueue::automatic;
   c.queues.completion_depth = 8192;
   const auto dry = c.check();
   ASSERT_FALSE(dry);
   EXPECT_NE(dry.error().asked.find("memory.receive_bytes"), std::string::npos);
   EXPECT_NE(dry.error().found.find("connections.own_domains = 64"), std::string::npos);
-  c.queues.shared_receives = SharedReceives::off;  // then there are none beside
+  c.queues.shared_receive_queue = SharedReceiveQueue::off;  // then there are none beside
   EXPECT_TRUE(c.check());
 }
 

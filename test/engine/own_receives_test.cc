@@ -24,7 +24,7 @@ using spinwire::verbs::Provider;
 /// A message that finds no receive ends its connection at once.
 Config own_config(std::uint32_t depth = 256, std::uint32_t connections = 8) {
   Config c = small_config();
-  c.queues.shared_receives = SharedReceives::off;
+  c.queues.shared_receive_queue = SharedReceiveQueue::off;
   c.queues.receive_depth = depth;
   c.queues.receive_postlist = depth < 64 ? 4 : 16;
   c.queues.completion_depth = 4096;
@@ -55,7 +55,7 @@ TEST(EngineOwnReceives, DividesTheEnginesAndTellsWhatIsInForce) {
     EXPECT_EQ(n.engine.stats().receives, 0u);  // before there is a connection
   }
   Config c = own_config();
-  c.queues.shared_receives = SharedReceives::automatic;
+  c.queues.shared_receive_queue = SharedReceiveQueue::automatic;
   const Node n(c);
   EXPECT_TRUE(n.engine.device().shared_receives);
   EXPECT_EQ(n.engine.device().own_receives, 0u);

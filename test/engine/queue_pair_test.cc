@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/connection_settings.h"
+#include "config/connection_settings.h"
 #include "engine/devices.h"
 #include "engine/harness.h"
 
@@ -54,7 +54,7 @@ TEST(EngineQueuePair, SettingsBecomeAttributes) {
   const auto options = spinwire::engine::device_options(config, spinwire::Clock::real());
   const auto device = spinwire::verbs::Device::open(options);
   ASSERT_TRUE(device);
-  const auto made = spinwire::engine::default_attributes(config, **device).queue_pair;
+  const auto made = spinwire::config::default_attributes(config, **device).queue_pair;
   EXPECT_EQ(made.path.service_level, 5);
   EXPECT_EQ(made.path.traffic_class, 106);
   EXPECT_EQ(made.path.flow_label, 0xabcdeu);

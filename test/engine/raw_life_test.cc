@@ -315,13 +315,13 @@ TEST(EngineRawLife, ReceivesHaveRoomInTheCompletionQueue) {
 }
 
 /// Whether other connections share receives.
-class RawInADomain : public testing::TestWithParam<SharedReceives> {};
+class RawInADomain : public testing::TestWithParam<SharedReceiveQueue> {};
 INSTANTIATE_TEST_SUITE_P(Engine, RawInADomain,
-                         testing::Values(SharedReceives::automatic, SharedReceives::off));
+                         testing::Values(SharedReceiveQueue::automatic, SharedReceiveQueue::off));
 
 TEST_P(RawInADomain, OfItsOwnReachesNoOther) {
   Config config = small_config();
-  config.queues.shared_receives = GetParam();
+  config.queues.shared_receive_queue = GetParam();
   config.queues.receive_depth = 1024;
   config.queues.completion_depth = 8192;
   config.memory.receive_bytes = 8u << 20;

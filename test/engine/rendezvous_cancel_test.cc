@@ -17,10 +17,10 @@ constexpr std::size_t kLong = 300'000;
 
 Config cancel_config(std::uint32_t windows) {
   Config c = small_config();
-  c.memory.large_bytes = 4u << 20;
+  c.memory.rendezvous_bytes = 4u << 20;
   c.memory.windows = windows;
-  c.connections.message_bytes = 2u << 20;
-  c.connections.large_timeout = 50ms;
+  c.connections.max_message_bytes = 2u << 20;
+  c.connections.rendezvous_timeout = 50ms;
   return c;
 }
 

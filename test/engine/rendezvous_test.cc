@@ -22,11 +22,11 @@ constexpr std::uint32_t kMiB = 1u << 20;
 Config long_config() {
   Config c = small_config();
   c.memory.send_bytes = 24u << 20;
-  c.memory.large_bytes = 8u << 20;
+  c.memory.rendezvous_bytes = 8u << 20;
   c.memory.windows = 32;
-  c.connections.message_bytes = 4 * kMiB;
-  c.connections.large_timeout = 50ms * slowness();
-  c.connections.credit_idle = 1s * slowness();
+  c.connections.max_message_bytes = 4 * kMiB;
+  c.connections.rendezvous_timeout = 50ms * slowness();
+  c.connections.credit_idle_timeout = 1s * slowness();
   return c;
 }
 /// As on a device without windows: each message has a registration.
@@ -346,7 +346,7 @@ TEST(EngineLongMessages, RefusalsTakeNothing) {
 
 TEST(EngineLongMessages, OneThatHoldsItsLineUpStopsNoOther) {
   Config patient = long_config();
-  patient.connections.large_timeout = 20s * slowness();  // what waits does so until the end
+  patient.connections.rendezvous_timeout = 20s * slowness();  // what waits does so until the end
   Long t(patient);
   t.warm_up();
   Ends other = connect(t.client, t.server);
@@ -419,7 +419,7 @@ TEST(EngineLongMessages, OfTwoEndsThatCloseAtOnceDoNotWaitForEachOther) {
 
 TEST(EngineLongMessages, OneThatClosesInTheLineForABlockIsPassedOver) {
   Config config = long_config();
-  config.connections.large_timeout = 200ms;
+  config.connections.rendezvous_timeout = 200ms;
   Long t(config);
   t.warm_up();
   t.keep = true;
@@ -447,7 +447,7 @@ TEST(EngineLongMessages, OneThatClosesInTheLineForABlockIsPassedOver) {
 
 TEST(EngineLongMessages, ShortOnesDoNotTakeTheBlocksThatALongOneWaitsFor) {
   Config c = long_config();
-  c.connections.large_timeout = 10s;
+  c.connections.rendezvous_timeout = 10s;
   Long t(c);
   t.warm_up();
   t.keep = true;
@@ -507,7 +507,7 @@ TEST(EngineLongMessages, NeedTheRightToRead) {
 TEST(EngineLongMessages, ManyConnectionsAreServedInTurn) {
   Config c = long_config();
   c.memory.send_bytes = 40u << 20;
-  c.memory.large_bytes = 24u << 20;
+  c.memory.rendezvous_bytes = 24u << 20;
   Node server(c), client(c);
   server.listen();
   std::vector<std::uint32_t> order;
@@ -532,11 +532,11 @@ TEST(SlowEngineLongMessages, OfAThousandConnectionsNoneStarves) {
   const std::uint32_t many = amount(1000);
   Config c = small_config();
   c.memory.send_bytes = 8u << 20;
-  c.memory.large_bytes = 64u << 20;
+  c.memory.rendezvous_bytes = 64u << 20;
   c.memory.receive_bytes = 16u << 20;
   c.memory.windows = many;
-  c.connections.message_bytes = 2 * kMiB;
-  c.connections.large_timeout = 20s;
+  c.connections.max_message_bytes = 2 * kMiB;
+  c.connections.rendezvous_timeout = 20s;
   c.connections.maximum = many;
   c.queues.send_depth = 16;
   c.queues.receive_depth = 2048;

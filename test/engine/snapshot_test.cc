@@ -86,8 +86,8 @@ TEST(EngineSnapshot, TellsWhatBlocks) {
 Config long_config(std::uint32_t windows) {
   Config c = small_config();
   c.memory.windows = windows;
-  c.memory.large_bytes = 4u << 20;
-  c.connections.message_bytes = 1u << 20;
+  c.memory.rendezvous_bytes = 4u << 20;
+  c.connections.max_message_bytes = 1u << 20;
   c.queues.completion_depth = 4096;
   return c;
 }

@@ -146,8 +146,8 @@ class Load {
   static Config manual_config() {
     Config c = small_config();
     c.engine.control = ControlMode::manual;
-    c.connections.message_bytes = kLong;
-    c.memory.large_bytes = 4u << 20;
+    c.connections.max_message_bytes = kLong;
+    c.memory.rendezvous_bytes = 4u << 20;
     c.memory.windows = 16;
     return c;
   }

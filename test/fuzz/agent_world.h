@@ -26,7 +26,7 @@ inline Config world_config() {
   c.memory.send_bytes = 8u << 20;
   c.memory.receive_bytes = 2u << 20;
   c.memory.lease_bytes = 4u << 20;
-  c.memory.large_bytes = 2u << 20;
+  c.memory.rendezvous_bytes = 2u << 20;
   c.memory.windows = 8;
   c.queues.send_depth = 32;
   c.queues.receive_depth = 64;
@@ -36,18 +36,18 @@ inline Config world_config() {
   c.connections.maximum = 4;
   c.connections.handshakes = 2;
   c.connections.eager_bytes = 1024;
-  c.connections.message_bytes = 1u << 20;
+  c.connections.max_message_bytes = 1u << 20;
   c.connections.credits = 16;
-  c.connections.large_timeout = 5ms;
+  c.connections.rendezvous_timeout = 5ms;
   c.connections.close_timeout = 20ms;
-  c.connections.keepalive = 40ms;
+  c.connections.keepalive_interval = 40ms;
   c.connections.peer_timeout = 100ms;
-  c.connections.credit_idle = 30ms;
+  c.connections.credit_idle_timeout = 30ms;
   c.leases.maximum = 16;
   c.leases.count = 8;
-  c.leases.bytes = 64u << 10;
+  c.leases.max_bytes = 64u << 10;
   c.leases.total_bytes = 256u << 10;
-  c.leases.longest = 100ms;
+  c.leases.max_duration = 100ms;
   c.queue_pair.ack_timeout = 8;
   return c;
 }

@@ -232,14 +232,14 @@ inline spinwire::Config settings() {
   config.memory.send_bytes = 8u << 20;
   config.memory.receive_bytes = 4u << 20;
   config.memory.lease_bytes = 4u << 20;
-  config.memory.large_bytes = 0;
+  config.memory.rendezvous_bytes = 0;
   config.memory.windows = 0;
   config.queues.receive_depth = 512;
   config.connections.maximum = 64;
-  config.connections.eager_bytes = config.connections.message_bytes = kLongestMessage;
-  config.connections.keepalive = milliseconds(100);
+  config.connections.eager_bytes = config.connections.max_message_bytes = kLongestMessage;
+  config.connections.keepalive_interval = milliseconds(100);
   config.connections.peer_timeout = milliseconds(500);
-  config.connections.credit_idle = milliseconds(100);
+  config.connections.credit_idle_timeout = milliseconds(100);
   config.connections.connect_timeout = milliseconds(1500);
   config.connections.handshake_timeout = milliseconds(1500);
   config.connections.close_timeout = milliseconds(500);

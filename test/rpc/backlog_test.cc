@@ -129,8 +129,8 @@ TEST(RpcBacklog, DeadlinesOfThoseThatWaitPassInAnyOrder) {
 }
 
 TEST(RpcBacklog, WhatTheSendQueueHasNoRoomForIsNotLost) {
-  Config c = over(RpcCarrier::datagrams);
-  c.rpc.datagrams = spinwire::RpcDatagrams::verbs;
+  Config c = over(RpcTransport::datagram);
+  c.rpc.direct_datagrams = spinwire::DirectDatagrams::off;
   c.rpc.send_depth = 64;
   c.rpc.backlog = 64;
   Calls t(c, nullptr, 64);

@@ -309,7 +309,7 @@ TEST(RpcCalls, AReplyThatFailsIsNoAnswer) {
 
 TEST(RpcCalls, ABufferThatGoesToManyHasItsHeadersApart) {
   Config config = rpc_config();
-  config.rpc.least_timeout = 500ms * slowness();  // nothing is sent again as time is short
+  config.rpc.min_rto = 500ms * slowness();  // nothing is sent again as time is short
   Calls t(config);
   const Bytes bytes = filled(150, 4);
   int good = 0;

@@ -17,8 +17,8 @@ constexpr std::uint64_t kStep = 2000;  // ns
 
 Config flow_config(Nanoseconds target, Nanoseconds patience = 20ms) {
   Config c = rpc_config();
-  c.rpc.target_delay = target;
-  c.rpc.least_timeout = patience;
+  c.rpc.target_rtt = target;
+  c.rpc.min_rto = patience;
   c.connections.connect_timeout = 10s;
   return c;
 }

@@ -12,11 +12,11 @@ namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
 using spinwire::Post;
-using spinwire::RpcDatagrams;
+using spinwire::DirectDatagrams;
 
-Config going(RpcDatagrams datagrams) {
+Config going(DirectDatagrams datagrams) {
   Config c = rpc_config();
-  c.rpc.datagrams = datagrams;
+  c.rpc.direct_datagrams = datagrams;
   return c;
 }
 
@@ -44,8 +44,8 @@ class Posted {
 };
 
 TEST_F(RpcDirect, ShortCallsTakeNoWorkRequests) {
-  for (const RpcDatagrams how : {RpcDatagrams::direct, RpcDatagrams::verbs}) {
-    const bool direct = how == RpcDatagrams::direct;
+  for (const DirectDatagrams how : {DirectDatagrams::automatic, DirectDatagrams::off}) {
+    const bool direct = how == DirectDatagrams::automatic;
     Calls t(going(how));
     EXPECT_EQ(port_of(t.client).sends_directly(), direct);
     EXPECT_EQ(port_of(t.client).spare() != nullptr, direct);
@@ -65,7 +65,7 @@ TEST_F(RpcDirect, ShortCallsTakeNoWorkRequests) {
 }
 
 TEST_F(RpcDirect, EnginesWithAndWithoutCallEachOther) {
-  Node with(going(RpcDatagrams::direct)), without(going(RpcDatagrams::verbs));
+  Node with(going(DirectDatagrams::automatic)), without(going(DirectDatagrams::off));
   std::map<Bytes, int> runs;
   std::vector<Session> sessions;
   for (Node* node : {&with, &without}) {
@@ -450,7 +450,7 @@ TEST_F(RpcDirect, APortThatEndsGivesItsBlocksBack) {
 TEST_F(RpcDirect, APollTakesATurnOfWhatLiesInALane) {
   constexpr std::uint64_t kTurn = 64;
   Config c = rpc_config();
-  c.rpc.least_timeout = 1s;  // nothing is sent twice
+  c.rpc.min_rto = 1s;  // nothing is sent twice
   Calls t(c);
   std::vector<Session> sessions;
   for (int i = 0; i < 20; ++i) {

@@ -21,7 +21,7 @@ using spinwire::Nanoseconds;
 using spinwire::PendingCall;
 using spinwire::Reply;
 using spinwire::Request;
-using spinwire::RpcCarrier;
+using spinwire::RpcTransport;
 using spinwire::RpcStats;
 using spinwire::Session;
 using spinwire::SessionOptions;
@@ -46,18 +46,18 @@ inline Config rpc_config() {
   c.rpc.sessions = 64;
   c.rpc.send_depth = 128;
   c.rpc.receive_depth = 256;
-  c.rpc.least_timeout *= slowness();
-  c.rpc.target_delay = 1s;  // whatever is slow here is no network
-  if (by_work_requests()) c.rpc.datagrams = spinwire::RpcDatagrams::verbs;
+  c.rpc.min_rto *= slowness();
+  c.rpc.target_rtt = 1s;  // whatever is slow here is no network
+  if (by_work_requests()) c.rpc.direct_datagrams = spinwire::DirectDatagrams::off;
   if (over_connections()) {
-    c.rpc.carrier = RpcCarrier::connections;
+    c.rpc.transport = RpcTransport::connection;
     c.connections.peer_timeout = 2s;  // until a server forgets who has lost his connection
   }
   return c;
 }
 
-inline Config over(RpcCarrier carrier, Config c = rpc_config()) {
-  c.rpc.carrier = carrier;
+inline Config over(RpcTransport carrier, Config c = rpc_config()) {
+  c.rpc.transport = carrier;
   return c;
 }
 

@@ -51,7 +51,7 @@ TEST(RpcEndures, AnAnswerToTheSetUpThatIsLost) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   std::uint64_t now = 1'000'000'000;
   Config c = rpc_config();
-  c.connections.keepalive = 100ms;
+  c.connections.keepalive_interval = 100ms;
   c.connections.peer_timeout = 1s;
   Bare server(c, &now);
   auto listener = server.core->listen("127.0.0.1:0", {});
@@ -80,7 +80,7 @@ TEST(RpcEndures, MoreRequestsThanThereAreReceivesFor) {
   Config few = rpc_config();
   few.rpc.receive_depth = 64;
   Config patient = rpc_config();
-  patient.rpc.least_timeout = 1s;  // whoever is off its processor for a while loses none
+  patient.rpc.min_rto = 1s;  // whoever is off its processor for a while loses none
   Node server(few), client(patient);
   server.listen();
   ASSERT_TRUE(server.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
@@ -116,7 +116,7 @@ struct Crowd {
   static constexpr std::uint32_t kSessions = 160, kReceives = 64, kTogether = 32;
   static Config config(std::uint32_t receives) {
     Config c = rpc_config();
-    c.rpc.carrier = RpcCarrier::datagrams;
+    c.rpc.transport = RpcTransport::datagram;
     c.rpc.sessions = kSessions;
     c.rpc.receive_depth = receives;
     c.queues.receive_postlist = kTogether;
@@ -261,7 +261,7 @@ TEST(RpcEndures, ARequestThatIsSentAgainBeforeItHasLeft) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   std::uint64_t now = 1'000'000'000;
   Config c = rpc_config();
-  c.rpc.carrier = RpcCarrier::datagrams;
+  c.rpc.transport = RpcTransport::datagram;
   Bare server(c, &now), client(c, &now);
   auto listener = server.core->listen("127.0.0.1:0", {});
   ASSERT_TRUE(listener);

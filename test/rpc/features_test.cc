@@ -132,8 +132,8 @@ TEST(RpcFeatures, ABufferTellsWhetherItMayBeWrittenAgain) {
 TEST(RpcFeatures, BuffersAreMadeLongAndSentAsLongAsTheyAreNow) {
   Config c = rpc_config();
   c.memory.send_bytes = 64u << 20;
-  c.memory.large_bytes = 64u << 20;
-  c.connections.message_bytes = 16u << 20;
+  c.memory.rendezvous_bytes = 64u << 20;
+  c.connections.max_message_bytes = 16u << 20;
   Calls t(c);
   constexpr std::size_t kMost = 16u << 20;
   Buffer b = t.client.buffer(kMost);

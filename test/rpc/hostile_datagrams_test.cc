@@ -31,7 +31,7 @@ class RpcHostile : public testing::Test {
   }
   static Config config() {
     Config c = rpc_config();
-    c.rpc.target_delay = Nanoseconds(0);  // so that what servers allow counts alone
+    c.rpc.target_rtt = Nanoseconds(0);  // so that what servers allow counts alone
     return c;
   }
   template <typename Done>

@@ -16,7 +16,7 @@ constexpr std::size_t kLong = 3000;
 
 /// Two engines whose time goes on by a microsecond a poll, or faster where nothing happens.
 struct Idle {
-  explicit Idle(const Config& c = over(RpcCarrier::datagrams)) : server(c, &now), client(c, &now) {
+  explicit Idle(const Config& c = over(RpcTransport::datagram)) : server(c, &now), client(c, &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();
     serve(kEcho, [](Request& r) { EXPECT_EQ(r.reply(r.bytes()), Status::ok); });
     serve(kLater, [this](Request& r) { later.push_back(r.defer()); });
@@ -100,9 +100,9 @@ struct Idle {
 TEST(RpcIdleSessions, ReceivesGoBackWhateverPingsAreSentMeanwhile) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   for (const auto keepalive : {20ms, 400ms, 1000ms}) {
-    Config c = over(RpcCarrier::datagrams);
-    c.connections.keepalive = keepalive;
-    c.connections.credit_idle = 1s;
+    Config c = over(RpcTransport::datagram);
+    c.connections.keepalive_interval = keepalive;
+    c.connections.credit_idle_timeout = 1s;
     Idle t(c);
     ASSERT_EQ(t.begin(kEcho), Status::ok);
     ASSERT_TRUE(t.until([&] { return t.ended.size() == 1; }));
@@ -153,7 +153,7 @@ TEST(RpcIdleSessions, RepliesAreKeptUntilTheClientIsIdle) {
 
 TEST(RpcIdleSessions, OverAConnectionToo) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  Idle t(over(RpcCarrier::connections));
+  Idle t(over(RpcTransport::connection));
   const std::uint32_t window = t.ours().window;
   for (int i = 0; i < 2; ++i) {
     t.fill_window(kWritten);

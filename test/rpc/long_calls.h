@@ -10,12 +10,12 @@ namespace rpc_test {
 
 inline Config bulk_config() {
   Config c = rpc_config();
-  c.memory.large_bytes = 6u << 20;
+  c.memory.rendezvous_bytes = 6u << 20;
   c.memory.windows = 64;
-  c.connections.message_bytes = 1u << 20;
+  c.connections.max_message_bytes = 1u << 20;
   c.queues.completion_depth = 16384;
   // Nothing is lost here: what is sent twice, as time is short, would count as bad.
-  c.rpc.least_timeout = 500ms * slowness();
+  c.rpc.min_rto = 500ms * slowness();
   return c;
 }
 

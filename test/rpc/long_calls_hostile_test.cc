@@ -55,7 +55,7 @@ class RpcBulkHostile : public testing::Test {
   static Config quick() {
     Config c = bulk_config();
     c.queue_pair.ack_timeout = 8;
-    c.connections.keepalive = 20ms * slowness();
+    c.connections.keepalive_interval = 20ms * slowness();
     return c;
   }
   template <typename Done>

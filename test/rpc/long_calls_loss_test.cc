@@ -327,8 +327,8 @@ TEST(RpcBulkLoss, CallsGoOutThoughTheyHaveAllOfTheirPool) {
 
 TEST(RpcBulkLoss, AServerWithoutRoomRefusesTheCall) {
   Config small = bulk_config();
-  small.memory.large_bytes = 2u << 20;
-  small.connections.large_timeout = 20ms * slowness();
+  small.memory.rendezvous_bytes = 2u << 20;
+  small.connections.rendezvous_timeout = 20ms * slowness();
   BulkCalls t(small);
   std::vector<BufferSlice> kept;
   ASSERT_TRUE(t.server.engine.serve(20, [&](Request& r) {
@@ -365,7 +365,7 @@ TEST(RpcBulkLoss, AConnectionThatCannotBeMadeEndsItsCalls) {
 
 Config watchful() {
   Config c = bulk_config();
-  c.connections.keepalive = 20ms * slowness();
+  c.connections.keepalive_interval = 20ms * slowness();
   c.connections.peer_timeout = 200ms * slowness();
   c.queue_pair.ack_timeout = 8;
   return c;

@@ -21,8 +21,8 @@ using Answer = std::array<std::uint64_t, 4>;  // 32 bytes
 Config roomy() {
   Config c = bulk_config();
   c.memory.send_bytes = 24u << 20;
-  c.memory.large_bytes = 24u << 20;
-  c.connections.message_bytes = kBytes;
+  c.memory.rendezvous_bytes = 24u << 20;
+  c.connections.max_message_bytes = kBytes;
   c.queue_pair.ack_timeout = 8;  // about a millisecond
   return c;
 }

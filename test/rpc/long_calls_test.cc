@@ -11,7 +11,7 @@ TEST(RpcBulk, RequestsOfAnyLengthArriveWhole) {
   BulkCalls t;
   const std::size_t datagram = t.session.max_inline_call();
   const std::size_t eager = t.client.engine.config().connections.eager_bytes;
-  EXPECT_EQ(t.session.max_call(), t.client.engine.config().connections.message_bytes);
+  EXPECT_EQ(t.session.max_call(), t.client.engine.config().connections.max_message_bytes);
   for (const std::size_t size :
        {std::size_t{0}, std::size_t{1}, datagram - 1, datagram, datagram + 1, eager - 1, eager,
         eager + 1, std::size_t{128} << 10, t.session.max_call()}) {
@@ -314,9 +314,9 @@ TEST(RpcBulk, AWindowAndABacklogAreAllThatIsTaken) {
 
 TEST(SlowRpcBulk, TheLongestThereIsByDefault) {
   Config config = bulk_config();
-  config.connections.message_bytes = Config().connections.message_bytes;
+  config.connections.max_message_bytes = Config().connections.max_message_bytes;
   config.memory.send_bytes = 72u << 20;
-  config.memory.large_bytes = Config().memory.large_bytes;
+  config.memory.rendezvous_bytes = Config().memory.rendezvous_bytes;
   BulkCalls t(config);
   const std::size_t size = t.session.max_call();
   EXPECT_EQ(size, 64u << 20);

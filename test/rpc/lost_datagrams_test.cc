@@ -124,7 +124,7 @@ TEST(RpcLoss, EachCallRunsOnceAndIsAnsweredOnce) {
 
 Config watchful() {
   Config c = rpc_config();
-  c.connections.keepalive = 20ms * slowness();
+  c.connections.keepalive_interval = 20ms * slowness();
   c.connections.peer_timeout = 200ms * slowness();
   return c;
 }

@@ -58,7 +58,7 @@ TEST(RpcReservedReceives, SessionsThatWaitForReceivesHaveTheirTurns) {
   Config few = rpc_config();
   few.rpc.receive_depth = 64;
   few.rpc.sessions = 128;
-  few.rpc.target_delay = Nanoseconds(0);  // who waits for the machine has lost nothing
+  few.rpc.target_rtt = Nanoseconds(0);  // who waits for the machine has lost nothing
   Config many = rpc_config();
   many.rpc.sessions = 128;
   Node client(few), server(many);
@@ -104,9 +104,9 @@ TEST(RpcReservedReceives, SessionsThatWaitForReceivesHaveTheirTurns) {
 }
 
 TEST(RpcReservedReceives, NoMoreCallsAreUnderWayThanThereAreReceivesFor) {
-  Config few = over(RpcCarrier::datagrams);
+  Config few = over(RpcTransport::datagram);
   few.rpc.receive_depth = 64;
-  Node client(few), server(over(RpcCarrier::datagrams));
+  Node client(few), server(over(RpcTransport::datagram));
   server.listen();
   std::vector<PendingCall> later;
   ASSERT_TRUE(server.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));

@@ -12,7 +12,7 @@ using spinwire::rpc::ClientSession;
 /// A session whose server does not poll any more, and time that goes on by a microsecond a poll.
 struct Patience {
   Patience()
-      : server(over(RpcCarrier::datagrams), &now), client(over(RpcCarrier::datagrams), &now) {
+      : server(over(RpcTransport::datagram), &now), client(over(RpcTransport::datagram), &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();
     EXPECT_TRUE(server.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
     EXPECT_TRUE(server.core->serve(kLater, [this](Request& r) { later.push_back(r.defer()); }));

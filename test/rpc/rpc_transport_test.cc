@@ -14,12 +14,12 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 using spinwire::rpc::ClientSession;
 using spinwire::verbs::Provider;
 
-Config with(RpcCarrier carrier) { return over(carrier, bulk_config()); }
+Config with(RpcTransport carrier) { return over(carrier, bulk_config()); }
 
 /// The server does not wait long for clients that have lost their connections.
 Config forgetful() {
-  Config c = with(RpcCarrier::connections);
-  c.connections.keepalive = 20ms * slowness();
+  Config c = with(RpcTransport::connection);
+  c.connections.keepalive_interval = 20ms * slowness();
   c.connections.peer_timeout = 200ms * slowness();
   return c;
 }
@@ -93,11 +93,11 @@ void expect_echoes(Bares& all, Session session, int count) {
 
 TEST(RpcTransport, EnginesWithAndWithoutDatagramsCallEachOther) {
   Bares all;
-  Peer with_them(all.add(with(RpcCarrier::automatic)));
-  Peer as_well(all.add(with(RpcCarrier::datagrams)));
+  Peer with_them(all.add(with(RpcTransport::automatic)));
+  Peer as_well(all.add(with(RpcTransport::datagram)));
   // Where we cannot take them away from the device, it is asked for none.
   const bool ours = device_name() == "softverbs";
-  Peer without(all.add(with(ours ? RpcCarrier::automatic : RpcCarrier::connections),
+  Peer without(all.add(with(ours ? RpcTransport::automatic : RpcTransport::connection),
                        ours ? &without_datagrams() : nullptr));
   EXPECT_TRUE(with_them.core.context.device->info().datagrams);
   EXPECT_EQ(without.core.context.device->info().datagrams, !ours);
@@ -126,8 +126,8 @@ TEST(RpcTransport, EnginesWithAndWithoutDatagramsCallEachOther) {
 }
 
 TEST(RpcTransport, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
-  Config c = with(RpcCarrier::automatic);
-  c.connections.credit_idle = c.connections.keepalive = 20ms * slowness();
+  Config c = with(RpcTransport::automatic);
+  c.connections.credit_idle_timeout = c.connections.keepalive_interval = 20ms * slowness();
   Bares all;
   Peer server(all.add(c)), client(all.add(c));
   Session session = client.open(server);
@@ -152,16 +152,16 @@ TEST(RpcTransport, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
 
 TEST(RpcTransport, ADeviceWithoutDatagramsIsNamedWhereTheyAreAskedFor) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
-  const Bare bare(with(RpcCarrier::datagrams), nullptr, &without_datagrams());
+  const Bare bare(with(RpcTransport::datagram), nullptr, &without_datagrams());
   const auto served = bare.core->serve(kEcho, [](Request&) {});
   ASSERT_FALSE(served);
   EXPECT_EQ(served.error().status, Status::unsupported);
-  for (const char* part : {"rpc.carrier", "softverbs has no unreliable datagrams", "automatic"})
+  for (const char* part : {"rpc.transport", "softverbs has no unreliable datagrams", "automatic"})
     EXPECT_NE(served.error().message().find(part), std::string::npos) << served.error().message();
 }
 
 TEST(RpcTransport, OverConnectionsAloneNothingIsTakenForDatagrams) {
-  Config c = with(RpcCarrier::connections);
+  Config c = with(RpcTransport::connection);
   c.rpc.receive_depth = 32768;  // neither pool nor completion queue has room for these
   BulkCalls t(c);
   EXPECT_EQ(t.call(kEcho, filled(9, 1)).bytes, filled(9, 1));
@@ -170,7 +170,7 @@ TEST(RpcTransport, OverConnectionsAloneNothingIsTakenForDatagrams) {
 }
 
 TEST(RpcTransport, AWindowAndABacklogAreTakenAtOnce) {
-  Config c = with(RpcCarrier::connections);
+  Config c = with(RpcTransport::connection);
   c.rpc.backlog = 3;
   BulkCalls t(c, nullptr, 4);
   CallOptions deferred;
@@ -191,7 +191,7 @@ TEST(RpcTransport, AWindowAndABacklogAreTakenAtOnce) {
 }
 
 TEST(RpcTransport, MoreSessionsAreOpenedThanCanBeConnectedAtOnce) {
-  Config c = with(RpcCarrier::connections);
+  Config c = with(RpcTransport::connection);
   c.connections.handshakes = 16;
   BulkCalls t(c);
   std::vector<Session> more;
@@ -209,7 +209,7 @@ TEST(RpcTransport, ASessionThatCannotBeConnectedIsNotOpened) {
   Config few = forgetful();
   few.connections.maximum = 1;
   BulkCalls t(few);
-  Node other(with(RpcCarrier::connections));
+  Node other(with(RpcTransport::connection));
   std::vector<Error> closed;
   SessionOptions options;
   options.on_closed = [&closed](Session, const Error& e) { closed.push_back(e); };
@@ -257,7 +257,7 @@ TEST(RpcTransport, RepliesOfLongCallsCanBeWrittenWhereTheyAreSentFrom) {
 
 /// A session over a connection, which the test loses.
 struct Losing {
-  explicit Losing(const Config& c = with(RpcCarrier::connections))
+  explicit Losing(const Config& c = with(RpcTransport::connection))
       : server(all.add(c)), client(all.add(c)) {
     EXPECT_TRUE(server.core.serve(kLater, [this](Request& r) { later.push_back(r.defer()); }));
     session = client.open(server);

@@ -49,7 +49,7 @@ TEST(RpcSessionStates, NoCallIsMadeOnceItsSessionCloses) {
 }
 
 TEST(RpcSessionStates, NoCallIsMadeByTheCallbacksOfASessionThatIsLost) {
-  Calls t(over(RpcCarrier::datagrams));  // a connection that is lost is made again
+  Calls t(over(RpcTransport::datagram));  // a connection that is lost is made again
   (void)t.call(kEcho, {});
   std::vector<Status> within;
   Status status = Status::ok;
@@ -143,7 +143,7 @@ TEST(RpcSessionStates, WhatHasNoBufferIsShortWithOptionsAsWell) {
 TEST(RpcSessionStates, AnAnswerBetweenPollsGoesOutAtOnce) {
   if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "sent is there";
   Config c = rpc_config();
-  c.memory.large_bytes = 4u << 20;
+  c.memory.rendezvous_bytes = 4u << 20;
   Calls t(c);
   Buffer room = t.client.buffer(8000);
   CallOptions into;

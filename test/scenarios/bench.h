@@ -101,7 +101,7 @@ inline Config scenario_config() {
   c.leases.maximum = 64;
   c.connections.own_domains = 0;
   c.queues.completion_depth = 8192;
-  c.connections.keepalive = 50ms * slowness();
+  c.connections.keepalive_interval = 50ms * slowness();
   c.connections.handshake_timeout *= slowness();
   c.connections.connect_timeout *= slowness();
   // Memory that was leased comes back when its time and all repetitions are over.

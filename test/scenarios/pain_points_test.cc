@@ -184,8 +184,8 @@ Status random_operation(spinwire::base::Random& random, Connection c, const Buff
 TEST(PainPoint9, NoRandomLoadOverfillsASendQueue) {
   Config c = small_config();
   c.queues.send_depth = 16;  // four of them the engine's own
-  c.connections.credit_idle = 1ms;
-  c.connections.keepalive = 1ms;
+  c.connections.credit_idle_timeout = 1ms;
+  c.connections.keepalive_interval = 1ms;
   Pair p(c);
   std::vector<Ends> all{p.ends};
   for (int i = 0; i < 3; ++i) all.push_back(connect(p.client, p.server));

@@ -162,9 +162,9 @@ TEST_P(Scenario28, SumsByMessagesAndByLeasedMemory) {
 Bench::Setup long_setup(std::uint32_t longest) {
   Bench::Setup setup;
   for (Config* c : {&setup.ours, &setup.theirs}) {
-    c->connections.message_bytes = longest;
-    c->connections.large_timeout = 5s;
-    c->memory.large_bytes = longest + 2ull * kMiB;
+    c->connections.max_message_bytes = longest;
+    c->connections.rendezvous_timeout = 5s;
+    c->memory.rendezvous_bytes = longest + 2ull * kMiB;
   }
   setup.ours.memory.send_bytes = longest + 24ull * kMiB;
   return setup;

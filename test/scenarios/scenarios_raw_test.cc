@@ -17,9 +17,9 @@ using namespace engine_test;  // names of a test namespace of its own
 /// pull.
 TEST(Scenario18Long, ALongMessagesBufferIsUsableAgainOnlyAfterTheAnswer) {
   Config config = small_config();
-  config.memory.large_bytes = 2u << 20;
+  config.memory.rendezvous_bytes = 2u << 20;
   config.memory.windows = 4;
-  config.connections.message_bytes = 1u << 20;
+  config.connections.max_message_bytes = 1u << 20;
   Pair p(config);
   bool right = false;
   p.server.on_message = [&](Connection, Message& m) { right = Node::holds(m.bytes(), 5); };

@@ -22,7 +22,7 @@ inline constexpr Method kNever = 2;
 
 inline Config watchful() {
   Config c = Simulation::config();
-  c.connections.keepalive = 20ms;
+  c.connections.keepalive_interval = 20ms;
   c.connections.peer_timeout = 200ms;
   c.connections.connect_timeout = 300ms;
   c.queue_pair.ack_timeout = 8;

@@ -136,7 +136,7 @@ TEST_F(Tools, PairsOfWritesAreCheckedAtAnySize) {
 TEST_F(Tools, MessagesBeyondTheLimitAreRefusedWithAdvice) {
   const Outcome o = run("spinwire-perf", {"lat", "--one-thread", "--size", "65MiB"});
   EXPECT_EQ(o.code, 1);
-  EXPECT_NE(o.err.find("connections.message_bytes"), std::string::npos) << o.err;
+  EXPECT_NE(o.err.find("connections.max_message_bytes"), std::string::npos) << o.err;
 }
 
 TEST_F(Tools, LargeWritesFitBesideTheDialogue) {

@@ -36,8 +36,8 @@ void make_room_for_calls(Config& config, std::uint64_t size, std::uint64_t reply
                          std::uint32_t window) {
   const auto raise = [](std::uint64_t& pool, std::uint64_t bytes) { pool = std::max(pool, bytes); };
   Config::Memory& memory = config.memory;
-  if (size > config.connections.message_bytes) return;  // refused, whatever room there is
-  if (size > kPerfShort) raise(memory.large_bytes, pool_bytes(size, window));
+  if (size > config.connections.max_message_bytes) return;  // refused, whatever room there is
+  if (size > kPerfShort) raise(memory.rendezvous_bytes, pool_bytes(size, window));
   if (reply_size > kPerfShort) raise(memory.lease_bytes, pool_bytes(reply_size, window));
   raise(memory.send_bytes,
         pool_bytes(size, window) + (reply_size > kPerfShort ? pool_bytes(reply_size, window) : 0));
@@ -156,7 +156,7 @@ std::string PerfCaller::find_excess() const {
   if (const std::size_t longest = session().max_call(); shape_.size > longest) {
     return fmt::format(
         "requests of {} bytes are longer than the {} that a session takes; raise "
-        "connections.message_bytes at both ends",
+        "connections.max_message_bytes at both ends",
         shape_.size, longest);
   }
   return {};

@@ -278,7 +278,7 @@ void PerfClient::on_offer(const PerfOffer& offer) {
   if (!one_sided && size_ > server_.max_message()) {
     return break_off(
         fmt::format("messages of {} bytes are longer than the {} that both ends take; raise "
-                    "connections.message_bytes at both, or use --op write",
+                    "connections.max_message_bytes at both, or use --op write",
                     size_, server_.max_message()));
   }
   if (offer.slots > window_ || (one_sided && offer.region.length / offer.slots < size_)) {

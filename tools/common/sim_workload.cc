@@ -22,12 +22,12 @@ Config config_of(Simulation& sim) {
   c.rpc.window = 4;
   c.rpc.backlog = static_cast<std::uint32_t>(1 + sim.random(16));
   c.connections.maximum = 64;
-  c.connections.keepalive = 20ms;
+  c.connections.keepalive_interval = 20ms;
   c.connections.peer_timeout = 400ms;
   c.connections.connect_timeout = 500ms;
   c.connections.handshake_timeout = 300ms;
   c.connections.close_timeout = 200ms;
-  c.connections.credit_idle = 10ms;
+  c.connections.credit_idle_timeout = 10ms;
   c.engine.control_interval = sim.chance(0.25) ? 100us : 1ms;
   c.queue_pair.ack_timeout = 10;  // 4 ms
   c.queue_pair.min_rnr_timer = 8;
@@ -92,8 +92,8 @@ void SimWorld::build() {
   const double without = sim_.chance(0.3) ? 0.4 : 0;  // datagrams
   for (NodeId node = 0; node < nodes; ++node) {
     actors_.emplace_back().connects = sim_.chance(without);
-    config.rpc.datagrams = sim_.chance(0.3) ? RpcDatagrams::verbs : RpcDatagrams::direct;
-    config.rpc.carrier = actors_.back().connects ? RpcCarrier::connections : RpcCarrier::automatic;
+    config.rpc.direct_datagrams = sim_.chance(0.3) ? DirectDatagrams::off : DirectDatagrams::automatic;
+    config.rpc.transport = actors_.back().connects ? RpcTransport::connection : RpcTransport::automatic;
     if (auto added = sim_.add(config); !added) return fail("{}", added.error().message());
   }
   outcome_.nodes = nodes;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks that includes inside src/ point down only:
-#   sim -> engine -> rpc -> agent -> {control, memory, verbs, wire} -> base
+#   sim -> engine -> rpc -> agent -> {config, control} -> {memory, verbs, wire} -> base
 #
 #   tools/dev/check_layers.sh [ROOT]        check ROOT/src (default: this tree)
 #   tools/dev/check_layers.sh --self-test   plant violations and see that each is found
@@ -14,10 +14,11 @@ declare -A may_include=(
   [wire]='base'
   [memory]='base verbs'
   [control]='base verbs wire'
-  [agent]='base control memory verbs wire'
-  [rpc]='base agent control memory verbs wire'
-  [engine]='base rpc agent control memory verbs wire'
-  [sim]='base engine rpc agent control memory verbs wire softverbs'
+  [config]='base memory verbs'
+  [agent]='base config control memory verbs wire'
+  [rpc]='base agent config control memory verbs wire'
+  [engine]='base rpc agent config control memory verbs wire'
+  [sim]='base engine rpc agent config control memory verbs wire softverbs'
 )
 
 # The embedded device is known to one place only, so that nothing else can ask which device it is
@@ -100,10 +101,14 @@ self_test() {
   expect ok src/memory/slab.cc '"verbs/device.h"'
   expect ok src/control/tcp.cc '"wire/handshake.h"'
   expect ok src/verbs/provider_table.cc '"softverbs/device.h"'
+  expect ok src/config/config_check.cc '"memory/arena.h"'
+  expect ok src/agent/agent.cc '"config/connection_settings.h"'
   expect ok src/sim/node.cc '"softverbs/faults.h"'
   expect ok src/sim/node.cc '"engine/engine_core.h"'
   expect bad src/engine/poll.cc '"sim/state.h"'
   expect bad src/engine/poll.cc '"softverbs/faults.h"'
+  expect bad src/config/config_check.cc '"agent/engine_context.h"'
+  expect bad src/control/exchange.cc '"config/config_keys.h"'
   expect bad src/verbs/device.cc '"softverbs/device.h"'
   expect bad src/verbs/provider.h '"softverbs/device.h"'
   expect bad src/softverbs/lane.cc '"verbs/device.h"'

@@ -73,7 +73,7 @@ class Run {
   std::string run() {
     for (NodeId node : {kFirst, kSecond, kClient}) {
       Config config = Simulation::config();
-      config.connections.keepalive = 10ms;
+      config.connections.keepalive_interval = 10ms;
       config.connections.peer_timeout = 50ms;
       if (auto added = sim_.add(config); !added) return added.error().message();
       if (node != kClient) start(node);

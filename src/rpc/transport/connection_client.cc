@@ -53,7 +53,7 @@ void ConnectionDeleter::operator()(ConnectionClient* connection) const noexcept 
 std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept {
   const agent::EngineContext& s = r.context;
   const agent::Agent* const a = c.connection != nullptr ? agent_of(r, *c.connection) : nullptr;
-  std::uint32_t connection = s.config.connections.message_bytes;
+  std::uint32_t connection = s.config.connections.max_message_bytes;
   if (!allows(s.attributes.access, Access::remote_read))
     connection = s.config.connections.eager_bytes;
   if (a != nullptr && a->state == ConnectionState::ready) connection = a->max_message;

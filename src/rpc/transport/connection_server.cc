@@ -155,8 +155,8 @@ void on_call(Rpc& r, ServerSession& s, agent::Agent& a, const RpcMessageHeader& 
   ConnectionServerSlot& v = slot_for(*s.connection, header.number);
   const bool ahead = static_cast<std::int32_t>(header.number - v.number) > 0;
   if (v.state != State::none && !ahead) return fail_protocol(r, a, "a call that was there before");
-  if (header.size > r.context.config.connections.message_bytes)
-    return fail_protocol(r, a, "a request longer than connections.message_bytes");
+  if (header.size > r.context.config.connections.max_message_bytes)
+    return fail_protocol(r, a, "a request longer than connections.max_message_bytes");
   release_reply(v);
   v.number = header.number;
   v.cancel_to_confirm = false;

@@ -11,8 +11,8 @@
 
 namespace spinwire::rpc {
 
-agent::Attributes connection_attributes(const agent::EngineContext& s) noexcept {
-  agent::Attributes attributes = s.attributes;
+config::ConnectionAttributes connection_attributes(const agent::EngineContext& s) noexcept {
+  config::ConnectionAttributes attributes = s.attributes;
   attributes.leases.count = 0;
   return attributes;
 }

@@ -100,7 +100,7 @@ inline agent::Agent* agent_of(const Rpc& r, const ConnectionEnd& e) noexcept {
   return e.agent == kNone ? nullptr : r.context.find(e.agent, e.agent_generation);
 }
 /// The attributes of a session's connection: the engine's, without leases.
-agent::Attributes connection_attributes(const agent::EngineContext& s) noexcept;
+config::ConnectionAttributes connection_attributes(const agent::EngineContext& s) noexcept;
 /// Has the connection advanced at the end of the poll.
 void queue_connection(Rpc& r, ConnectionEnd& e) noexcept;
 void unqueue_connection(Rpc& r, ConnectionEnd& e) noexcept;

@@ -86,7 +86,7 @@ Result<void> DatagramPort::make_receives() {
         fmt::format("the receive pool has blocks for {} of {} receives", there, receive_depth_),
         "raise memory.receive_bytes, or lower rpc.receive_depth");
   }
-  if (shared_.config.rpc.datagrams == RpcDatagrams::direct)
+  if (shared_.config.rpc.direct_datagrams == DirectDatagrams::automatic)
     direct_.device = shared_.device->provider().direct;
   if (direct_.device == nullptr) return {};
   direct_.qp = qp_;

@@ -26,8 +26,8 @@ Config calls_config() {
   c.rpc.sessions = kSessions;
   c.rpc.window = 16;
   c.rpc.receive_depth = 512;
-  c.rpc.least_timeout = 20ms;  // the machine is emulated
-  c.rpc.target_delay = 20ms;
+  c.rpc.min_rto = 20ms;  // the machine is emulated
+  c.rpc.target_rtt = 20ms;
   c.rpc.call_timeout = 120s;
   c.connections.peer_timeout = 60s;
   return c;
@@ -129,7 +129,7 @@ class Client {
     wait("the report", [&] { return there; });
     must(told.once == answers_.size() && told.more == 0, "each has run once");
     const RpcStats s = engine_.rpc_stats();
-    const bool datagrams = engine_.config().rpc.carrier != spinwire::RpcCarrier::connections;
+    const bool datagrams = engine_.config().rpc.transport != spinwire::RpcTransport::connection;
     must((s.retransmits != 0) == datagrams, "something was sent again, by who it is for");
     must(s.bulk_calls == (datagrams ? 0 : s.calls), "calls take the way that they are to");
     std::printf("%zu calls ran and were answered once each, %llu sent again, %llu late answers\n",
@@ -173,7 +173,7 @@ class Client {
 
 int call(const std::string& address, std::uint32_t count, bool connections) {
   Config config = calls_config();
-  if (connections) config.rpc.carrier = spinwire::RpcCarrier::connections;
+  if (connections) config.rpc.transport = spinwire::RpcTransport::connection;
   Client client(config, address, count);
   client.call_all();
   client.compare();

@@ -41,9 +41,9 @@ inline Config config() {
   c.memory.send_bytes = 8u << 20;
   c.memory.receive_bytes = 2u << 20;
   c.memory.lease_bytes = 4u << 20;
-  c.memory.large_bytes = 0;
+  c.memory.rendezvous_bytes = 0;
   c.memory.windows = 0;
-  c.connections.message_bytes = c.connections.eager_bytes;  // no long messages
+  c.connections.max_message_bytes = c.connections.eager_bytes;  // no long messages
   c.queues.receive_depth = 256;
   c.queues.operations = 1024;
   c.queues.completion_depth = 4096;

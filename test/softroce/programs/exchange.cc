@@ -18,7 +18,7 @@ std::string port_of(Via via) { return via == Via::rdma_cm ? ":7472" : ":7471"; }
 
 Config exchange_config() {
   Config c = config();
-  c.connections.eager_bytes = c.connections.message_bytes = 32768;
+  c.connections.eager_bytes = c.connections.max_message_bytes = 32768;
   c.memory.receive_bytes = 16u << 20;
   return c;
 }

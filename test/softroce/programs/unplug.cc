@@ -24,7 +24,7 @@ constexpr std::size_t kDie = 2;  // length of the message that is an order
 
 Config unplug_config() {
   Config c = config();
-  c.connections.keepalive = 200ms;
+  c.connections.keepalive_interval = 200ms;
   return c;
 }
 

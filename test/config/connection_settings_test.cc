@@ -7,9 +7,9 @@
 
 #include <string>
 
+#include "config/connection_settings.h"
 #include "control/address.h"
 #include "control/socket.h"
-#include "engine/connection_settings.h"
 #include "engine/devices.h"
 #include "engine/harness.h"
 
@@ -86,7 +86,7 @@ TEST(EngineConnectionSettings, ReachTheDevice) {
   s.src_path_bits = 3;
   s.static_rate = 7;
   s.access = Access::remote_write;
-  const auto settled = spinwire::engine::resolve(config, **device, s, false);
+  const auto settled = spinwire::config::resolve(config, **device, s, false);
   ASSERT_TRUE(settled) << settled.error().message();
   EXPECT_EQ(settled->mtu, 1024u);
   const auto& options = settled->queue_pair;

@@ -1,4 +1,4 @@
-#include "engine/config_keys.h"
+#include "config/config_keys.h"
 
 #include <fmt/core.h>
 
@@ -9,16 +9,15 @@
 
 #include "base/units.h"
 
-namespace spinwire::engine {
+namespace spinwire::config {
 namespace {
 
 using std::string_view;
 
 constexpr std::array<string_view, 3> kPolicies{"require", "prefer", "off"};
-constexpr std::array<string_view, 2> kSharedReceives{"auto", "off"};
+constexpr std::array<string_view, 2> kAutomaticOrOff{"automatic", "off"};
 constexpr std::array<string_view, 2> kControlModes{"automatic", "manual"};
-constexpr std::array<string_view, 3> kCarriers{"automatic", "datagrams", "connections"};
-constexpr std::array<string_view, 2> kDatagrams{"direct", "verbs"};
+constexpr std::array<string_view, 3> kTransports{"automatic", "datagram", "connection"};
 // In the order of Access.
 constexpr std::array<string_view, 8> kAccess{
     "local",         "remote_read",        "remote_write",        "remote_read_write",
@@ -41,7 +40,7 @@ std::int64_t get_number(const Config& config) {
   if constexpr (std::is_same_v<Value, Nanoseconds>) {
     return value.count();
   } else if constexpr (std::is_same_v<Value, std::uint64_t>) {
-    // Code may have set what no file can; it is out of range either way.
+    // Code may set a value that no file can express; it is out of range either way.
     return static_cast<std::int64_t>(std::min<std::uint64_t>(value, INT64_MAX));
   } else {
     return static_cast<std::int64_t>(value);
@@ -88,7 +87,7 @@ constexpr ConfigKey choice(string_view section, string_view name,
           nullptr};
 }
 
-// Shorthands for the table, where the section's and the member's name stand once each.
+// Shorthands for the table, so that each row names its section and its member once.
 #define SPINWIRE_NUMBER(section, Type, name, kind, least, most, unit, help)                    \
   number<&Config::section, &Config::Type::name>(#section, #name, ValueKind::kind, least, most, \
                                                 unit, help)
@@ -101,36 +100,36 @@ constexpr std::array kKeys{
               "device to open, e.g. \"softverbs\", \"mlx5_0\", \"rxe0\", or \"auto\"", {}, nullptr, nullptr,
               [](Config& config) -> std::string& { return config.device.name; }},
     SPINWIRE_NUMBER(device, Device, port, integer, 0, 255, "",
-                    "port of the device; 0: chosen by the library"),
+                    "port of the device; 0: the library chooses"),
     SPINWIRE_NUMBER(device, Device, gid_index, integer, -1, 255, "",
-                    "index in the port's GID table; -1: chosen by the library"),
+                    "index in the port's GID table; -1: the library chooses"),
     ConfigKey{"device", "address", ValueKind::text, 0, 63, "bytes",
-              "numeric IP address of this host whose GID is wanted; may be empty", {}, nullptr,
+              "IP address of this host that selects the GID; empty: any", {}, nullptr,
               nullptr, [](Config& config) -> std::string& { return config.device.address; }},
 
-    SPINWIRE_CHOICE(memory, Memory, hugepages, kPolicies, "take the pools in hugepages"),
+    SPINWIRE_CHOICE(memory, Memory, hugepages, kPolicies, "place the pools in hugepages"),
     SPINWIRE_CHOICE(memory, Memory, lock, kPolicies, "lock the pools in memory"),
     SPINWIRE_NUMBER(memory, Memory, send_bytes, bytes, 2 * kMiB, kTiB, "", "send pool"),
     SPINWIRE_NUMBER(memory, Memory, receive_bytes, bytes, 2 * kMiB, kTiB, "", "receive pool"),
     SPINWIRE_NUMBER(memory, Memory, lease_bytes, bytes, 2 * kMiB, kTiB, "",
                     "pool of memory exposed to peers"),
-    SPINWIRE_NUMBER(memory, Memory, large_bytes, bytes, 0, kTiB, "",
-                    "pool that messages above eager_bytes arrive in"),
+    SPINWIRE_NUMBER(memory, Memory, rendezvous_bytes, bytes, 0, kTiB, "",
+                    "pool that receives messages above eager_bytes"),
     SPINWIRE_NUMBER(memory, Memory, windows, integer, 0, 65536, "",
-                    "memory windows: large messages on the way from here, and leases, at once"),
+                    "memory windows, for rendezvous messages and leases in progress"),
 
     SPINWIRE_NUMBER(queues, Queues, send_depth, integer, 16, 32768, "work requests",
                     "send queue of each connection"),
     SPINWIRE_NUMBER(queues, Queues, receive_depth, integer, 16, 32768, "work requests",
                     "posted receives of the engine"),
-    SPINWIRE_CHOICE(queues, Queues, shared_receives, kSharedReceives,
-                    "off: each connection has its own part of them"),
+    SPINWIRE_CHOICE(queues, Queues, shared_receive_queue, kAutomaticOrOff,
+                    "off: each connection has a part of the receives"),
     SPINWIRE_NUMBER(queues, Queues, completion_depth, integer, 64, 4194304, "entries",
                     "completion queue of the engine"),
     SPINWIRE_NUMBER(queues, Queues, operations, integer, 16, 1048576, "",
                     "operations in flight, all connections together"),
     SPINWIRE_NUMBER(queues, Queues, inline_bytes, bytes, 0, kKiB, "",
-                    "payloads up to this length are sent inline"),
+                    "payloads up to this length go inline"),
     SPINWIRE_NUMBER(queues, Queues, receive_postlist, integer, 1, 64, "work requests",
                     "receives reposted at once"),
     SPINWIRE_NUMBER(queues, Queues, poll_batch, integer, 1, 64, "entries",
@@ -139,57 +138,57 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(connections, Connections, maximum, integer, 1, 65536, "",
                     "connections of the engine"),
     SPINWIRE_NUMBER(connections, Connections, own_domains, integer, 0, 65536, "",
-                    "of these, connections with a protection domain of their own"),
+                    "connections with a protection domain of their own, at once"),
     SPINWIRE_NUMBER(connections, Connections, handshakes, integer, 1, 4096, "",
                     "unfinished handshakes at once, inbound and outbound each"),
     SPINWIRE_NUMBER(connections, Connections, eager_bytes, bytes, 64, kMiB - 64, "",
-                    "longer messages are exposed, and pulled by the receiver"),
-    SPINWIRE_NUMBER(connections, Connections, message_bytes, bytes, 64, kGiB, "",
+                    "the receiver READs longer messages (rendezvous)"),
+    SPINWIRE_NUMBER(connections, Connections, max_message_bytes, bytes, 64, kGiB, "",
                     "longest message"),
-    SPINWIRE_NUMBER(connections, Connections, large_timeout, duration, kMillisecond, kHour, "",
-                    "a large message waits this long for a block to arrive in"),
+    SPINWIRE_NUMBER(connections, Connections, rendezvous_timeout, duration, kMillisecond, kHour, "",
+                    "a rendezvous message waits this long for a block of the receiver"),
     SPINWIRE_NUMBER(connections, Connections, credits, integer, 1, 32768, "receives",
-                    "most receives granted to one peer"),
+                    "most receives reserved for one peer"),
     SPINWIRE_NUMBER(connections, Connections, mtu, integer, 256, 4096, "bytes",
                     "path MTU, a power of two"),
     SPINWIRE_NUMBER(connections, Connections, connect_timeout, duration, kMillisecond, kHour, "",
-                    "an outbound connection has to be ready within this time"),
+                    "an outbound connection must be ready within this time"),
     SPINWIRE_NUMBER(connections, Connections, handshake_timeout, duration, kMillisecond, kHour, "",
-                    "an inbound handshake has to be complete within this time"),
+                    "an inbound handshake must complete within this time"),
     SPINWIRE_NUMBER(connections, Connections, close_timeout, duration, kMillisecond, kHour, "",
                     "a closing connection waits this long for its completions"),
-    SPINWIRE_NUMBER(connections, Connections, keepalive, duration, kMillisecond, kHour, "",
-                    "a peer silent for this long is probed"),
+    SPINWIRE_NUMBER(connections, Connections, keepalive_interval, duration, kMillisecond, kHour, "",
+                    "the engine probes a peer that is silent for this long"),
     SPINWIRE_NUMBER(connections, Connections, peer_timeout, duration, kMillisecond, kHour, "",
-                    "a peer that leaves us unanswered for this long is lost"),
-    SPINWIRE_NUMBER(connections, Connections, credit_idle, duration, kMillisecond, kHour, "",
-                    "credits unused for this long go back to the engine"),
+                    "a peer that does not answer for this long is lost"),
+    SPINWIRE_NUMBER(connections, Connections, credit_idle_timeout, duration, kMillisecond, kHour, "",
+                    "credit unused for this long returns to the engine"),
 
     SPINWIRE_NUMBER(leases, Leases, count, integer, 0, 65536, "",
                     "leases of each connection at once, each way"),
-    SPINWIRE_NUMBER(leases, Leases, bytes, bytes, 0, kGiB, "",
-                    "of one lease that a peer asks for"),
+    SPINWIRE_NUMBER(leases, Leases, max_bytes, bytes, 0, kGiB, "",
+                    "longest lease that a peer may request"),
     SPINWIRE_NUMBER(leases, Leases, total_bytes, bytes, 0, kTiB, "",
-                    "of all leases that a peer asked for"),
-    SPINWIRE_NUMBER(leases, Leases, alignment, bytes, 1, 2 * kMiB, "",
-                    "that a peer may ask for, a power of two"),
-    SPINWIRE_NUMBER(leases, Leases, longest, duration, kMillisecond, kHour, "",
-                    "time of a lease"),
+                    "all leases that a peer requested, together"),
+    SPINWIRE_NUMBER(leases, Leases, max_alignment, bytes, 1, 2 * kMiB, "",
+                    "largest alignment that a peer may request, a power of two"),
+    SPINWIRE_NUMBER(leases, Leases, max_duration, duration, kMillisecond, kHour, "",
+                    "longest duration of a lease"),
     SPINWIRE_NUMBER(leases, Leases, maximum, integer, 0, 32768, "",
                     "leases of the engine at once, each way"),
     SPINWIRE_NUMBER(leases, Leases, guard, duration, kMicrosecond, kSecond, "",
-                    "nothing is started on a peer's memory this long before its time is over"),
+                    "no operation on a lease starts within this time of its end"),
 
     SPINWIRE_NUMBER(queue_pair, QueuePair, ack_timeout, integer, 1, 31, "",
-                    "time until a retry is 4.096 us * 2^this"),
+                    "time until a retry: 4.096 us * 2^n"),
     SPINWIRE_NUMBER(queue_pair, QueuePair, retry_count, integer, 0, 7, "",
                     "retries until the peer is lost"),
     SPINWIRE_NUMBER(queue_pair, QueuePair, rnr_retry, integer, 0, 7, "",
-                    "retries when the peer has no receive posted; 7: for ever"),
+                    "retries when the peer has no receive posted; 7: without end"),
     SPINWIRE_NUMBER(queue_pair, QueuePair, min_rnr_timer, integer, 1, 31, "",
-                    "time between those, in the InfiniBand encoding; 12: 0.64 ms"),
+                    "time between RNR retries, in the InfiniBand encoding; 12: 0.64 ms"),
     SPINWIRE_NUMBER(queue_pair, QueuePair, rd_atomic, integer, 1, 128, "",
-                    "READs and atomics outstanding at once; fewer if the device has fewer"),
+                    "READs and atomics outstanding at once, limited by the device"),
     SPINWIRE_NUMBER(queue_pair, QueuePair, service_level, integer, 0, 15, "",
                     "InfiniBand service level"),
     SPINWIRE_NUMBER(queue_pair, QueuePair, traffic_class, integer, 0, 255, "",
@@ -203,32 +202,32 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(queue_pair, QueuePair, src_path_bits, integer, 0, 127, "",
                     "added to the port's LID; InfiniBand only"),
     SPINWIRE_NUMBER(queue_pair, QueuePair, static_rate, integer, 0, 24, "",
-                    "rate in the InfiniBand encoding; 0: as fast as the port"),
+                    "rate in the InfiniBand encoding; 0: the port's rate"),
     SPINWIRE_NUMBER(queue_pair, QueuePair, psn, integer, -1, 0xffffff, "",
                     "number of the first packet; -1: random"),
     SPINWIRE_CHOICE(queue_pair, QueuePair, access, kAccess,
-                    "the most that peers may do with memory"),
+                    "most rights that a key may give a peer"),
 
-    SPINWIRE_CHOICE(rpc, Rpc, carrier, kCarriers,
-                    "what calls go over; automatic: datagrams where the device has them, else connections"),
-    SPINWIRE_CHOICE(rpc, Rpc, datagrams, kDatagrams,
-                    "how datagrams go; direct: without work requests where the device can"),
+    SPINWIRE_CHOICE(rpc, Rpc, transport, kTransports,
+                    "how calls travel; automatic: by datagram if the devices can, else by connection"),
+    SPINWIRE_CHOICE(rpc, Rpc, direct_datagrams, kAutomaticOrOff,
+                    "send short datagrams without work requests if the device can"),
     SPINWIRE_NUMBER(rpc, Rpc, sessions, integer, 1, 1048575, "",
                     "sessions of the engine, opened and served each"),
     SPINWIRE_NUMBER(rpc, Rpc, window, integer, 1, 64, "",
                     "calls of a session at once, a power of two"),
     SPINWIRE_NUMBER(rpc, Rpc, backlog, integer, 1, 4096, "",
-                    "further calls that wait here, per session"),
+                    "further calls that wait, per session"),
     SPINWIRE_NUMBER(rpc, Rpc, send_depth, integer, 64, 32768, "",
                     "datagrams being sent by work requests, a power of two"),
     SPINWIRE_NUMBER(rpc, Rpc, receive_depth, integer, 64, 32768, "",
-                    "datagrams that can arrive at once"),
-    SPINWIRE_NUMBER(rpc, Rpc, least_timeout, duration, 10 * kMicrosecond, 10 * kSecond, "",
-                    "an unanswered request is sent again after this, or longer if replies take it"),
+                    "posted receives for datagrams"),
+    SPINWIRE_NUMBER(rpc, Rpc, min_rto, duration, 10 * kMicrosecond, 10 * kSecond, "",
+                    "shortest retransmission time-out of a request"),
     SPINWIRE_NUMBER(rpc, Rpc, call_timeout, duration, kMicrosecond, kHour, "",
-                    "a call without a deadline of its own ends after this"),
-    SPINWIRE_NUMBER(rpc, Rpc, target_delay, duration, 0, kSecond, "",
-                    "sessions send less while replies take longer on the way; 0: they do not mind"),
+                    "time-out of a call that names none"),
+    SPINWIRE_NUMBER(rpc, Rpc, target_rtt, duration, 0, kSecond, "",
+                    "target round trip of congestion control; 0 disables it"),
 
     SPINWIRE_CHOICE(engine, Engine, control, kControlModes,
                     "manual: poll() takes no control step"),
@@ -263,7 +262,7 @@ std::string quote(string_view text) {
   return result + '"';
 }
 
-/// Present text; no key's accessor changes the config.
+/// The present value of a text. No key's accessor changes the config.
 const std::string& text_of(const ConfigKey& key, const Config& config) {
   return key.text(const_cast<Config&>(config));
 }
@@ -305,7 +304,7 @@ std::string range_text(const ConfigKey& key) {
   return range;
 }
 
-std::string wanted_text(const ConfigKey& key) {
+std::string remedy_text(const ConfigKey& key) {
   const std::string range = range_text(key);
   switch (key.kind) {
     case ValueKind::text:
@@ -395,7 +394,7 @@ bool in_range(const ConfigKey& key, const Config& config) {
 }
 
 std::size_t edit_distance(string_view a, string_view b) {
-  // Three rows of the usual table: a swap of neighbours looks two rows back.
+  // Three rows of the Damerau-Levenshtein table, because a swap of neighbours looks two rows back.
   std::vector<std::size_t> before(b.size() + 1);
   std::vector<std::size_t> above(b.size() + 1);
   std::vector<std::size_t> row(b.size() + 1);
@@ -419,7 +418,7 @@ const ConfigKey& nearest_config_key(string_view section, string_view name) {
   const auto distance = [&](const ConfigKey& key) {
     const std::size_t by_name = edit_distance(key.name, name);
     const std::size_t by_section = section.empty() ? 0 : edit_distance(key.section, section);
-    // A right name in a wrong section is nearer than any wrong name.
+    // The right name in the wrong section is nearer than any wrong name.
     return by_name == 0 ? std::min<std::size_t>(by_section, 1) : 1 + by_name + by_section;
   };
   return *std::min_element(kKeys.begin(), kKeys.end(),
@@ -442,4 +441,4 @@ const ConfigKey& nearest_environment_key(string_view variable) {
   });
 }
 
-}  // namespace spinwire::engine
+}  // namespace spinwire::config

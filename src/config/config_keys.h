@@ -1,4 +1,7 @@
-// The table of settings: what drives parsing, ranges, the environment and the written form.
+// The table of settings: names, ranges and help texts, and how values are read and written.
+//
+// Parsing, range checks, the environment and the TOML form all follow this table, so that a new
+// setting needs one member in include/spinwire/config.h and one row here.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +11,12 @@
 
 #include "spinwire/config.h"
 
-namespace spinwire::engine {
+namespace spinwire::config {
 
 enum class ValueKind : std::uint8_t { text, integer, bytes, duration, choice };
 
-/// One setting. Everything but text is held as a number: bytes, nanoseconds, or which of the
-/// choices; `least` and `most` bound it, or the length of a text.
+/// One setting. All kinds but text are held as a number: bytes, nanoseconds, or the index of a
+/// choice. `least` and `most` bound the number, or the length of a text.
 struct ConfigKey {
   std::string_view section;
   std::string_view name;
@@ -28,9 +31,9 @@ struct ConfigKey {
   std::string& (*text)(Config& config);  ///< instead of get and set, for text
 };
 
-/// In the order of include/spinwire/config.h, sections together.
+/// All settings in the order of include/spinwire/config.h, sections together.
 [[nodiscard]] std::span<const ConfigKey> config_keys() noexcept;
-/// Null when there is none.
+/// Null if the setting does not exist.
 [[nodiscard]] const ConfigKey* find_config_key(std::string_view section,
                                                std::string_view name) noexcept;
 [[nodiscard]] bool is_config_section(std::string_view section) noexcept;
@@ -41,35 +44,32 @@ struct ConfigKey {
 [[nodiscard]] std::string environment_name(const ConfigKey& key);
 /// The range for readers: "1 .. 255", "1ms .. 1h", or the choices.
 [[nodiscard]] std::string range_text(const ConfigKey& key);
-/// What the key takes, as a remedy: "give a whole number in 1 .. 255".
-[[nodiscard]] std::string wanted_text(const ConfigKey& key);
+/// The remedy for a bad value: "give a whole number in 1 .. 255".
+[[nodiscard]] std::string remedy_text(const ConfigKey& key);
 /// A value for readers: "4KiB", "100us", "prefer".
 [[nodiscard]] std::string value_text(const ConfigKey& key, std::int64_t value);
-/// The present value as it is written in TOML, quoted where TOML wants it.
+/// The present value for readers.
+[[nodiscard]] std::string present_text(const ConfigKey& key, const Config& config);
+/// The present value as TOML.
 [[nodiscard]] std::string toml_value(const ConfigKey& key, const Config& config);
 
-/// Sets a number; or one phrase that says what is wrong with it, fit to follow it: "is out of
-/// range". Not for text.
+/// Sets a number. The error is a phrase to follow the number: "is out of range". Not for text.
 [[nodiscard]] tl::expected<void, std::string> set_from_number(const ConfigKey& key, Config& config,
                                                               std::int64_t number);
-/// The same from text such as the environment or a TOML string holds. For any key.
+/// Sets a value of any kind from text, as the environment and TOML strings hold it. The error is a
+/// phrase to follow the text.
 [[nodiscard]] tl::expected<void, std::string> set_from_text(const ConfigKey& key, Config& config,
                                                             std::string_view text);
 /// Whether the present value lies in the key's range.
 [[nodiscard]] bool in_range(const ConfigKey& key, const Config& config);
-/// The present value for readers.
-[[nodiscard]] std::string present_text(const ConfigKey& key, const Config& config);
 
-/// Entries of the completion queue that connections can need at once.
-[[nodiscard]] std::uint64_t most_completions(const Config& config) noexcept;
-
-/// Changes that turn one text into the other: insert, remove, replace, or swap two neighbours.
+/// Number of edits that turn one text into the other: insert, remove, replace, or swap neighbours.
 [[nodiscard]] std::size_t edit_distance(std::string_view a, std::string_view b);
-/// The key most like `section.name`. A key of that very name in another section comes first;
-/// `section` may be empty.
+/// The key most similar to `section.name`, where a key of that very name in another section comes
+/// first. `section` may be empty.
 [[nodiscard]] const ConfigKey& nearest_config_key(std::string_view section, std::string_view name);
 [[nodiscard]] std::string_view nearest_config_section(std::string_view section);
-/// The key whose environment name is most like `variable`.
+/// The key whose environment name is most similar to `variable`.
 [[nodiscard]] const ConfigKey& nearest_environment_key(std::string_view variable);
 
-}  // namespace spinwire::engine
+}  // namespace spinwire::config

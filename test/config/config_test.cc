@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "engine/config_keys.h"
+#include "config/config_keys.h"
 
 namespace config_test {
 namespace {
@@ -133,7 +133,7 @@ receive_bytes = 33554432
 [connections]
 eager_bytes = "2048"
 connect_timeout = "250ms"
-keepalive = "2min"
+keepalive_interval = "2min"
 [engine]
 control = "manual"
 control_interval = "1500us"
@@ -147,7 +147,7 @@ control_interval = "1500us"
   EXPECT_EQ(config.memory.receive_bytes, 32u << 20);
   EXPECT_EQ(config.connections.eager_bytes, 2048u);
   EXPECT_EQ(config.connections.connect_timeout, Nanoseconds(250ms));
-  EXPECT_EQ(config.connections.keepalive, Nanoseconds(2min));
+  EXPECT_EQ(config.connections.keepalive_interval, Nanoseconds(2min));
   EXPECT_EQ(config.engine.control, ControlMode::manual);
   EXPECT_EQ(config.engine.control_interval, Nanoseconds(1500us));
   EXPECT_EQ(config.queues.send_depth, Config{}.queues.send_depth);
@@ -160,10 +160,10 @@ TEST(Config, ReadsDottedAndInlineTables) {
 
 // Every key set to both ends of its range comes back from the written form.
 TEST(Config, EveryKeyReadsWhatItWrites) {
-  for (const auto& key : spinwire::engine::config_keys()) {
+  for (const auto& key : spinwire::config::config_keys()) {
     for (const std::int64_t end : {key.least, key.most}) {
       Config config;
-      if (key.kind == spinwire::engine::ValueKind::text) {
+      if (key.kind == spinwire::config::ValueKind::text) {
         key.text(config) = std::string(static_cast<std::size_t>(end), '"');
       } else {
         key.set(config, end);
@@ -185,8 +185,8 @@ TEST(Config, EveryKeyReadsWhatItWrites) {
 }
 
 TEST(Config, EveryKeyRefusesWhatIsJustOutsideItsRange) {
-  for (const auto& key : spinwire::engine::config_keys()) {
-    using spinwire::engine::ValueKind;
+  for (const auto& key : spinwire::config::config_keys()) {
+    using spinwire::config::ValueKind;
     if (key.kind == ValueKind::choice) continue;
     for (const std::int64_t outside : {key.least - 1, key.most + 1}) {
       std::string value;
@@ -545,9 +545,9 @@ TEST(ConfigCheck, TimesAreLongerThanTheControlInterval) {
       {"connect_timeout", &Config::Connections::connect_timeout},
       {"handshake_timeout", &Config::Connections::handshake_timeout},
       {"close_timeout", &Config::Connections::close_timeout},
-      {"keepalive", &Config::Connections::keepalive},
+      {"keepalive_interval", &Config::Connections::keepalive_interval},
       {"peer_timeout", &Config::Connections::peer_timeout},
-      {"credit_idle", &Config::Connections::credit_idle},
+      {"credit_idle_timeout", &Config::Connections::credit_idle_timeout},
   };
   for (const auto& [name, member] : times) {
     Config config;
@@ -561,15 +561,15 @@ TEST(ConfigCheck, TimesAreLongerThanTheControlInterval) {
 
 TEST(ConfigCheck, PeersAreProbedBeforeTheyAreLost) {
   Config config;
-  config.connections.keepalive = 2s;
+  config.connections.keepalive_interval = 2s;
   config.connections.peer_timeout = 2s;
   EXPECT_TRUE(config.check());
-  config.connections.keepalive = 2001ms;
+  config.connections.keepalive_interval = 2001ms;
   EXPECT_EQ(bad_check(config).asked, "connections.peer_timeout = 2s");
 }
 
 TEST(ConfigKeys, EditDistanceCountsSingleChanges) {
-  using spinwire::engine::edit_distance;
+  using spinwire::config::edit_distance;
   EXPECT_EQ(edit_distance("", ""), 0u);
   EXPECT_EQ(edit_distance("mtu", ""), 3u);
   EXPECT_EQ(edit_distance("", "mtu"), 3u);
@@ -580,8 +580,8 @@ TEST(ConfigKeys, EditDistanceCountsSingleChanges) {
 }
 
 TEST(ConfigKeys, EnvironmentNamesAreDistinct) {
-  for (const auto& a : spinwire::engine::config_keys()) {
-    for (const auto& b : spinwire::engine::config_keys()) {
+  for (const auto& a : spinwire::config::config_keys()) {
+    for (const auto& b : spinwire::config::config_keys()) {
       EXPECT_TRUE(&a == &b || environment_name(a) != environment_name(b)) << environment_name(a);
     }
   }
