@@ -115,11 +115,14 @@ unit_of = $(foreach d,$(patsubst %/,%,$(dir $(1))),$(if $(filter src/%,$(d)),\
 LIB_UNITS := $(sort $(foreach s,$(LIB_SRC),$(call unit_of,$(s))))
 # The longest first.
 LIB_UNITS := $(filter src/engine,$(LIB_UNITS)) $(filter-out src/engine,$(LIB_UNITS))
-LIB_OBJ := $(LIB_UNITS:%=$(OBJ)/%.o) $(call object,$(LIB_APART))
+# The simulator is a library of its own, so that programs which do not simulate do not carry it.
+SIM_OBJ := $(OBJ)/src/sim.o
+LIB_OBJ := $(filter-out $(SIM_OBJ),$(LIB_UNITS:%=$(OBJ)/%.o)) $(call object,$(LIB_APART))
 LIB_SRC += $(LIB_APART)
 TOOL_SRC := $(wildcard tools/*.cc)
 EXAMPLE_SRC := $(wildcard tools/examples/*.cc)
 TOOL_COMMON_SRC := $(wildcard tools/common/*.cc)
+TOOL_SIM_SRC := $(wildcard tools/sim/*.cc)
 PRELOAD_SRC := $(wildcard tools/preload/*.cc)
 PROBE_SRC := $(wildcard test/preload/programs/*.cc)
 SOFTROCE_SRC := $(wildcard test/softroce/programs/*.cc)
@@ -128,9 +131,10 @@ BENCH_COMMON_SRC := $(wildcard bench/common/*.cc)
 COUNT_SRC := $(wildcard bench/count/*.cc)
 PEER_SRC := $(wildcard bench/peers/*.cc)
 # So are the folders that programs share.
-SHARED_UNITS := tools/common tools/preload bench/common
+SHARED_UNITS := tools/common tools/sim tools/preload bench/common
 UNITS := $(LIB_UNITS) $(SHARED_UNITS)
-UNIT_SRC := $(filter-out $(LIB_APART),$(LIB_SRC)) $(TOOL_COMMON_SRC) $(PRELOAD_SRC) $(BENCH_COMMON_SRC)
+UNIT_SRC := $(filter-out $(LIB_APART),$(LIB_SRC)) $(TOOL_COMMON_SRC) $(TOOL_SIM_SRC) $(PRELOAD_SRC) \
+  $(BENCH_COMMON_SRC)
 # $(call sources_of,FOLDER), as its programs include them
 sources_of = $(patsubst $(firstword $(subst /, ,$(1)))/%,%,$(foreach s,$(UNIT_SRC),\
   $(if $(filter $(1),$(call unit_of,$(s))),$(s))))
@@ -162,6 +166,7 @@ VERSION := $(shell awk '/^\#define SPINWIRE_VERSION_M|^\#define SPINWIRE_VERSION
   { v = v (v == "" ? "" : ".") $$3 } END { print v }' include/spinwire/version.h)
 SOVERSION := $(firstword $(subst ., ,$(VERSION)))
 STATIC := $(LIB)/libspinwire.a
+SIM := $(LIB)/libspinwire-sim.a
 SONAME := libspinwire.so.$(SOVERSION)
 SHARED := $(LIB)/libspinwire.so.$(VERSION)
 PRELOAD := $(LIB)/libsoftverbs-preload.so
@@ -178,7 +183,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 
 ## all: libraries, tools and examples
 all: libs tools examples preload
-libs: $(STATIC) $(SHARED)
+libs: $(STATIC) $(SHARED) $(SIM)
 tools: $(TOOLS)
 examples: $(EXAMPLES)
 ## preload: softverbs-preload, which shows the embedded device to programs for libibverbs
@@ -336,7 +341,7 @@ CONFORMANCE_OBJ := $(OBJ)/test/conformance/conformance.o
 $(CONFORMANCE_OBJ): $(GEN)/conformance.inc
 $(CONFORMANCE_OBJ): OPT = $(TEST_OPT)
 
--include $(patsubst %.o,%.d,$(TEST_OBJ) $(CONFORMANCE_OBJ) $(LIB_OBJ) $(SHARED_UNITS:%=$(OBJ)/%.o) \
+-include $(patsubst %.o,%.d,$(TEST_OBJ) $(CONFORMANCE_OBJ) $(LIB_OBJ) $(SIM_OBJ) $(SHARED_UNITS:%=$(OBJ)/%.o) \
   $(call object,$(TOOL_SRC) $(EXAMPLE_SRC) $(BENCH_SRC) $(COUNT_SRC) $(PEER_SRC) $(PROBE_SRC) \
   $(SOFTROCE_SRC)))
 
@@ -350,11 +355,17 @@ endef
 
 $(STATIC): $(LIB_OBJ) $(GEN)/lib.list
 	$(archive)
+# Linked ahead of the static library, whose insides it uses.
+$(SIM): $(SIM_OBJ) $(GEN)/lib.list
+	$(archive)
 
 # Sources that several tools or benchmarks share; a program gets what it uses of them.
 TOOL_COMMON := $(OBJ)/tools/libcommon.a
 BENCH_COMMON := $(OBJ)/bench/libcommon.a
 $(TOOL_COMMON): $(OBJ)/tools/common.o
+	$(archive)
+TOOL_SIM := $(OBJ)/tools/libsim.a
+$(TOOL_SIM): $(OBJ)/tools/sim.o
 	$(archive)
 $(BENCH_COMMON): $(OBJ)/bench/common.o
 	$(archive)
@@ -396,8 +407,10 @@ $(BIN)/$(1): $(call object,$(2)) $(3) $(STATIC) $(GEN)/link
 
 endef
 
-$(eval $(foreach s,$(TOOL_SRC) $(EXAMPLE_SRC),\
-  $(call program,$(call dashed,$(s)),$(s),$(TOOL_COMMON))))
+# Of the tools and examples, these simulate.
+SIM_PROGRAMS := tools/spinwire_sim.cc tools/examples/sim_test.cc
+$(eval $(foreach s,$(TOOL_SRC) $(EXAMPLE_SRC),$(call program,$(call dashed,$(s)),$(s),\
+  $(if $(filter $(s),$(SIM_PROGRAMS)),$(TOOL_SIM) $(SIM)) $(TOOL_COMMON))))
 $(eval $(foreach s,$(COUNT_SRC),$(call program,count-$(call dashed,$(s)),$(s),$(BENCH_COMMON))))
 $(eval $(foreach s,$(SOFTROCE_SRC),$(call program,softroce-$(call dashed,$(s)),$(s))))
 # Programs of tests that know nothing but libibverbs.
@@ -418,7 +431,7 @@ $(CONFORMANCE): $(CONFORMANCE_OBJ) $(GEN)/link
 $(eval $(foreach s,$(PEER_SRC),$(call program,peer-$(call dashed,$(s)),$(s),$(BENCH_COMMON),\
   -lucp -lucs)))
 $(eval $(call program,spinwire-bench,$(BENCH_SRC),$(BENCH_COMMON),-lbenchmark -lbenchmark_main))
-$(eval $(call program,spinwire-tests,$(TEST_MAIN_SRC),$(TEST_UNIT_OBJ)))
+$(eval $(call program,spinwire-tests,$(TEST_MAIN_SRC),$(TEST_UNIT_OBJ) $(SIM)))
 
 # ---- fuzzing ----------------------------------------------------------------------------------
 
@@ -569,13 +582,14 @@ install: libs tools preload
 	$(Q)install -d $(DESTDIR){$(INCLUDEDIR)/spinwire,$(LIBDIR)/pkgconfig,$(CMAKEDIR)} \
 	  $(DESTDIR){$(BINDIR),$(SHAREDIR)/conf}
 	$(Q)install -m 644 include/spinwire/*.h $(DESTDIR)$(INCLUDEDIR)/spinwire
-	$(Q)install -m 644 $(STATIC) $(DESTDIR)$(LIBDIR)
+	$(Q)install -m 644 $(STATIC) $(SIM) $(DESTDIR)$(LIBDIR)
 	$(Q)install -m 755 $(SHARED) $(DESTDIR)$(LIBDIR)
 	$(Q)install -m 755 $(PRELOAD) $(DESTDIR)$(LIBDIR)
 	$(Q)$(call preload_script,$(BINDIR),$(LIBDIR)) >$(DESTDIR)$(BINDIR)/softverbs-preload
 	$(Q)chmod 755 $(DESTDIR)$(BINDIR)/softverbs-preload
 	$(Q)cp -d $(LIB)/$(SONAME) $(LIB)/libspinwire.so $(DESTDIR)$(LIBDIR)
-	$(Q)$(FILL) $(TEMPLATES)/spinwire.pc.in >$(DESTDIR)$(LIBDIR)/pkgconfig/spinwire.pc
+	$(Q)for f in spinwire.pc spinwire-sim.pc; do \
+	  $(FILL) $(TEMPLATES)/$$f.in >$(DESTDIR)$(LIBDIR)/pkgconfig/$$f; done
 	$(Q)for f in SpinwireConfig.cmake SpinwireConfigVersion.cmake; do \
 	  $(FILL) $(TEMPLATES)/$$f.in >$(DESTDIR)$(CMAKEDIR)/$$f; done
 	$(if $(TOOLS),$(Q)install -m 755 $(TOOLS) $(DESTDIR)$(BINDIR))

@@ -2,7 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include "common/cli.h"
-#include "common/sim_campaign.h"
+#include "sim/sim_campaign.h"
 
 int main(int argc, char** argv) {
   using namespace spinwire;  // NOLINT: a program of one file

@@ -3,8 +3,10 @@
 // and come back. All chance comes from one number: the same seed, program and calls give the same
 // run, bit by bit, so that a failure found by trying seeds happens again for its seed.
 //
-// Everything here is set-up code, to be called by the thread that made the simulation; not from
-// inside callbacks unless it says so. tools/examples/sim_test.cc shows it in use.
+// Everything here is set-up code. Call it from the thread that made the simulation, and not from
+// inside callbacks unless the function allows it. tools/examples/sim_test.cc shows an example. The
+// simulator is a library of its own: link with `pkg-config --libs spinwire-sim`, or with the CMake
+// target Spinwire::spinwire_sim.
 #pragma once
 
 #include <cstddef>

@@ -19,7 +19,8 @@ die() {
 
 $make --no-print-directory install DESTDIR="$stage" PREFIX=$prefix LIBDIR=$prefix/lib
 
-for file in lib/libspinwire.a lib/libspinwire.so lib/pkgconfig/spinwire.pc \
+for file in lib/libspinwire.a lib/libspinwire.so lib/libspinwire-sim.a \
+  lib/pkgconfig/spinwire.pc lib/pkgconfig/spinwire-sim.pc \
   lib/cmake/Spinwire/SpinwireConfig.cmake lib/cmake/Spinwire/SpinwireConfigVersion.cmake; do
   [[ -e "$root/$file" ]] || die "$file was not installed"
 done
@@ -52,9 +53,9 @@ run_consumer() {
 
 # shellcheck disable=SC2046  # pkg-config answers words
 compile() {
-  local out=$1
+  local out=$1 source=${SOURCE:-consumer.cc}
   shift
-  "$cxx" -std=c++20 -Wall -Werror "$here/consumer.cc" -o "$out" "$@"
+  "$cxx" -std=c++20 -Wall -Werror "$here/$source" -o "$out" "$@"
 }
 # shellcheck disable=SC2046
 compile "$stage/shared" $(pkg-config --cflags --libs spinwire)
@@ -69,6 +70,12 @@ compile "$stage/static" $(pkg-config --cflags spinwire) \
 readelf -d "$stage/static" | grep -q 'libspinwire' &&
   die 'pkg-config: the static consumer loads the shared library'
 run_consumer 'pkg-config, static' "$stage/static"
+if nm -C "$stage/static" | grep -q 'spinwire::Simulation'; then
+  die 'a program that does not simulate carries the simulator'
+fi
+# shellcheck disable=SC2046
+SOURCE=consumer_sim.cc compile "$stage/sim" $(pkg-config --cflags --libs spinwire-sim)
+run_consumer 'pkg-config, simulator' "$stage/sim"
 
 if command -v cmake >/dev/null; then
   cmake_quiet() {
@@ -79,6 +86,7 @@ if command -v cmake >/dev/null; then
   cmake_quiet --build "$stage/cmake"
   run_consumer 'CMake, shared' "$stage/cmake/consumer_shared"
   run_consumer 'CMake, static' "$stage/cmake/consumer_static"
+  run_consumer 'CMake, simulator' "$stage/cmake/consumer_sim"
   if cmake -S "$here" -B "$stage/newer" -DCMAKE_PREFIX_PATH="$root" -DWANTED_VERSION=999 \
     >/dev/null 2>&1; then
     die 'CMake: the package claims to be version 999'

@@ -50,8 +50,8 @@ compile() {
     objects+=("$scratch/$unit.o")
   done
   # shellcheck disable=SC2086
-  $COMPILE "$build/obj/tools/spinwire_sim.o" "${objects[@]}" "$build/obj/tools/libcommon.a" \
-    "$build/lib/libspinwire.a" -Wl,--as-needed $LINK -o "$scratch/spinwire-sim"
+  $COMPILE "$build/obj/tools/spinwire_sim.o" "${objects[@]}" "$build/obj/tools/libsim.a" \
+    "$build/obj/tools/libcommon.a" "$build/lib/libspinwire-sim.a" "$build/lib/libspinwire.a" -Wl,--as-needed $LINK -o "$scratch/spinwire-sim"
 }
 
 # Whether runs come out even; what was said is in $scratch/out. One that does not end is broken.

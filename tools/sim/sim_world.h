@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/sim_workload.h"
+#include "sim/sim_workload.h"
 #include "spinwire/spinwire.h"
 
 namespace spinwire::tools {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/sim_world.h"
+#include "sim/sim_world.h"
 
 namespace spinwire::tools {
 

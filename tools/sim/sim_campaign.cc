@@ -1,4 +1,4 @@
-#include "common/sim_campaign.h"
+#include "sim/sim_campaign.h"
 
 #include <fmt/core.h>
 #include <malloc.h>

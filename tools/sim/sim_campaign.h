@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "common/sim_workload.h"
+#include "sim/sim_workload.h"
 
 namespace spinwire::tools {
 

@@ -1,12 +1,12 @@
 // How a run of the simulations' workload goes, and its audit.
-#include "common/sim_workload.h"
+#include "sim/sim_workload.h"
 
 #include <algorithm>
 #include <array>
 #include <iterator>
 #include <utility>
 
-#include "common/sim_world.h"
+#include "sim/sim_world.h"
 
 namespace spinwire::tools {
 

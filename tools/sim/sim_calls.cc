@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "common/sim_world.h"
+#include "sim/sim_world.h"
 
 namespace spinwire::tools {
 
