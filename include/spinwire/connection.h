@@ -422,8 +422,8 @@ class SPINWIRE_API Connection {
   [[nodiscard]] ConnectionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == ConnectionState::ready; }
   /// Longest message that send(), or on a raw connection send_raw(), accepts: the smaller of both
-  /// ends' connections.max_message_bytes, or of their eager_bytes if the peer may not read here (see
-  /// ConnectionSettings::access). 0 unless ready.
+  /// ends' connections.max_message_bytes, or of their eager_bytes if the peer may not read here
+  /// (see ConnectionSettings::access). 0 unless ready.
   [[nodiscard]] std::size_t max_message() const noexcept;
   /// Zeroes for a stale handle. Set-up.
   [[nodiscard]] ConnectionStats stats() const noexcept;

@@ -7,8 +7,8 @@
 // needs one, and again when it was lost: long requests are pulled by the server, replies to named
 // memory are written there by its device. They are not in order with short ones.
 //
-// Where one of the two ends has no datagrams, as its device has none or by `rpc.transport`, all calls
-// go over such a connection, with the same limits of length, window and backlog; the others'
+// Where one of the two ends has no datagrams, as its device has none or by `rpc.transport`, all
+// calls go over such a connection, with the same limits of length, window and backlog; the others'
 // sessions in the same engine stay as they are. The session is then ready when its connection is,
 // which counts as one of connections.maximum at both ends. When that is lost (which it finds out by
 // itself, also while idle), calls under way end with peer_lost and the client makes another at
@@ -20,9 +20,9 @@
 //
 // A server that hears nothing of a session for connections.peer_timeout forgets it, and says so
 // when its client is heard again: the session ends with peer_lost. A client that hears nothing for
-// two connections.keepalive_interval asks at the address that it opened the session with whether the same
-// engine is there; if another one is, or the server's next life, its silent sessions with the first
-// end with peer_lost. Else they do after connections.peer_timeout of silence.
+// two connections.keepalive_interval asks at the address that it opened the session with whether
+// the same engine is there; if another one is, or the server's next life, its silent sessions with
+// the first end with peer_lost. Else they do after connections.peer_timeout of silence.
 #pragma once
 
 #include <cstddef>
@@ -63,8 +63,8 @@ inline std::byte* in_block(Block* block, std::byte* data, std::size_t size) noex
 }  // namespace detail
 
 /// How a call ended, inside its callback. The bytes lie where they arrived: on the embedded device
-/// short ones where the peer's process could write still, unless rpc.direct_datagrams is "off". Who does
-/// not trust it copies, or keeps, them before he looks.
+/// short ones where the peer's process could write still, unless rpc.direct_datagrams is "off". Who
+/// does not trust it copies, or keeps, them before he looks.
 class SPINWIRE_API Reply {
  public:
   /// ok: the server has answered. refused: its handler did not want to, text() says why.
@@ -72,9 +72,9 @@ class SPINWIRE_API Reply {
   /// Session::cancel(); flushed: the session was closed; peer_lost: the server does not answer any
   /// more, or the connection for long calls was lost. After the last four the handler may have run
   /// or not. Of a long call also, and then it has not run: no_buffer (the server's pool
-  /// memory.rendezvous_bytes stayed dry for connections.rendezvous_timeout), message_too_long (the server
-  /// takes no requests of that length), and whatever kept the connection from being made: limit,
-  /// refused, timed_out and others.
+  /// memory.rendezvous_bytes stayed dry for connections.rendezvous_timeout), message_too_long (the
+  /// server takes no requests of that length), and whatever kept the connection from being made:
+  /// limit, refused, timed_out and others.
   [[nodiscard]] Status status() const noexcept { return status_; }
   /// With CallOptions::reply_into, and ok: the first bytes of that.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
@@ -120,8 +120,8 @@ class SPINWIRE_API PendingCall {
   /// kShortCall), wrong_thread, forked_child. Hot.
   Status reply(std::span<const std::byte> bytes) const noexcept;
   /// Copies nothing: holds a reference until the next call in the same place, the session's end, or
-  /// until its client was idle for connections.keepalive_interval; of a reply over a connection, until it is
-  /// written.
+  /// until its client was idle for connections.keepalive_interval; of a reply over a connection,
+  /// until it is written.
   Status reply(const BufferSlice& bytes) const noexcept;
   /// Ends the call at its client with `refused` and as much of the text as fits.
   Status refuse(std::string_view why) const noexcept;
@@ -150,8 +150,8 @@ class SPINWIRE_API PendingCall {
 };
 
 /// A call as the server's handler has it, in place where it arrived or, if it is long, in a block
-/// of the pool memory.rendezvous_bytes. To be answered by one of reply(), refuse() and defer(), before
-/// the handler returns; else, and if none of them answered ok, the call is refused.
+/// of the pool memory.rendezvous_bytes. To be answered by one of reply(), refuse() and defer(),
+/// before the handler returns; else, and if none of them answered ok, the call is refused.
 class SPINWIRE_API Request {
  public:
   [[nodiscard]] Method method() const noexcept { return method_; }

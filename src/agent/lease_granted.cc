@@ -362,7 +362,8 @@ void take_took(EngineContext& ctx, Agent& a, LeaseGranted* loan,
 
 void take_renewal(EngineContext& ctx, Agent& a, LeaseGranted& loan,
                   const wire::LeaseCall& call) noexcept {
-  if (call.time == 0 || call.time > static_cast<std::uint64_t>(a.attributes.leases.max_duration.count()))
+  if (call.time == 0 ||
+      call.time > static_cast<std::uint64_t>(a.attributes.leases.max_duration.count()))
     return reply(ctx, a, call.id, LeaseVerdict::bad_time);
   if (loan.recalled) return reply(ctx, a, call.id, LeaseVerdict::over);
   loan.time = Nanoseconds(static_cast<std::int64_t>(call.time));

@@ -431,7 +431,8 @@ void look_at_idle(EngineContext& ctx, Agent& a) noexcept {
   const std::uint64_t silent = now - std::min(a.liveness.last_heard, now);
   if (silent > ctx.clock.ticks(c.keepalive_interval) && !a.liveness.keepalive_pending)
     (void)submit_control(ctx, a, OperationKind::keepalive);
-  const bool unused = now - std::min(a.liveness.last_sent, now) > ctx.clock.ticks(c.credit_idle_timeout);
+  const bool unused =
+      now - std::min(a.liveness.last_sent, now) > ctx.clock.ticks(c.credit_idle_timeout);
   if (unused) (void)learn_credit(a);
   if (unused && read_credit_cell(ctx, a) && send_credits(a) >= 2) {
     // The return takes a credit itself and leaves one.

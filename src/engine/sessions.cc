@@ -29,7 +29,8 @@ Result<void> check_carrier(const agent::EngineContext& s) {
 Result<void> check_room(const agent::EngineContext& s) {
   if (!rpc::uses_datagrams(s)) return {};
   const Config& c = s.config;
-  const std::uint64_t needed = config::completions_needed(c) + c.rpc.send_depth + c.rpc.receive_depth;
+  const std::uint64_t needed =
+      config::completions_needed(c) + c.rpc.send_depth + c.rpc.receive_depth;
   if (needed <= c.queues.completion_depth) return {};
   return base::fail(
       Status::limit, "make remote calls possible",

@@ -45,8 +45,7 @@ void grow(CongestionWindow& flow) noexcept {
 
 /// The delay that calls under way may bring about.
 std::uint64_t target_of(const Rpc& r, const ClientSession& c) noexcept {
-  return c.min_rtt < ~std::uint64_t{0} / 2 ? std::max(r.target_rtt, 2 * c.min_rtt)
-                                           : r.target_rtt;
+  return c.min_rtt < ~std::uint64_t{0} / 2 ? std::max(r.target_rtt, 2 * c.min_rtt) : r.target_rtt;
 }
 
 /// Whether the path has become longer, as seen from the last reply.

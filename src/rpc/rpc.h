@@ -57,11 +57,11 @@ struct Rpc {
   /// was descheduled.
   std::uint64_t oldest_arrival = 0;
   std::uint64_t target_rtt = ~std::uint64_t{0};  ///< ticks: a longer round trip is congestion
-  std::uint64_t min_rto = 0;                       ///< ticks
-  std::uint32_t reserved_receives = 0;             ///< for replies and requests that may come
-  std::uint32_t posted_receives = 0;               ///< reservations that posted receives cover
-  std::uint32_t receive_budget = 0;                ///< receives that may be reserved
-  std::uint32_t server_reserved_receives = 0;      ///< of the reserved, for served sessions
+  std::uint64_t min_rto = 0;                     ///< ticks
+  std::uint32_t reserved_receives = 0;           ///< for replies and requests that may come
+  std::uint32_t posted_receives = 0;             ///< reservations that posted receives cover
+  std::uint32_t receive_budget = 0;              ///< receives that may be reserved
+  std::uint32_t server_reserved_receives = 0;    ///< of the reserved, for served sessions
   std::uint32_t blocked_first =
       kNone;  ///< sessions whose backlog waits for receives or send entries
   std::uint32_t blocked_last = kNone;

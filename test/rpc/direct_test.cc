@@ -11,8 +11,8 @@ namespace rpc_direct_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
-using spinwire::Post;
 using spinwire::DirectDatagrams;
+using spinwire::Post;
 
 Config going(DirectDatagrams datagrams) {
   Config c = rpc_config();

@@ -108,7 +108,8 @@ TEST_F(RpcForgottenSessions, AClientThatOnlyWaitsIsToldByItsPing) {
   stop_client(15'000 * kMillisecond);
   const std::uint64_t from = now_;
   ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
-  EXPECT_LT(now_ - from, 2'000 * kMillisecond);  // connections.keepalive_interval, and not peer_timeout
+  EXPECT_LT(now_ - from,
+            2'000 * kMillisecond);  // connections.keepalive_interval, and not peer_timeout
   expect_lost("forgotten");
 }
 

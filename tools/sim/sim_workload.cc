@@ -92,8 +92,10 @@ void SimWorld::build() {
   const double without = sim_.chance(0.3) ? 0.4 : 0;  // datagrams
   for (NodeId node = 0; node < nodes; ++node) {
     actors_.emplace_back().connects = sim_.chance(without);
-    config.rpc.direct_datagrams = sim_.chance(0.3) ? DirectDatagrams::off : DirectDatagrams::automatic;
-    config.rpc.transport = actors_.back().connects ? RpcTransport::connection : RpcTransport::automatic;
+    config.rpc.direct_datagrams =
+        sim_.chance(0.3) ? DirectDatagrams::off : DirectDatagrams::automatic;
+    config.rpc.transport =
+        actors_.back().connects ? RpcTransport::connection : RpcTransport::automatic;
     if (auto added = sim_.add(config); !added) return fail("{}", added.error().message());
   }
   outcome_.nodes = nodes;
