@@ -1,4 +1,4 @@
-// The GID of an embedded context: it tells a peer where to find the context's segment.
+// The GID of a context, by which a peer finds the context's segment.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -10,7 +10,7 @@
 namespace spinwire::softverbs {
 
 /// fd53:57vv:pppp:pppp:ffff:ffnn:nnnn:nnnn, a unique local IPv6 address (RFC 4193): version, pid,
-/// descriptor of the segment, and a random nonce that tells a reused pid from the one meant.
+/// descriptor of the segment, and a random nonce that distinguishes a reused pid.
 struct GidParts {
   std::uint32_t pid;
   std::uint32_t fd;     ///< 24 bits

@@ -1,4 +1,4 @@
-// Posting receives, to a queue of its own or a shared one. Hot.
+// Posting receives, to a queue pair's own queue or a shared one. Hot.
 #include <errno.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// A receive with several elements, or none.
+/// Stores a receive with several elements, or none.
 void keep_list(ReceiveQueue& queue, ReceiveWr& kept, const ibv_recv_wr& wr) noexcept {
   ibv_sge* sges = &queue.sges[static_cast<std::size_t>(&kept - queue.ring.get()) * queue.max_sge];
   std::uint64_t capacity = 0;
@@ -47,7 +47,7 @@ int post(ReceiveQueue& queue, ibv_recv_wr* wr, ibv_recv_wr** bad) noexcept {
   return error;
 }
 
-/// To a shared queue whose user wants to be told when it runs low.
+/// Posts to a shared queue that has a limit.
 [[gnu::noinline]] int post_with_limit(ReceiveQueue& queue, ibv_recv_wr* wr,
                                       ibv_recv_wr** bad) noexcept {
   expose_reserve(queue);

@@ -29,7 +29,7 @@ constexpr unsigned kPeerAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRIT
                                  IBV_ACCESS_MW_BIND;
 constexpr std::uint32_t kFirstNumber = 2;  // 0 and 1 are the management queue pairs
 
-/// Transitions of a reliable connection and the attributes each demands and takes besides
+/// Transitions of a reliable connection, with the attributes that each requires and allows
 /// (IB specification volume 1, 11.2.5.2, as the kernel's ib_modify_qp_is_ok applies it).
 struct Transition {
   ibv_qp_state from;
@@ -54,7 +54,7 @@ constexpr Transition kTransitions[] = {
          IBV_QP_MIN_RNR_TIMER},
 };
 
-/// The same of unreliable datagrams. A failed send leads to SQE, where receiving goes on.
+/// Transitions of unreliable datagrams. A failed send leads to SQE, in which receiving goes on.
 constexpr Transition kDatagramTransitions[] = {
     {IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY, 0},
     {IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY},
@@ -74,7 +74,7 @@ const Transition* find_transition(ibv_qp_type type, ibv_qp_state from, ibv_qp_st
   return nullptr;
 }
 
-/// Makes sure that `used` entries and one more fit, so that adding them never allocates.
+/// Reserves room for `used` entries and one more, so that adding one never allocates.
 template <typename T>
 void reserve_one(std::vector<T>& list, std::size_t used) {
   if (list.capacity() <= used) list.reserve(std::max<std::size_t>(64, 2 * used));
@@ -162,13 +162,13 @@ void copy_attributes(Qp& qp, const ibv_qp_attr& attr, int mask) noexcept {
   if ((mask & IBV_QP_RNR_RETRY) != 0) kept.rnr_retry = attr.rnr_retry;
 }
 
-/// What peers need of the attributes.
+/// Publishes the attributes that peers need.
 void publish_attributes(Qp& qp) noexcept {
   qp.entry->access.store(qp.attr.qp_access_flags, std::memory_order_relaxed);
   qp.entry->rnr_timer.store(qp.attr.min_rnr_timer, std::memory_order_relaxed);
 }
 
-/// Values that no transition may carry.
+/// Checks the attributes' values; 0 or EINVAL.
 int check_attributes(const ibv_qp_attr& attr, int mask) noexcept {
   if ((mask & IBV_QP_PORT) != 0 && attr.port_num != 1) return EINVAL;
   if ((mask & IBV_QP_PKEY_INDEX) != 0 && attr.pkey_index != 0) return EINVAL;
@@ -219,7 +219,7 @@ int to_rtr(Context& c, Qp& qp) noexcept {
   entry.expected_psn.store(qp.attr.rq_psn, std::memory_order_relaxed);
   entry.nak.store(Nak::none, std::memory_order_relaxed);
   entry.violation.store(0, std::memory_order_relaxed);
-  publish_attributes(qp);  // before anybody can find it
+  publish_attributes(qp);  // before a peer can find it
   entry.remote.store(parse_gid(peer->gid)->nonce, std::memory_order_relaxed);
   entry.ident.store(queue_pair_ident(qp.qp_num, qp.dest_qpn), std::memory_order_release);
   qp.peer_access = PeerAccess::possible;
@@ -227,7 +227,7 @@ int to_rtr(Context& c, Qp& qp) noexcept {
   return 0;
 }
 
-/// Every state to RESET: as newly made. What was outstanding is dropped without completions.
+/// Moves any state to RESET. Outstanding work requests are dropped without completions.
 void to_reset(Qp& qp) noexcept {
   if (qp.faults != nullptr) queue_reset(qp);
   stop_waiting(qp);
@@ -244,17 +244,18 @@ void to_reset(Qp& qp) noexcept {
   qp.state = IBV_QPS_RESET;
 }
 
-/// ERR: nothing new reaches it. 0, or EBUSY while the peer is in the midst of an access through it:
-/// to be called again.
+/// Moves to ERR. 0, or EBUSY while a peer's access through the queue pair is in progress: call
+/// again.
 int to_error(Context& c, Qp& qp) noexcept {
-  // What the peer has taken is not flushed, though no poll has looked at its answer yet.
+  // Packets that the peer received are not flushed, though no poll has seen the acknowledgement
+  // yet.
   if (qp.peer != nullptr && !qp.peer->gone) acknowledge(*qp.peer);
   enter_error(qp);
   return accesses_drained(c, qp) ? 0 : EBUSY;
 }
 
-/// Makes sure that no peer is in the queue pair any more, before it is reset or destroyed: 0, or
-/// EBUSY in state ERR.
+/// Waits for peers' accesses to end before the queue pair is reset or destroyed: 0, or EBUSY in
+/// state ERR.
 int drain_accesses(Context& c, Qp& qp) noexcept {
   if (qp.peer_access == PeerAccess::none) return 0;
   stop_serving(qp);
@@ -262,8 +263,8 @@ int drain_accesses(Context& c, Qp& qp) noexcept {
   return to_error(c, qp);
 }
 
-/// Takes away the rights that are not among `kept`, before anything else changes, so that the call
-/// can be repeated as it is. False while the peer may be in an access that it has by them.
+/// Revokes the rights that are not among `kept`, before any other change, so that the call can be
+/// repeated. False while an access under them may be in progress.
 bool revoke_rights(Context& c, Qp& qp, unsigned kept) noexcept {
   const unsigned taken = qp.attr.qp_access_flags & ~kept;
   if (taken != 0) {
@@ -276,7 +277,7 @@ bool revoke_rights(Context& c, Qp& qp, unsigned kept) noexcept {
   return !qp.rights_revoked;
 }
 
-/// Does what entering `state` means; 0, or an errno value and nothing changed.
+/// Enters a state; 0, or an errno value and no change.
 int enter(Context& c, Qp& qp, ibv_qp_state state) noexcept {
   switch (state) {
     case IBV_QPS_RTR:
@@ -285,7 +286,7 @@ int enter(Context& c, Qp& qp, ibv_qp_state state) noexcept {
       break;
     case IBV_QPS_RTS:
       if (qp.state == IBV_QPS_RTR) qp.next_psn = qp.attr.sq_psn;
-      // Datagrams never take the way of connected messages.
+      // `open` is of connections only.
       qp.open = qp.peer != nullptr && !qp.waiting && !qp.peer->gone;
       qp.sends_at_once = qp.qp_type == IBV_QPT_UD && qp.sq_tail == qp.sq_head;
       break;

@@ -1,7 +1,7 @@
-// Shared receive queues: the limit below which their user is told. Cold.
+// Shared receive queues: the limit below which an event is raised. Cold.
 //
-// The hot paths know nothing of it: of a queue with a limit they see only what lies above. What
-// comes when nothing is left there takes the long way, and that is where the limit is looked at.
+// The hot paths see only the receives above the limit. A packet that finds none takes the general
+// path, which checks the limit.
 #include <errno.h>
 
 #include <algorithm>

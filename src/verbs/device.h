@@ -1,5 +1,5 @@
-// An opened device of either provider, with the objects that an engine has one of. Set-up, all of
-// it; the hot path uses cq() and srq() with the ibv_* calls.
+// An opened device of either provider, with its queues. Set-up; the hot path uses cq() and srq()
+// with the ibv_* calls.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -19,7 +19,7 @@
 
 namespace spinwire::verbs {
 
-/// What all packets of a queue pair carry.
+/// Path attributes of a queue pair.
 struct PathOptions {
   std::uint16_t pkey_index = 0;
   std::uint8_t service_level = 0;
@@ -46,7 +46,7 @@ struct DeviceOptions {
   DeviceWish wish;
   std::uint32_t completion_depth = 0;
   std::uint32_t receive_depth = 0;
-  bool shared_receives = true;        ///< wanted; without, each queue pair has its own:
+  bool shared_receives = true;        ///< preferred; otherwise each queue pair has its own:
   std::uint32_t own_receives = 0;     ///< this many; fewer will do
   std::uint32_t domain_receives = 0;  ///< with one: of a queue pair in a domain of its own
   std::uint32_t send_depth = 0;       ///< of each queue pair
@@ -73,7 +73,7 @@ struct RetryOptions {
   std::uint8_t min_rnr_timer = 12;
 };
 
-/// What can be said of a queue pair before its peer is known.
+/// Attributes of a queue pair that do not depend on its peer.
 struct QueuePairOptions {
   std::uint32_t send_depth = 0;
   std::uint32_t inline_bytes = 0;
@@ -81,7 +81,7 @@ struct QueuePairOptions {
   int access = 0;              ///< IBV_ACCESS_*
   std::uint32_t send_elements = kSendElements;
   std::uint32_t receive_elements = 1;
-  std::uint32_t receive_depth = 0;  ///< a queue of its own, of this depth; 0: as the engine has it
+  std::uint32_t receive_depth = 0;  ///< depth of a queue of its own; 0: the engine's default
   Place place;
   PathOptions path;
   RetryOptions retry;
@@ -96,7 +96,7 @@ struct DatagramOptions {
   std::uint32_t psn = 0;
 };
 
-/// A protection domain beside the engine's: one connection's own.
+/// A protection domain of one connection, beside the engine's.
 struct Domain {
   ibv_pd* pd = nullptr;
   ibv_mr* slab = nullptr;  ///< registered there, too
@@ -104,8 +104,8 @@ struct Domain {
 
 class Device {
  public:
-  /// Errors: no_device naming those that there are and why none was taken; limit naming asked and
-  /// available; no_memory with the limit on locked memory; system.
+  /// Errors: no_device, naming the devices and why none was chosen; limit, naming asked and
+  /// available; no_memory, with the limit on locked memory; system.
   static Result<std::unique_ptr<Device>> open(const DeviceOptions& options,
                                               std::span<const Provider* const> from = providers());
   Device(const Device&) = delete;
@@ -116,7 +116,7 @@ class Device {
   [[nodiscard]] ibv_context* context() const noexcept { return selected_.context; }
   [[nodiscard]] ibv_pd* pd() const noexcept { return pd_; }  ///< for memory
   [[nodiscard]] ibv_cq* cq() const noexcept { return cq_; }
-  /// Null: each queue pair has receives of its own, as many as info() says.
+  /// Null: each queue pair has its own receives, as many as info() says.
   [[nodiscard]] ibv_srq* srq() const noexcept { return srq_; }
   /// Name, place, and what it can do.
   [[nodiscard]] const DeviceInfo& info() const noexcept { return info_; }
@@ -130,8 +130,8 @@ class Device {
   Result<void> make_domain(Domain& domain);
   /// As register_slab(), for the queue pair of that domain.
   ibv_mr* register_slab(Domain& domain, std::span<std::byte> slab) noexcept;
-  /// Takes the next step to its end, after which `pd` is null. False: something there is in use
-  /// still; the domain may be left to the device, which tries again in poll_leaving().
+  /// Takes the next step of closing; `pd` is null after the last. False: an object in the domain is
+  /// still in use; leave_domain() hands the domain to the device, which retries in poll_leaving().
   bool end_domain(Domain& domain) noexcept;
   void leave_domain(const Domain& domain) noexcept;
   /// Takes the next step to the end of a domain that was left; false if there is none.
@@ -161,9 +161,9 @@ class Device {
                       const RemoteQueuePair& remote);
   /// With attributes that come from elsewhere.
   Result<void> modify_qp(ibv_qp* qp, ibv_qp_attr attr, int mask);
-  /// False if the device refused, which leaves nothing to be done but to destroy it.
+  /// False if the device refused: then only destroying it is left.
   bool to_error(ibv_qp* qp) noexcept;
-  /// One that a peer is in the midst of an access through is kept aside until the peer has left.
+  /// While a peer's access is in progress the queue pair waits in a list.
   void destroy_qp(ibv_qp* qp) noexcept;
   Result<ibv_qp_state> query_state(ibv_qp* qp);
 
@@ -171,7 +171,7 @@ class Device {
   /// At the engine's place, with receives of its own, ready to send: several control verbs. Errors:
   /// no_memory, system.
   Result<ibv_qp*> create_datagram_qp(const DatagramOptions& options);
-  /// Brings one whose send has failed to where it sends again; false if the device does not.
+  /// Makes a queue pair send again after a failed send; false if the device refused.
   bool restart_sends(ibv_qp* qp) noexcept;
   Result<ibv_ah*> create_ah(const QueuePairOptions& options, const RemoteQueuePair& remote);
   void destroy_ah(ibv_ah* ah) noexcept;
@@ -200,9 +200,9 @@ class Device {
   ibv_cq* cq_ = nullptr;
   ibv_srq* srq_ = nullptr;
   ibv_mr* slab_ = nullptr;
-  std::vector<ibv_qp*> leaving_;         ///< to be destroyed; has room for all there are
+  std::vector<ibv_qp*> leaving_;         ///< to be destroyed; has room for all
   std::size_t queue_pairs_ = 0;          ///< there are
-  std::vector<Domain> leaving_domains_;  ///< to be ended; has room for all there are
+  std::vector<Domain> leaving_domains_;  ///< to be closed; has room for all
   std::size_t domains_ = 0;              ///< there are
   int max_domains_ = 0;
   Place place_;

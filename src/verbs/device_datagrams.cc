@@ -1,4 +1,4 @@
-// Unreliable datagrams: the queue pair, and where its datagrams go. Set-up.
+// Queue pairs and address handles for unreliable datagrams. Set-up.
 #include <errno.h>
 
 #include "base/error.h"
@@ -18,7 +18,8 @@ tl::unexpected<Error> refused(const char* asked, const char* call, int error) {
 
 }  // namespace
 
-/// No attribute tells. One that could not be made for want of something else may be later.
+/// Tries whether the device has datagram queue pairs, which no attribute reports. A failure for
+/// want of another resource does not count.
 void Device::probe_datagrams() noexcept {
   ibv_qp_init_attr init{};
   init.send_cq = init.recv_cq = cq_;

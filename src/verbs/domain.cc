@@ -1,4 +1,4 @@
-// Protection domains of connections' own. Set-up, all of it.
+// Protection domains of single connections. Set-up.
 #include <errno.h>
 #include <fmt/format.h>
 
@@ -51,7 +51,7 @@ void Device::leave_domain(const Domain& domain) noexcept {
 
 bool Device::poll_leaving() noexcept {
   if (leaving_domains_.empty()) return false;
-  // The queue pair may have been left, too.
+  // The queue pair may be waiting to be destroyed, too.
   destroy_left();
   Domain& first = leaving_domains_.front();
   if (!end_domain(first) || first.pd != nullptr) {

@@ -1,5 +1,5 @@
-// Which GID of a port to use: a pure function of the table, so that the tables which people were
-// bitten by can be tested. Set-up.
+// Chooses a port's GID: a pure function of the table, so that troublesome tables can be tested.
+// Set-up.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -26,14 +26,14 @@ struct GidEntry {
 /// An IPv6 address, or an IPv4 one in its mapped form.
 using HostAddress = std::array<std::uint8_t, 16>;
 
-/// How well an entry serves; the higher the better, `none` not at all.
+/// How suitable an entry is: higher is better, `none` is unusable.
 enum class GidRank : std::uint8_t {
   none,
   v1,             ///< RoCEv1: does not leave the Ethernet segment
   v2_loopback,    ///< reaches this host only
   v2_link_local,  ///< does not leave the Ethernet segment either
   v2_routable,
-  own,      ///< the only one that an InfiniBand port or the embedded device needs
+  own,      ///< the GID of an InfiniBand port or of the embedded device
   matches,  ///< RoCEv2, of the address asked for
   asked,    ///< by its index
 };
@@ -45,18 +45,18 @@ struct GidVerdict {
 
 struct GidWish {
   int index = -1;                      ///< -1: any
-  std::optional<HostAddress> address;  ///< whose GID is wanted; unset: no matter
+  std::optional<HostAddress> address;  ///< the address to prefer; unset: any
 };
 
-/// Judges each entry; one verdict for each, in order.
+/// Returns a verdict for each entry, in order.
 std::vector<GidVerdict> judge_gids(LinkLayer layer, std::span<const GidEntry> table,
                                    const GidWish& wish);
-/// Position of the best verdict, the first of equals; -1 if none serves.
+/// Position of the best verdict, the first of equals; -1 if none is usable.
 int best_gid(std::span<const GidVerdict> verdicts) noexcept;
 
 /// "a.b.c.d" for mapped IPv4 addresses, else an IPv6 address.
 std::string gid_text(const ibv_gid& gid);
-/// A numeric IPv4 or IPv6 address; unset if `text` is none. That of all interfaces is none, too.
+/// Parses a numeric IPv4 or IPv6 address; unset if `text` is none or means all interfaces.
 std::optional<HostAddress> parse_host_address(const std::string& text);
 
 }  // namespace spinwire::verbs

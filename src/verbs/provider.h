@@ -1,5 +1,5 @@
-// What differs between devices: the cold control calls, mirroring the ibv_* names. The hot calls
-// (post_send, post_recv, post_srq_recv, poll_cq) go through the objects' own ibv_context::ops.
+// The control verbs of a device, named as libibverbs names them. Cold. The hot calls (post_send,
+// post_recv, post_srq_recv, poll_cq) go through the objects' own ibv_context::ops.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -17,8 +17,8 @@ namespace spinwire::verbs {
 
 struct CompletionQueueOptions {
   int entries = 0;
-  /// Only one thread at a time will use the queue, and all that completes there: the device may
-  /// leave out its locks. One that cannot ignores it.
+  /// One thread at a time uses the queue and everything that completes there, so the device may
+  /// omit locks. Devices that cannot ignore it.
   bool single_threaded = false;
   ibv_pd* parent_domain = nullptr;  ///< null: none
 };
@@ -39,8 +39,8 @@ struct Provider {
   std::vector<GidEntry> (*gid_table)(ibv_context* context, std::uint8_t port, int slots);
   /// Next async event, EAGAIN if there is none; never blocks.
   int (*get_async_event)(ibv_context* context, ibv_async_event* event);
-  /// Whether the system has no such device any more, which not every driver tells by an event; null
-  /// if that cannot be. A system call: to be asked now and then.
+  /// Whether the system has removed the device, which not every driver reports by an event; null if
+  /// that cannot happen. A system call: ask now and then.
   bool (*is_gone)(ibv_context* context);
 
   ibv_pd* (*alloc_pd)(ibv_context* context);
@@ -51,7 +51,7 @@ struct Provider {
   ibv_pd* (*alloc_parent_domain)(ibv_context* context, ibv_pd* pd, ibv_td* td);
 
   ibv_mr* (*reg_mr)(ibv_pd* pd, void* address, std::size_t length, int access);
-  /// EBUSY: the keys are dead, but a peer is in the midst of an access; call again.
+  /// EBUSY: the keys are invalid, but a peer's access is in progress; call again.
   int (*dereg_mr)(ibv_mr* mr);
   ibv_mw* (*alloc_mw)(ibv_pd* pd, ibv_mw_type type);
   /// EBUSY as for dereg_mr.
@@ -65,7 +65,7 @@ struct Provider {
   ibv_ah* (*create_ah)(ibv_pd* pd, ibv_ah_attr* attr);
   int (*destroy_ah)(ibv_ah* ah);
   ibv_qp* (*create_qp)(ibv_pd* pd, ibv_qp_init_attr* attr);
-  /// EBUSY: it is in ERR, but a peer is in the midst of an access through it; call again.
+  /// EBUSY: the queue pair is in ERR, but a peer's access through it is in progress; call again.
   int (*modify_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask);
   int (*query_qp)(ibv_qp* qp, ibv_qp_attr* attr, int mask, ibv_qp_init_attr* init);
   /// EBUSY as above.
@@ -74,7 +74,7 @@ struct Provider {
   /// Upkeep that the device needs from its user's control step (liveness, sleeping lanes); null if
   /// it needs none. May make system calls, never blocks.
   void (*control)(ibv_context* context);
-  /// What its datagram queue pairs have beside the verbs; null: nothing.
+  /// Direct datagrams; null if the device has none.
   const base::DirectDatagrams* direct;
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kAuto = "auto";
 
-/// A device's place in the search: the best GID so far, and the context while it is in the lead.
+/// The search's best candidate so far; its context stays open while it leads.
 struct Best {
   const Provider* provider = nullptr;
   ibv_context* context = nullptr;
@@ -56,13 +56,13 @@ class Search {
   [[nodiscard]] std::vector<DeviceCandidate>& candidates() noexcept { return candidates_; }
   [[nodiscard]] bool found() const noexcept { return best_.context != nullptr; }
 
-  /// Marks the winner.
+  /// Marks the chosen candidate.
   void choose() {
     if (!found()) return;
     DeviceCandidate& c = candidates_[best_.candidate];
     c.chosen = true;
     for (DeviceCandidate& other : candidates_) {
-      if (other.usable && !other.chosen) other.reason += "; there is a better one, or an earlier";
+      if (other.usable && !other.chosen) other.reason += "; another is better, or comes first";
     }
   }
   Selection take() {
@@ -147,7 +147,7 @@ bool has(const Provider& provider, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// The devices that the wish means, as provider and name.
+/// The devices that `wish` names, as provider and name.
 using Named = std::pair<const Provider*, std::string>;
 std::vector<Named> meant(std::span<const Provider* const> providers, const std::string& wish) {
   std::vector<Named> result;
@@ -193,7 +193,7 @@ std::string asked_text(const DeviceWish& wish) {
 }  // namespace
 
 LinkLayer layer_of(const ibv_port_attr& port) noexcept {
-  // Drivers from before there was a choice say nothing; they are InfiniBand's.
+  // Old drivers report no link layer; they are InfiniBand's.
   return port.link_layer == IBV_LINK_LAYER_ETHERNET ? LinkLayer::ethernet : LinkLayer::infiniband;
 }
 

@@ -1,4 +1,4 @@
-// Finds the device, port and GID that the settings mean, and keeps why. Set-up.
+// Chooses device, port and GID by the settings, and keeps the reasons. Set-up.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -16,14 +16,14 @@
 namespace spinwire::verbs {
 
 struct DeviceWish {
-  /// Of a device, "PROVIDER:DEVICE", or "auto": the best of libibverbs' devices. A plain name is
-  /// looked for among the providers in order.
+  /// A device's name, "PROVIDER:DEVICE", or "auto" for the best of libibverbs' devices. A plain
+  /// name is searched in all providers, in order.
   std::string name = "auto";
   std::uint8_t port = 0;  ///< 0: chosen
   GidWish gid;
 };
 
-/// A device that is open, and where on it to be. The taker closes it.
+/// An open device with port and GID. The caller closes it.
 struct Selection {
   const Provider* provider = nullptr;
   ibv_context* context = nullptr;
@@ -34,12 +34,12 @@ struct Selection {
   std::vector<DeviceCandidate> candidates;
 };
 
-/// Errors: no_device, naming those that there are, or each that was rejected and why.
+/// Errors: no_device, naming the devices there are, or each rejected one with the reason.
 Result<Selection> select_device(std::span<const Provider* const> providers, const DeviceWish& wish,
                                 const Clock& clock);
 
-/// The same without keeping anything open: what there is, whatever `wish.name` says, and which of
-/// it select_device() would take.
+/// Lists all candidates, whatever `wish.name` says, and marks the one that select_device() would
+/// take. Leaves nothing open.
 std::vector<DeviceCandidate> survey_devices(std::span<const Provider* const> providers,
                                             const DeviceWish& wish, const Clock& clock);
 

@@ -9,7 +9,7 @@
 
 namespace spinwire::verbs {
 
-/// Work requests that wait to be posted together. Stays where it is made: it points into itself.
+/// A chain of work requests to be posted together. Cannot be moved: it points into itself.
 class ReceiveChain {
  public:
   ReceiveChain() noexcept = default;
@@ -22,9 +22,9 @@ class ReceiveChain {
     ++count_;
   }
   [[nodiscard]] std::uint32_t count() const noexcept { return count_; }
-  /// The first of count(); the last one's `next` means nothing.
+  /// The first of count() work requests; the last one's `next` is undefined.
   [[nodiscard]] const ibv_recv_wr* first() const noexcept { return first_; }
-  /// Empties it; answers the first, behind which the others hang.
+  /// Empties the chain and returns its first work request, linked to the others.
   ibv_recv_wr* take() noexcept {
     *link_ = nullptr;
     link_ = &first_;
@@ -32,7 +32,7 @@ class ReceiveChain {
     return first_;
   }
 
-  /// Posts all; 0, or an errno value and what was not taken stays.
+  /// Posts all; 0, or an errno value, and refused work requests stay in the chain.
   int post(ibv_srq* srq) noexcept {
     return post_by(
         [srq](ibv_recv_wr* wr, ibv_recv_wr** bad) { return ibv_post_srq_recv(srq, wr, bad); });
@@ -64,7 +64,7 @@ class ReceiveChain {
   }
 
   ibv_recv_wr* first_ = nullptr;
-  ibv_recv_wr** link_ = &first_;  ///< where the next one is hung up
+  ibv_recv_wr** link_ = &first_;  ///< where the next one is linked
   std::uint32_t count_ = 0;
 };
 
@@ -94,7 +94,7 @@ class ReceiveSlots {
     return reinterpret_cast<std::byte*>(slots_[slot].sge.addr);  // verbs carry it as an integer
   }
   [[nodiscard]] Memory*& memory(std::uint32_t slot) noexcept { return slots_[slot].memory; }
-  /// Which queue the slot is kept for, where there are several.
+  /// The queue that the slot is reserved for, where there are several.
   [[nodiscard]] std::uint32_t& queue(std::uint32_t slot) noexcept { return slots_[slot].queue; }
   [[nodiscard]] std::uint32_t queue(std::uint32_t slot) const noexcept {
     return slots_[slot].queue;

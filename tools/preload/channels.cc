@@ -1,6 +1,6 @@
 // Completion channels and asynchronous events: descriptors that programs read, poll(2) or epoll.
-// Nobody drives a softverbs device while its program sleeps, so a thread does as long as a queue
-// with a channel is armed.
+// A sleeping program does not drive its device, so a thread does as long as a queue with a channel
+// is armed.
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -52,7 +52,7 @@ void fire(Host& host, WatchedCq& watched) noexcept {
   (void)eventfd_write(watched.channel->fd, 1);
 }
 
-/// Whether what an armed queue waits for has come.
+/// Whether an armed queue has the completion that it waits for.
 bool due(const WatchedCq& watched) noexcept {
   return watched.solicited_only ? solicited(watched.cq) != watched.solicited
                                 : waiting(watched.cq) > watched.older;
@@ -111,7 +111,7 @@ class Driver {
     while (!stop_) {
       bool armed = false;
       for (Host* host : hosts_) armed = drive(*host) || armed;
-      // Answers often come soon; who waits for longer can wait a little longer.
+      // Answers often come soon; later ones may take a little longer.
       constexpr std::uint32_t kEagerRounds = 1000;
       const auto nap = std::chrono::microseconds(rounds_ < kEagerRounds ? 10 : 200);
       if (rounds_ < kEagerRounds) ++rounds_;

@@ -42,7 +42,8 @@ ibv_mr* register_memory(ibv_pd* pd, void* address, std::size_t length, std::uint
   return made(guard, softverbs::reg_mr(pd, address, length, static_cast<int>(asked)), Kind::memory);
 }
 
-/// EBUSY says that a peer is in the midst of an access. Programs do not expect that: wait for it.
+/// Waits while the device answers EBUSY because a peer's access is in progress; programs do not
+/// expect that.
 template <typename Verb>
 int while_busy(ibv_context* context, Verb verb) {
   constexpr auto kPatience = std::chrono::seconds(2);
@@ -57,7 +58,7 @@ int while_busy(ibv_context* context, Verb verb) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
-/// A region that windows are bound to stays, however long one waits.
+/// Waiting does not help for a region with bound windows.
 bool has_windows(const Guard& guard, const ibv_mr* mr) {
   const auto index = static_cast<const softverbs::Mr*>(mr)->index;
   return guard.host().device->regions.slots[index].windows != 0;
@@ -205,7 +206,7 @@ SOFTVERBS_INTERPOSED ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) {
 
 namespace {
 
-/// A queue pair that windows are bound to stays, however long one waits.
+/// Waiting does not help for a queue pair with bound windows.
 bool has_windows(ibv_qp* qp) {
   const Guard guard(qp->context);
   return static_cast<softverbs::Qp*>(actual(qp))->windows != 0;

@@ -1,5 +1,5 @@
-// A softverbs device opened by a program that knows libibverbs only: what surrounds the embedded
-// device to make it thread-safe and to wake who sleeps on it.
+// A softverbs device opened by a program built for libibverbs: adds locks to the embedded device,
+// and wakes threads that sleep on it.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -114,7 +114,7 @@ class Guard {
   Host& host_;
 };
 
-// operations.cc
+// preload_verbs.cc
 void lock_operations(ibv_context_ops& ops) noexcept;
 
 // channels.cc. The first three under the lock.
@@ -135,8 +135,8 @@ struct Acknowledged {
 bool acknowledged(const Acknowledged& events, std::uint32_t handed_out) noexcept;
 /// Not under the lock.
 void wait_for_acknowledgements(const Acknowledged& events, std::uint32_t handed_out) noexcept;
-/// Under the lock. Adapters take what comes for a queue pair whether its program polls or not: what
-/// came before it goes is taken now, so that its sender learns of it.
+/// Under the lock. Adapters receive packets whether the program polls or not. So packets that came
+/// before a queue pair is destroyed are received now, and their senders are acknowledged.
 void take_what_came(Host& host) noexcept;
 /// Before the context goes.
 void stop_driving(Host& host) noexcept;
@@ -151,7 +151,7 @@ T* made(const Guard& guard, T* object, Kind kind) noexcept {
 }
 /// An object is gone, if `error` is 0.
 int unmade(const Guard& guard, void* object, int error) noexcept;
-/// What libibverbs leaves to the kernel at closing.
+/// Destroys the objects that libibverbs leaves to the kernel at closing.
 void destroy_leftovers(ibv_context* context) noexcept;
 
 // extended.cc

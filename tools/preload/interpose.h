@@ -1,4 +1,4 @@
-// How a definition here stands before libibverbs' own, and reaches it.
+// How a definition here precedes libibverbs' own, and calls it.
 #pragma once
 
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-// Programs may close a device whose objects they did not all destroy: the kernel ends them where
-// there is one.
+// Programs may close a device without destroying all of its objects. For other devices the kernel
+// destroys them.
 #include <infiniband/verbs.h>
 
 #include <new>

@@ -1,8 +1,8 @@
-// What lies between the user of a context with a fault plan and the plain functions. Cold.
+// The layer between the user of a context with a fault plan and the plain functions. Cold.
 //
-// Connections: work requests lie in the send queue as always, but the queue pair's own sq_head
-// tells only of those that may go; QueueFaults::posted is where the user is. So room, inline bytes,
-// order and flushes are the plain code's. Datagrams complete when posted and wait as copies.
+// Connections: work requests lie in the send queue as always, but the queue pair's sq_head covers
+// only those that may be sent; QueueFaults::posted is the user's position. The plain code handles
+// room, inline bytes, order and flushes. Datagrams complete when posted and wait as copies.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -20,8 +20,8 @@ namespace spinwire::softverbs {
 inline constexpr std::uint64_t kNever = INT64_MAX;  ///< nanoseconds of the clock
 inline constexpr std::uint32_t kNoLoss = ~std::uint32_t{0};
 
-/// The packets of a work request, some of which are lost. Each try begins at the first that did not
-/// get through, and what befalls it is drawn when it is known when it begins.
+/// The packets of a work request that loses some of them. Each try begins at the first packet that
+/// did not arrive; its losses are drawn when the try begins.
 struct Loss {
   base::Random random{0};
   double probability = 0;        ///< 0: nothing is lost, and the rest means nothing
@@ -38,7 +38,7 @@ struct Loss {
   bool exhausted = false;  ///< that was the last try
 };
 
-/// What awaits a work request in the send queue.
+/// The faults of a work request in the send queue.
 struct HeldWr {
   std::uint64_t ready;   ///< when it may go, in nanoseconds of the clock
   std::uint64_t order;   ///< among all that is held
@@ -68,7 +68,7 @@ struct HeldDatagram {
   std::uint32_t overtakers = 0;  ///< that it still waits for
   bool overtaken = false;
   std::uint64_t delayed_until = 0;
-  std::uint64_t ready = 0;  ///< the same, or the end of its patience
+  std::uint64_t ready = 0;  ///< `delayed_until`, or the end of reorder_timeout
   std::uint64_t order = 0;
 };
 
@@ -109,7 +109,7 @@ struct Faults {
   std::vector<std::uint32_t> heap;  ///< the next to go first
 };
 
-/// What chance has in store for one work request.
+/// The random faults of one work request.
 struct Fate {
   bool drop, duplicate, rnr;
   std::uint32_t overtakers;
@@ -118,7 +118,7 @@ struct Fate {
 /// Depends on the plan and `number` only.
 Fate draw(const FaultPlan& plan, std::uint64_t number, Nanoseconds delay_min,
           Nanoseconds delay_max) noexcept;
-/// What counts for the way to a peer.
+/// The plan for requests to a peer.
 const FaultPlan& plan_for(const Faults& faults, const ibv_gid& peer) noexcept;
 /// Counts a work request; the status that the plan has it fail with, or success.
 ibv_wc_status count_request(Faults& faults, const Qp& qp) noexcept;
@@ -132,11 +132,11 @@ void release_all(Context& c) noexcept;
 
 // Connections: rc_faults.cc.
 int post_connected_with_faults(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
-/// Brings the queue pair in line with what happened to it since: ERR, the peer gone, the link down.
+/// Applies a change of the queue pair: ERR, the peer gone, the link down.
 void sync_queue(Qp& qp, std::uint64_t now) noexcept;
 /// Whether its next work request may go when it is ready.
 bool is_sendable(const Qp& qp) noexcept;
-/// Lets it go, as it would at a time by the clock, or has it meet its fault.
+/// Sends the next work request as of time `at`, or applies its fault.
 void dispatch_next(Qp& qp, std::uint64_t at) noexcept;
 /// Whether anything waits.
 bool has_held(const Qp& qp) noexcept;
@@ -146,24 +146,24 @@ void list_busy(Faults& faults, Qp& qp) noexcept;
 /// Decides what the first try of a work request, of that number, will lose.
 void plan_loss(const FaultPlan& plan, std::uint64_t number, const Qp& qp,
                std::uint32_t position) noexcept;
-/// Payload that leaves in the next try of its next work request.
+/// Payload bytes of the next try of its next work request.
 std::uint64_t bytes_to_leave(const Qp& qp) noexcept;
 /// This try of its next work request loses a packet, at that time.
 void lose_packet(Qp& qp, std::uint64_t at) noexcept;
-/// A work request was posted, and may show what was lost before it.
+/// Checks whether a newly posted work request exposes an earlier loss.
 void expose_loss(Qp& qp, std::uint32_t position) noexcept;
 /// Another try begins, or the last one is over.
 void begin_retry(Qp& qp) noexcept;
-/// What leaves besides, for nothing.
+/// Charges the link for bytes that are sent in vain.
 void charge_wasted(Faults& faults, std::uint64_t at, std::uint64_t bytes) noexcept;
 
 // Datagrams: ud_faults.cc.
-/// One that was found good: what becomes of it is decided, and a copy held. Success, or the status
-/// that the plan has it fail with.
+/// Draws the faults of a checked datagram and holds a copy. Success, or the status that the plan
+/// fails it with.
 ibv_wc_status hold_datagram(Qp& qp, const ibv_send_wr& wr, std::uint32_t length) noexcept;
 /// Sends the next one.
 void send_held(Context& c) noexcept;
-/// Loses those of a queue pair.
+/// Drops the held datagrams of a queue pair.
 void drop_held(Faults& faults, const Qp& qp) noexcept;
 /// Makes room for so many. May throw std::bad_alloc.
 void reserve_datagrams(Faults& faults, std::uint32_t count);
@@ -172,9 +172,9 @@ void reserve_datagrams(Faults& faults, std::uint32_t count);
 bool is_down(const Faults& faults, const ibv_gid& peer) noexcept;
 /// Applies the state of its link to a connection.
 void update_link(Qp& qp) noexcept;
-/// Loses what lies in the lanes of peers whose links are down.
+/// Discards the packets in lanes of peers whose links are down.
 void sweep_lanes(Context& c) noexcept;
-/// Lets polls look at the others.
+/// Wakes the lanes whose links are up.
 void wake_restored(Context& c) noexcept;
 
 // For the life of queue pairs.

@@ -130,7 +130,7 @@ void set_pace(Faults& f) noexcept {
 
 // ---- sending what is held ---------------------------------------------------------------------
 
-/// What has the next turn on the link: a queue pair's next work request, or the next datagram.
+/// The next turn on the link: a queue pair's next work request, or the next datagram.
 struct Turn {
   Qp* qp = nullptr;
   bool datagram = false;

@@ -1,11 +1,9 @@
-// Faults on purpose: what a context sends is dropped, duplicated, reordered, delayed, refused,
-// slowed down or failed as a plan says, packets of connections are lost and sent again, and links
-// are cut. For tests and simulations.
-//
-// All happens on the sending side, by the context's clock, in the thread that drives it. What
-// befalls a work request depends on the plan, its seed, and the request's number among those posted
-// since the plan was set: the same calls at the same times see the same faults, whatever the
-// addresses, processes and wall time. Raising one probability changes no other fault.
+// Injected faults, for tests and simulations. A plan makes a context drop, duplicate, reorder,
+// delay, refuse, slow down or fail what it sends, lose packets of connections, and cut links. All
+// faults happen on the sending side, by the context's clock, in the thread that drives it. The
+// plan, its seed and the request's number since the plan was set decide the faults of a work
+// request: the same calls at the same times see the same faults, whatever the addresses, processes
+// and wall time. Raising one probability changes no other fault.
 //
 // A context with a plan has other functions in its ibv_context::ops; one without pays nothing.
 #pragma once
@@ -21,9 +19,9 @@
 
 namespace spinwire::softverbs {
 
-/// One that several contexts of a process send over, in one thread: their plans name it, and what
-/// they send has its rate together. So many senders meet at one receiver's port. Whoever looks
-/// first, of those with something to send, has the next turn.
+/// A link that several contexts of one thread share: their plans name it, and together they have
+/// its rate, as many senders at one receiver's port. The context that polls first has the next
+/// turn.
 struct SharedLink;
 /// `bytes_per_second` above 0; `burst_bytes` as in a plan. Errors: invalid_argument naming the
 /// field; no_memory.
@@ -54,8 +52,8 @@ struct FaultPlan {
   Nanoseconds delay_min{0};  ///< from posting to sending, evenly between both; a request waits for
   Nanoseconds delay_max{0};  ///< those before it in its queue pair besides
   /// Probability that a packet is lost: of a message, WRITE, READ or atomic, or an answer to one.
-  /// What follows the lost one is sent again with it: after a round trip if what follows shows the
-  /// gap, else after the queue pair's ACK timeout; when retry_cnt tries in a row bring nothing
+  /// Packets behind the lost one are sent again with it: after a round trip if what follows shows
+  /// the gap, else after the queue pair's ACK timeout; when retry_cnt tries in a row bring nothing
   /// further, the connection ends with IBV_WC_RETRY_EXC_ERR. The request as a whole happens later
   /// by that. Timeout 0 waits until something follows.
   double packet_loss = 0;
@@ -99,25 +97,26 @@ struct FaultStatistics {
 
 enum class LinkState : std::uint8_t { up, down };
 
-/// Gives the context a plan, or another one: what was posted before keeps the fate it has, the
-/// count of work requests begins anew. Errors: invalid_argument naming the field; no_memory.
+/// Sets or replaces the context's plan. Work requests that were posted before keep their faults,
+/// and the count of work requests starts anew. Errors: invalid_argument naming the field;
+/// no_memory.
 Result<void> set_faults(ibv_context* context, const FaultPlan& plan);
-/// What is posted to that peer meets this plan's chances and delays instead of the context's; all
-/// else, the seed included, is the context's. A context without a plan gets the default one.
+/// Work requests to that peer use this plan's probabilities and delays; everything else, the seed
+/// included, is the context's. A context without a plan gets the default one.
 /// Errors: as above, and for more than 4096 such peers limit.
 Result<void> set_faults(ibv_context* context, const ibv_gid& peer, const FaultPlan& plan);
-/// Takes the plan away: links are up, and what was held goes out at once.
+/// Removes the plan: links are up, and everything held is sent at once.
 void clear_faults(ibv_context* context) noexcept;
 [[nodiscard]] FaultStatistics fault_statistics(ibv_context* context) noexcept;
-/// The tick of the context's clock when something that waits may go on: what is held, and tries
-/// again of connections. The largest number if nothing waits.
+/// The tick of the context's clock at which the next held packet or retry is due. The largest
+/// number if nothing waits.
 [[nodiscard]] std::uint64_t next_due(ibv_context* context) noexcept;
 
-/// Cuts a link or heals it, in both directions; the other end needs no plan. Messages that were
-/// sent before still reach the peer, unanswered. While it is down nothing passes: connections try
-/// again by their timeouts and retry counts, and end with IBV_WC_RETRY_EXC_ERR if it stays down;
-/// datagrams are lost. A link is up when none of the three says that it is down. 0 or an errno
-/// value. A context without a plan gets the default one.
+/// Cuts or restores a link, in both directions; the other end needs no plan. Messages sent before
+/// still reach the peer, unanswered. While the link is down nothing passes: connections retry by
+/// their timeouts and retry counts, and end with IBV_WC_RETRY_EXC_ERR; datagrams are lost. A link
+/// is up when none of the three calls has it down. 0 or an errno value. A context without a plan
+/// gets the default one.
 ///
 /// One connection's: EINVAL for a queue pair of datagrams or one that is not connected.
 int set_link(ibv_qp* qp, LinkState state) noexcept;

@@ -1,9 +1,8 @@
-// Links that are cut. Cold.
+// Cut links. Cold.
 //
-// Outgoing work waits for its timeouts in rc_faults.cc. What comes in is kept out by what
-// the plain code looks at anyway: no packet is the one that a cut queue pair expects, no initiator
-// finds itself to be the one that it is connected to, and the lane of a cut peer is not polled but
-// emptied.
+// Outgoing work waits for its timeouts in rc_faults.cc. Checks of the plain code reject incoming
+// packets: a cut queue pair expects no PSN and knows no initiator. The lane of a cut peer is
+// emptied, not polled.
 #include <errno.h>
 
 #include <algorithm>

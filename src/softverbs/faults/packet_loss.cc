@@ -1,7 +1,6 @@
-// Packets that reliable connections lose, and what that costs: the sender goes back to the lost one
-// (IB specification volume 1, 9.7.5 and 9.7.6), when what follows it has shown the gap or when its
-// timer says so. All of it is decided by draws and the clock: the plain code only sees a work
-// request later. Cold.
+// Lost packets of reliable connections. The sender goes back to the lost one (IB specification
+// volume 1, 9.7.5 and 9.7.6) when later packets expose the gap or when its timer expires. Draws and
+// the clock decide everything; the plain code only sees a work request later. Cold.
 #include <algorithm>
 #include <cmath>
 
@@ -13,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kMaxWasted = std::uint64_t{1} << 30;  // bytes, for one packet lost
 
-/// What comes back is more than an answer: it brings the data.
+/// Whether the response carries data.
 constexpr bool brings_data(std::uint8_t opcode) noexcept {
   return !is_packet(opcode) && opcode != IBV_WR_RDMA_WRITE;
 }
@@ -64,8 +63,8 @@ struct Amount {
   std::uint64_t packets = 0;
 };
 
-/// What went out behind the lost packet until that was known, of its own work request and those
-/// that wait behind it: as much as the link takes in that time.
+/// The amount sent behind the lost packet before the loss was known, of its own work request and of
+/// those behind it: as much as the link carries in that time.
 Amount wasted_behind(const Qp& qp, const Pace& pace) noexcept {
   const HeldWr& held = first_held(qp);
   const Loss& loss = held.loss;

@@ -1,5 +1,5 @@
-// Faults of reliable connections: work requests that wait in the send queue, out of the plain
-// code's sight, until they are due or meet their fault. Cold.
+// Faults of reliable connections: work requests wait in the send queue, hidden from the plain code,
+// until they are due or their fault applies. Cold.
 #include <algorithm>
 #include <utility>
 
@@ -29,7 +29,7 @@ void decide(Context& c, Qp& qp, std::uint32_t position) noexcept {
     plan_loss(plan, f.number, qp, position);
 }
 
-/// Checks work requests and has them in the queue. Of one that waits the plain code sends nothing.
+/// Checks work requests and appends them to the queue; the plain code sends nothing meanwhile.
 int append(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   const bool open = std::exchange(qp.open, false);
   const bool waiting = std::exchange(qp.waiting, true);
@@ -39,7 +39,7 @@ int append(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   return error;
 }
 
-/// Puts what the plain code has not sent yet out of its sight again.
+/// Hides work requests that the plain code has not sent yet.
 void withdraw_unsent(Qp& qp) noexcept {
   unstall(qp);
   qp.sq_head = qp.sq_next;
@@ -122,7 +122,7 @@ bool is_sendable(const Qp& qp) noexcept {
   if (q.posted == qp.sq_head || qp.waiting || qp.state != IBV_QPS_RTS) return false;
   const std::uint32_t slot = qp.sq_head & qp.sq_mask;
   if (q.cut && !is_local(qp.sq[slot].opcode)) return false;
-  // What ends a work request ends those before it: they have to be through.
+  // A fault that ends the queue pair waits until all work requests before it are complete.
   return !meets_fault(q.held[slot]) || qp.sq_tail == qp.sq_head;
 }
 

@@ -24,7 +24,7 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// What the kernel's refusal means here, in words.
+/// Explains the kernel's refusal.
 std::string reach_error(const GidParts& parts, int error) {
   switch (error) {
     case ENOENT:
@@ -43,8 +43,8 @@ std::string reach_error(const GidParts& parts, int error) {
   }
 }
 
-/// Whether a process has given up its memory: killed a moment ago, or not waited for by its parent.
-/// To all but root the kernel then shows its files as another user's.
+/// Whether a process has released its memory: it was just killed, or its parent has not waited for
+/// it. The kernel then shows its files as another user's to all but root.
 bool is_ending(std::uint32_t pid) {
   const base::UniqueFd fd(::open(fmt::format("/proc/{}/statm", pid).c_str(), O_RDONLY | O_CLOEXEC));
   char size[2] = {};  // "0 " where there is no memory
@@ -62,7 +62,8 @@ Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why
   }
   struct stat st {};
   if (fstat(fd.get(), &st) != 0 || static_cast<std::uint64_t>(st.st_size) < sizeof(Segment)) {
-    why = fmt::format("process {} has no device of this version under that number", parts.pid);
+    why = fmt::format("process {} has no softverbs device of this version under that descriptor",
+                      parts.pid);
     errno = ENODEV;
     return nullptr;
   }
@@ -75,7 +76,7 @@ Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why
   if (segment->magic != kSegmentMagic || segment->version != kSegmentVersion ||
       !same_gid(segment->gid, gid) || segment->closed.load(std::memory_order_acquire) != 0) {
     munmap(at, sizeof(Segment));
-    why = fmt::format("process {} has closed that device, or is another than meant", parts.pid);
+    why = fmt::format("process {} has closed that device, or is another process", parts.pid);
     errno = ENODEV;
     return nullptr;
   }
@@ -87,7 +88,7 @@ Segment* share_segment(Peer& peer, std::string& why) {
   peer.local = find_local_segment(peer.gid);
   auto* segment = peer.local != nullptr ? reinterpret_cast<Segment*>(peer.local->data()) : nullptr;
   if (segment == nullptr || segment->closed.load(std::memory_order_acquire) != 0) {
-    why = "this process has closed that device, or is another than meant";
+    why = "this process has closed that device, or is another process";
     errno = ENODEV;
     return nullptr;
   }
@@ -136,7 +137,7 @@ void watch_process(Context& c, Peer& peer) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = &peer;
-  // Gone already, refused, or files are short: control() then asks for the process itself.
+  // The process ended, or a limit is reached: control() then checks the process itself.
   if (peer.pidfd && epoll_ctl(c.liveness.get(), EPOLL_CTL_ADD, peer.pidfd.get(), &event) != 0)
     peer.pidfd.reset();
 }
@@ -163,12 +164,12 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
   }
   const std::optional<GidParts> parts = parse_gid(gid);
   if (!parts) {
-    why = "the GID is not that of an embedded device; both ends must use the same device";
+    why = "the GID is not of a softverbs device; both ends must use the same kind of device";
     errno = EINVAL;
     return nullptr;
   }
   if (c.peers.size() == kMaxLanes) {
-    why = fmt::format("this device has its {} peers", kMaxLanes);
+    why = fmt::format("this device has the maximum of {} peers", kMaxLanes);
     errno = ENOSPC;
     return nullptr;
   }
@@ -244,7 +245,8 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
   InLane& lane = *c.lanes[index];
   if (lane.peer == nullptr) {
     for (auto& peer : c.peers) {
-      // One lane per peer, whatever the directory says: it alone is let go of with the peer.
+      // One lane for each peer, whatever the directory says: only that one is released with the
+      // peer.
       if (!peer->gone && peer->in == nullptr &&
           same_gid(peer->gid, c.segment->directory[index].sender)) {
         lane.peer = peer.get();
@@ -280,7 +282,7 @@ void ring_doorbell(Peer& peer) noexcept {
 
 void handle_peer_gone(Peer& peer) noexcept {
   if (peer.gone) return;
-  peer.gone = true;  // from here on nothing more is sent
+  peer.gone = true;  // stops sending
   peer.out.direct_limit = 0;
   for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) qp->open = false;
   acknowledge(peer);
@@ -288,7 +290,7 @@ void handle_peer_gone(Peer& peer) noexcept {
   for (Qp* qp = peer.queue_pairs; qp != nullptr; qp = qp->next_of_peer) {
     if (qp->sq_tail == qp->sq_head) continue;
     stop_waiting(*qp);
-    pump(*qp);  // what needs no peer, such as to be sure that it has left a window
+    pump(*qp);  // work requests that need no peer, such as a waiting invalidation
     if (qp->sq_tail != qp->sq_head && !qp->waiting) handle_unreachable(*qp);
   }
   peer.out.in_flight_head = peer.out.in_flight_tail;

@@ -1,4 +1,4 @@
-// Other contexts: attaching to their segments, and letting go of them. Cold.
+// Other contexts: attaching their segments and releasing them. Cold.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -9,12 +9,12 @@
 
 namespace spinwire::softverbs {
 
-/// The peer with this GID, attached now if it was not: its segment mapped, a lane to it claimed.
-/// Null and errno (with the reason in words in `why`) if it cannot be reached. May allocate.
+/// The peer with this GID. Attaches it if necessary: maps its segment and claims a lane to it.
+/// Null, errno and the reason in `why` if it cannot be reached. May allocate.
 Peer* attach_peer(Context& c, const ibv_gid& gid, std::string& why) noexcept;
 
-/// The peer died or closed: what it still acknowledged completes, and every queue pair with more
-/// outstanding fails.
+/// Handles the death or closing of a peer: completes what it acknowledged, and fails every queue
+/// pair with more outstanding.
 void handle_peer_gone(Peer& peer) noexcept;
 
 /// Whether a process has ended, reaped or not. A system call or two.
@@ -23,8 +23,8 @@ bool process_ended(std::uint32_t pid) noexcept;
 /// Unmaps and forgets a peer without users.
 void detach_peer(Context& c, Peer& peer) noexcept;
 
-/// Makes a lane of our directory known to the polls, linking it to its peer if that is attached.
-/// Null if memory ran out.
+/// Opens a lane of our directory for polls, and links it to its peer if that is attached. Null
+/// without memory.
 InLane* open_lane(Context& c, std::uint32_t index) noexcept;
 
 void sleep_lane(Context& c, InLane& lane) noexcept;

@@ -16,7 +16,7 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Most packets taken from one lane in one poll, so that no lane starves the others.
+/// Most packets received from one lane in one poll, so that no lane starves the others.
 constexpr std::uint32_t kPacketsPerTurn = 64;
 
 /// Whether a receive is for one element that may be written and has room for `length` bytes.
@@ -25,8 +25,8 @@ inline bool fits(const Context& c, Qp& qp, const ReceiveWr& wr, std::uint32_t le
          allows_again(c, *static_cast<Pd*>(qp.pd), qp.writable, wr.first, IBV_ACCESS_LOCAL_WRITE);
 }
 
-/// One SEND in one line, for a receive of one element, completing to the polled queue. False if it
-/// is not that case.
+/// Receives one SEND of one line into a receive of one element, completing to the polled queue.
+/// False if the packet is of another kind.
 inline bool receive_one(const Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
   Qp* const qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
   if (qp == nullptr || qp->peer != lane.peer || qp->recv_cq != &cq) [[unlikely]]
@@ -53,10 +53,10 @@ inline bool receive_one(const Context& c, InLane& lane, Cq& cq, std::uint64_t wo
   return true;
 }
 
-/// The common case: a run of SENDs of one queue pair, each in one line, for receives of one element
-/// with room, completing to the polled queue. The queue's state stays in registers meanwhile, and
-/// one compare tells that a line is the one expected; none is at the end of the lane's array.
-/// Answers how many were taken, up to `limit`; 0: not that case.
+/// Receives a run of SENDs of one queue pair, each of one line, into receives of one element with
+/// room, completing to the polled queue. The queue's state stays in registers, and one compare
+/// checks a line; the line that ends the lane's array never matches. Returns how many it received,
+/// up to `limit`; 0 if the packet is of another kind.
 [[gnu::noinline]] std::uint32_t receive_run(Context& c, InLane& lane, Cq& cq, std::uint64_t word,
                                             std::uint32_t limit) noexcept {
   Qp* qp = c.queue_pairs[queue_pair_index(word_qpn(word))];
@@ -97,9 +97,9 @@ inline bool receive_one(const Context& c, InLane& lane, Cq& cq, std::uint64_t wo
   return taken;
 }
 
-/// Consumes what lies in a lane, up to a turn's worth or the room that `cq` has. One packet it
-/// takes in any case, into the ring: else completions of sends that fill every array would starve
-/// it. False: the lane has to wait for others to be read.
+/// Receives the packets in a lane, up to kPacketsPerTurn or the room of `cq`. It always receives
+/// one, into the ring if need be: completions of sends that fill every array would starve it
+/// otherwise. False: the lane has to wait until others were read.
 inline bool drain(Context& c, InLane& lane, Cq& cq, std::uint64_t word) noexcept {
   if (lane.run_reported) [[unlikely]]
     return true;
@@ -137,8 +137,8 @@ int pop(Context& c, Cq& cq, int entries, ibv_wc* wc) noexcept {
 
 }  // namespace
 
-/// Completes the packets of a record, the last of which is the only one that can be signaled. Not
-/// what was acknowledged already by apply_naks, nor what is to be transmitted again.
+/// Completes the packets of a record, of which only the last can be signaled. Skips packets that
+/// apply_naks acknowledged already or that are to be transmitted again.
 static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
   if (qp.qp_num != run.qpn || qp.epoch != run.epoch ||
       static_cast<std::int32_t>(run.sq_end - qp.sq_tail) <= 0) [[unlikely]] {
@@ -148,7 +148,7 @@ static inline void complete_run(Qp& qp, const InFlight& run) noexcept {
   complete_oldest(qp);
 }
 
-/// Applies that the peer has consumed our lane up to `head`.
+/// Applies an acknowledgement of our lane up to `head`.
 static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noexcept {
   OutLane& out = peer.out;
   out.head = head;
@@ -167,8 +167,8 @@ static void acknowledge_until(Peer& peer, std::uint64_t head, bool refused) noex
     if (qp == nullptr) [[unlikely]]
       continue;
     complete_run(*qp, run);
-    // What it appends lies behind all records there are, not where this one is. Another's index
-    // may be the same by now.
+    // It appends behind all records, so this one may be overwritten. The index may belong to
+    // another queue pair by now.
     if (qp->sq_next != qp->sq_head && !qp->stalled && qp->qp_num == run.qpn) [[unlikely]]
       pump(*qp);
   }
@@ -178,18 +178,18 @@ void acknowledge(Peer& peer) noexcept {
   OutLane& out = peer.out;
   const std::uint64_t head = out.control->head.load(std::memory_order_acquire);
   if (head == out.head) return;
-  // Beyond what was seen before: it may concern packets up to `head`, and be later than that.
+  // A negative answer beyond `out.head` may concern packets up to `head`, or later ones.
   acknowledge_until(peer, head, out.control->last_nak.load(std::memory_order_acquire) > out.head);
 }
 
-/// Notes the acknowledgement that comes along with the packet that is next in the lane. The next
-/// poll applies it: an answer to this packet goes out first.
+/// Records the acknowledgement that the next packet in the lane carries. The next poll applies it,
+/// so that an answer to this packet leaves first.
 static inline void record_ack(Peer& peer, const Line& line, std::uint64_t word) noexcept {
   OutLane& out = peer.out;
   if ((word_flags(word) & line_flag::kNoAck) != 0) [[unlikely]]
     return acknowledge(peer);
   const auto news = static_cast<std::uint16_t>(line.ack - static_cast<std::uint16_t>(out.acked));
-  // Older than what was found in the lane itself, if it is ahead of all that was sent.
+  // Ahead of `tail`: it is older than what was read from the lane itself.
   if (news == 0 || out.acked + news > out.tail) return;
   out.acked += news;
   if (peer.ack_due) return;
@@ -198,7 +198,7 @@ static inline void record_ack(Peer& peer, const Line& line, std::uint64_t word) 
   c.acks_due[c.pending.acks_due++] = &peer;
 }
 
-/// Applies what the packets of the poll before told.
+/// Applies the acknowledgements that the previous poll recorded.
 static inline void apply_acks(Context& c) noexcept {
   do {
     Peer& peer = *c.acks_due[--c.pending.acks_due];
@@ -207,14 +207,14 @@ static inline void apply_acks(Context& c) noexcept {
   } while (c.pending.acks_due != 0);
 }
 
-/// Looks for acknowledgements in the lanes, and forgets the peers that owe none.
+/// Reads acknowledgements from the lanes, and unlists the peers that owe none.
 __attribute__((noinline)) static void check_acknowledgements(Context& c) noexcept {
   c.ack_countdown = kAckInterval;
   for (std::uint32_t i = 0; i < c.pending.unacked;) {
     Peer& peer = *c.unacked[i];
     acknowledge(peer);
     if (peer.stalled != nullptr) c.ack_countdown = 1;  // the next poll looks again
-    // Nobody waits for an answer to a datagram, unless for the room that it takes.
+    // Acknowledgements of datagrams matter only while somebody waits for room.
     const bool awaited =
         peer.out.in_flight_head != peer.out.in_flight_tail || peer.stalled != nullptr;
     if (!awaited || peer.out.head == peer.out.tail || peer.gone) {
@@ -240,7 +240,7 @@ __attribute__((noinline)) static int poll_busy(ibv_cq* base, int entries, ibv_wc
   if (c.pending.acks_due != 0) apply_acks(c);
   if (c.pending.unacked != 0 && --c.ack_countdown <= 0) [[unlikely]]
     check_acknowledgements(c);
-  // Begins behind the lane that filled the caller's array last time, so that none starves.
+  // Starts after the lane that filled the caller's array last time, so that no lane starves.
   const std::uint32_t awake = c.awake_count;
   std::uint32_t turn = c.turn;
   for (std::uint32_t i = awake; i != 0; --i) {
@@ -279,7 +279,7 @@ static inline bool any_packet(const Context& c) noexcept {
 
 int poll_cq(ibv_cq* base, int entries, ibv_wc* wc) noexcept {
   Context& c = context_of(base->context);
-  // A poll that finds nothing ends here, after a look at each lane that is awake.
+  // A poll that finds nothing ends here, after it read one word of each lane that is awake.
   if (c.segment->doorbell.load(std::memory_order_relaxed) == 0) [[likely]] {
     if (std::bit_cast<std::uint64_t>(c.pending) == 0) {
       if (!any_packet(c)) return 0;

@@ -1,4 +1,4 @@
-// What the contexts of this process have in common: one mapping of each one's segment, instead of
+// State shared by all contexts of this process: one mapping of each context's segment, in place of
 // one for each peer, and the locks for atomics. Any thread; takes a lock. Set-up.
 #pragma once
 
@@ -10,8 +10,7 @@
 
 namespace spinwire::softverbs {
 
-/// Makes the segment with this GID known for as long as somebody else holds it. May throw
-/// bad_alloc.
+/// Registers the segment with this GID for as long as its owner holds it. May throw bad_alloc.
 void add_local_segment(const ibv_gid& gid, const std::shared_ptr<base::SharedMemory>& segment);
 
 /// The segment with this GID; null if it is not of this process, or gone.

@@ -45,7 +45,7 @@ namespace line_flag {
 inline constexpr std::uint64_t kReference = 1;  ///< payload is Reference descriptors
 inline constexpr std::uint64_t kPrefixed = 1;   ///< datagrams: payload begins with their prefix
 inline constexpr std::uint64_t kSolicited = 2;
-inline constexpr std::uint64_t kNoAck = 4;  ///< `ack` may cover a packet that was not taken
+inline constexpr std::uint64_t kNoAck = 4;  ///< `ack` may cover a packet that was refused
 }  // namespace line_flag
 
 /// Payload of a reference packet: where the message lies in the sender's memory.
@@ -60,8 +60,8 @@ static_assert(sizeof(Reference) == 16);
 struct LaneControl {
   // Receiver: read by the sender while it has unacknowledged packets.
   alignas(64) std::atomic<std::uint64_t> head;  ///< lines consumed: a cumulative acknowledgement
-  /// Lies within the last packet that was answered negatively: its first line's position + 1.
-  /// Written before the head that covers the packet.
+  /// Position + 1 of the first line of the last refused packet. Written before the head that covers
+  /// the packet.
   std::atomic<std::uint64_t> last_nak;
   // Sender.
   alignas(64) std::atomic<std::uint64_t> busy;  ///< odd while it accesses the receiver's memory
@@ -76,7 +76,7 @@ struct Lane {
   Line end;  ///< never written: no run of packets goes beyond it
 };
 
-/// Who sends on a lane. `state` is claimed by compare-and-swap at connect time only and names the
+/// The sender of a lane. `state` is claimed by compare-and-swap at connect time only and names the
 /// claimer's pid, so that a claim whose owner died half-way is recognised.
 struct alignas(64) LaneEntry {
   std::atomic<std::uint64_t> state;  ///< pid << 8 | LaneState
@@ -100,9 +100,9 @@ enum class Nak : std::uint32_t {
   operational,      ///< the responder failed on its own side
 };
 
-/// What peers may know of a queue pair. One that was connected keeps its numbers in `ident`, also
-/// when it is no longer served or destroyed, until the entry is used again: its answers to what it
-/// took and refused can be read for that long.
+/// The part of a queue pair that peers see. A connected queue pair keeps its numbers in `ident`,
+/// even when it stops serving or is destroyed, until the entry is used again: peers can read its
+/// answers until then.
 struct alignas(128) QueuePairEntry {
   std::atomic<std::uint64_t> ident;   ///< local number << 32 | remote number << 8 | its state
   std::atomic<std::uint64_t> remote;  ///< nonce of the peer that it is connected to
@@ -130,7 +130,7 @@ constexpr std::uint64_t queue_pair_ident(std::uint32_t local, std::uint32_t remo
   return std::uint64_t{local} << 32 | std::uint64_t{remote} << 8 | kServed;
 }
 
-/// What a window has for its domain: the queue pair that alone may use it. No domain has such an
+/// The domain of a window: the queue pair that alone may use it. No protection domain has such an
 /// id.
 constexpr std::uint64_t window_scope(std::uint32_t qpn) { return std::uint64_t{1} << 63 | qpn; }
 

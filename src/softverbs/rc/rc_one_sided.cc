@@ -15,7 +15,7 @@ namespace spinwire::softverbs {
 namespace {
 
 constexpr std::uint32_t kAtomicBytes = 8;
-/// Until the next try for a lock that is held: long against the time that a living holder needs.
+/// Delay until the next try for a held lock: long against the time that a living holder needs.
 constexpr Nanoseconds kLockRetryDelay = std::chrono::microseconds(50);
 
 constexpr bool is_atomic(std::uint8_t opcode) noexcept {
@@ -24,7 +24,7 @@ constexpr bool is_atomic(std::uint8_t opcode) noexcept {
 
 enum class Reached : std::uint8_t { done, not_ready, contended, refused, failed };
 
-/// A peer whose process is dead does not answer, that is all.
+/// The result of a failed copy: a dead process counts as a peer that does not answer.
 Reached copy_failure() noexcept { return errno == ESRCH ? Reached::not_ready : Reached::failed; }
 
 std::uint64_t changed(const SendWr& wr, std::uint64_t old) noexcept {
@@ -32,7 +32,7 @@ std::uint64_t changed(const SendWr& wr, std::uint64_t old) noexcept {
   return old == wr.compare_add ? wr.swap : old;
 }
 
-/// By the processor, on memory that every context reaches by a mapping of the same pages.
+/// Uses the processor's atomics, on memory that every context reaches by mapping the same pages.
 std::uint64_t change_mapped(const SendWr& wr, std::byte* data) noexcept {
   std::atomic_ref<std::uint64_t> word(*reinterpret_cast<std::uint64_t*>(data));
   if (wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) return word.fetch_add(wr.compare_add);
@@ -41,8 +41,8 @@ std::uint64_t change_mapped(const SendWr& wr, std::byte* data) noexcept {
   return old;
 }
 
-/// Under a lock of the owner's process, on memory that only the owner's process can map. Whoever
-/// dies in the midst of it has written all 8 bytes or none.
+/// Uses a lock of the owner's process, on memory that only this process can map. A holder that dies
+/// has written all 8 bytes or none.
 Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
                       std::uint64_t& old) noexcept {
   std::atomic<std::uint64_t>* const lock = lock_of(peer, wr.remote_address);
@@ -65,7 +65,7 @@ Reached change_locked(Peer& peer, const SendWr& wr, const RemoteBytes& bytes,
   return ok ? Reached::done : copy_failure();
 }
 
-/// An atomic on the bytes found; the old value goes to the local elements.
+/// Executes an atomic on the bytes found and writes the old value to the local elements.
 Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
                const RemoteBytes& bytes) noexcept {
   std::uint64_t old = 0;
@@ -73,7 +73,7 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
     const Reached reached = change_locked(peer, wr, bytes, old);
     if (reached != Reached::done) return reached;
   } else {
-    // Others use the processor's atomics there: with less than that it would not be atomic.
+    // Other contexts use the processor's atomics there, so nothing else would be atomic.
     if (bytes.kind != RemoteBytes::Kind::direct ||
         reinterpret_cast<std::uintptr_t>(bytes.data) % kAtomicBytes != 0)
       return Reached::failed;
@@ -107,8 +107,8 @@ Reached change(Peer& peer, const SendWr& wr, const ibv_sge* sges,
   return bytes.kind == RemoteBytes::Kind::refused ? Reached::refused : Reached::done;
 }
 
-/// A responder's queue pair fails with the request that it refuses. Here it is not asked: it learns
-/// of it at its next poll.
+/// Tells the responder about a refused request, which fails its queue pair too. It acts at its next
+/// poll.
 void report_refusal(const Qp& qp, Nak reason) noexcept {
   Segment& there = *qp.peer->segment;
   there.queue_pairs[queue_pair_index(qp.dest_qpn)].violation.store(
@@ -117,7 +117,7 @@ void report_refusal(const Qp& qp, Nak reason) noexcept {
   there.doorbell.store(1);
 }
 
-/// Ends or puts off a work request that did not succeed.
+/// Fails or delays a work request that did not succeed.
 [[gnu::noinline]] void handle_failure(Qp& qp, Reached reached) noexcept {
   switch (reached) {
     case Reached::not_ready:
@@ -132,7 +132,7 @@ void report_refusal(const Qp& qp, Nak reason) noexcept {
   }
 }
 
-/// What can be told of an atomic without the peer.
+/// Checks an atomic as far as that is possible without the peer.
 ibv_wc_status check(const Qp& qp, const SendWr& wr, const ibv_sge* sges) noexcept {
   if (wr.length != kAtomicBytes) return IBV_WC_LOC_LEN_ERR;
   if (!elements_allowed(qp, wr, sges, IBV_ACCESS_LOCAL_WRITE)) return IBV_WC_LOC_PROT_ERR;

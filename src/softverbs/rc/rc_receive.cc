@@ -1,5 +1,4 @@
-// Receiving messages of connections: whatever the short paths in lane/lane_poll.cc leave over.
-// Cold.
+// Receiving messages of connections that the short paths of lane/lane_poll.cc do not handle.
 #include <errno.h>
 
 #include <algorithm>
@@ -17,8 +16,8 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Tells the sender that a packet was not taken. The answer lies beside the queue pair's state; the
-/// lane's count tells that there is one. Cold.
+/// Answers a packet negatively. The answer lies beside the queue pair's state; the lane's
+/// `last_nak` tells the sender to read it. Cold.
 void answer_nak(InLane& lane, Qp* qp, Nak reason) noexcept {
   if (qp != nullptr) {
     QueuePairEntry& entry = *qp->entry;
@@ -28,7 +27,8 @@ void answer_nak(InLane& lane, Qp* qp, Nak reason) noexcept {
     qp->nak_given = true;
   }
   lane.control->last_nak.store(lane.head + 1, std::memory_order_release);
-  // The sender knows of all that is more than a lane behind. Direct datagrams always tell how far.
+  // The sender knows of everything more than a lane back. Direct datagrams always carry an
+  // acknowledgement, so they are stopped.
   lane.no_ack_until = lane.head + 1 + kLaneLines;
   if (lane.peer != nullptr) lane.peer->out.direct_limit = 0;
 }
@@ -44,11 +44,11 @@ struct Arrival {
 
 enum class Fetched : std::uint8_t {
   all,
-  nothing,  ///< the sender's queue pair, or its process, is no more: the message was never sent
+  nothing,  ///< the sender's queue pair or process is gone: as if the message was never sent
   failed,
 };
 
-/// Fetches a message that the sender left in its own memory.
+/// Copies a message out of the sender's memory.
 Fetched fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count,
                          ScatterCursor& to) noexcept {
   Peer& peer = *qp.peer;
@@ -76,7 +76,7 @@ Fetched fetch_references(Qp& qp, LaneCursor& from, std::uint32_t count,
     }
   }
   end_access(peer);
-  // Had the sender's queue pair failed meanwhile, its memory might be in other use already.
+  // If the sender's queue pair failed meanwhile, its memory may be in other use already.
   if (!there || sender.ident.load(std::memory_order_acquire) != alive) return Fetched::nothing;
   return ok ? Fetched::all : Fetched::failed;
 }
@@ -122,8 +122,8 @@ inline void complete_receive(Qp& qp, std::uint64_t wr_id, Packet packet, std::ui
     CompletionHead{opcode, qp.qp_num, qp.dest_qpn, imm, flags}.fill(*wc, wr_id, length);
 }
 
-/// Whether a message was fetched whole. If not, one whose sender let go of it is as if it was lost
-/// on its way; else the connection ends.
+/// Fetches a message; false if that failed. A message whose sender is gone counts as lost; any
+/// other failure ends the connection.
 bool fetched(InLane& lane, Qp& qp, LaneCursor& from, std::uint32_t bytes,
              ScatterCursor& to) noexcept {
   const std::uint32_t parts = bytes / static_cast<std::uint32_t>(sizeof(Reference));
@@ -138,7 +138,7 @@ bool fetched(InLane& lane, Qp& qp, LaneCursor& from, std::uint32_t bytes,
   return false;
 }
 
-/// SEND into the next posted receive. False if it was not taken.
+/// Receives a SEND into the next posted receive. False if it was refused.
 bool receive_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const std::uint32_t slot = qp.receives->head & qp.receives->mask;
   const ReceiveWr& wr = qp.receives->ring[slot];
@@ -175,8 +175,8 @@ bool receive_send(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   return true;
 }
 
-/// WRITE with immediate: the data goes where the sender said, a posted receive tells of it. It runs
-/// here, in order with the messages before it. False if it was not taken.
+/// Executes a WRITE with immediate: writes the data to its target and completes a posted receive,
+/// in order with the messages before it. False if it was refused.
 bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const Context& c = context_of(qp.context);
   LaneCursor cursor(lane.lines, a.position);
@@ -211,7 +211,7 @@ bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
 
 }  // namespace
 
-/// Any packet that receive_run left alone.
+/// Receives any packet that the short paths did not.
 [[gnu::noinline]] void receive_packet(Context& c, InLane& lane, std::uint64_t word) noexcept {
   Line* line = lane.next;
   const std::uint32_t qpn = word_qpn(word);
@@ -227,7 +227,7 @@ bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
       [[unlikely]] {
     answer_nak(lane, nullptr, Nak::not_ready);
   } else if ((word & kExpectedMask) != qp->expected) [[unlikely]] {
-    // Behind a packet that was not taken: the sender comes back to that one first.
+    // It follows a refused packet: the sender retransmits that one first.
     if (!qp->nak_given) answer_nak(lane, qp, Nak::not_ready);
   } else if (qp->receives->count() == 0 && !claim_reserve(*qp)) [[unlikely]] {
     answer_nak(lane, qp, Nak::rnr);

@@ -1,4 +1,4 @@
-// What happens when something goes wrong: negative answers, retries, errors, flushes. Cold.
+// Negative answers, retries, timers, errors, flushes. Cold.
 #include <algorithm>
 #include <cstring>
 
@@ -17,7 +17,8 @@ constexpr std::uint32_t kRnrMicroseconds[32] = {
     480,    640,   960,   1280,  1920,  2560,   3840,   5120,   7680,   10240, 15360,
     20480,  30720, 40960, 61440, 81920, 122880, 163840, 245760, 327680, 491520};
 
-/// Takes the bytes of short inline messages out of the lane, before their lines are written again.
+/// Copies the bytes of short inline messages back from the lane, before their lines are written
+/// again.
 void fetch_from_lane(Qp& qp) noexcept {
   for (std::uint32_t i = qp.sq_tail; i != qp.sq_next; ++i) {
     const std::uint32_t slot = i & qp.sq_mask;
@@ -81,7 +82,8 @@ const void* element_of(const ibv_async_event& event) noexcept {
 }  // namespace
 
 void raise_event(Context& c, ibv_event_type type, void* element) noexcept {
-  if (c.events.size() == c.events.capacity()) return;  // reserved; the oldest tell most
+  if (c.events.size() == c.events.capacity())
+    return;  // room is reserved once; the oldest events matter most
   ibv_async_event event{};
   event.event_type = type;
   switch (type) {
@@ -133,7 +135,7 @@ void resume_stalled(Peer& peer) noexcept {
     const std::uint32_t before = qp.sq_next;
     pump(qp);
     const bool full = out.tail == out.limit;
-    if (full && qp.sq_next == before) return;  // it needs more room: it keeps its place
+    if (full && qp.sq_next == before) return;  // it needs more room and keeps its place
     unstall(qp);
     if (!full) continue;
     if (qp.sq_next != qp.sq_head) stall(qp);  // it had its turn
@@ -189,7 +191,7 @@ void retry(Qp& qp, Nak reason, std::uint32_t rnr_timer) noexcept {
   qp.sq_next = qp.sq_tail;
   switch (reason) {
     case Nak::rnr:
-      // 7 stands for ever.
+      // 7 means for ever.
       if (qp.attr.rnr_retry != 7 && qp.rnr_retries++ >= qp.attr.rnr_retry)
         return fail_oldest(qp, IBV_WC_RNR_RETRY_EXC_ERR);
       return wait_until(qp, std::chrono::microseconds(kRnrMicroseconds[rnr_timer & 31]));
@@ -217,7 +219,8 @@ void handle_unreachable(Qp& qp) noexcept {
 
 namespace {
 
-/// Brings one queue pair in line with what its remote end took and did not take.
+/// Completes the packets that a queue pair's remote end received, and retries those that it
+/// refused.
 void apply_nak(Qp& qp, std::uint64_t head) noexcept {
   if (qp.sq_tail == qp.sq_next) return;  // nothing in flight
   const QueuePairEntry& remote = qp.peer->segment->queue_pairs[queue_pair_index(qp.dest_qpn)];
@@ -241,7 +244,7 @@ void apply_nak(Qp& qp, std::uint64_t head) noexcept {
     qp.naks_handled = serial;
   }
   if (qp.sq_tail == qp.sq_next) return;
-  // Consumed but not taken, or told so: it has to be transmitted again.
+  // Consumed but refused, or answered negatively: transmit it again.
   if (answered || qp.sq[qp.sq_tail & qp.sq_mask].lane_end <= head)
     retry(qp, reason, remote.rnr_timer.load(std::memory_order_relaxed));
 }

@@ -21,8 +21,8 @@ constexpr std::uint32_t kMaxMessage = 1u << 30;
 /// A write with immediate carries {address, length, rkey} of its target before the data.
 constexpr std::uint32_t kTargetBytes = sizeof(ibv_sge);
 
-/// Gathers an inline work request's bytes beside the queue, so that the user's memory is free at
-/// once and a retransmission still has them.
+/// Copies an inline work request's bytes beside the queue, so that the user's memory is free at
+/// once and a retransmission has them.
 void keep_inline(Qp& qp, std::uint32_t slot, SendWr& kept, const ibv_send_wr& wr) noexcept {
   std::byte* at = &qp.sq_inline[std::size_t{slot} * qp.max_inline];
   kept.first = {reinterpret_cast<std::uint64_t>(at), kept.length, 0};
@@ -38,12 +38,12 @@ void keep_inline(Qp& qp, std::uint32_t slot, SendWr& kept, const ibv_send_wr& wr
   }
 }
 
-/// Whether the bytes of such a work request may be kept beside the queue: if it only sends them.
+/// Whether a work request may be inline: it only sends its bytes.
 constexpr bool inline_allowed(ibv_wr_opcode opcode) noexcept {
   return opcode < IBV_WR_RDMA_READ || opcode == IBV_WR_SEND_WITH_INV;
 }
 
-/// What the less common work requests say besides; 0 or an errno value.
+/// Stores the operands of the less common work requests; 0 or an errno value.
 [[gnu::noinline]] int keep_operands(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   switch (wr.opcode) {
     case IBV_WR_ATOMIC_CMP_AND_SWP:
@@ -103,8 +103,8 @@ int append(Qp& qp, const ibv_send_wr& wr) noexcept {
   return 0;
 }
 
-/// Notes that the queue pair's packets up to `sq_end` lie in the lane up to `end`. A run of
-/// unsignaled ones shares a record, which the first signaled one closes.
+/// Records that the queue pair's packets up to `sq_end` lie in the lane up to `end`. A run of
+/// unsignaled packets shares a record, which the first signaled one closes.
 inline void note_in_flight(Qp& qp, Peer& peer, std::uint64_t end, std::uint32_t sq_end,
                            bool signaled) noexcept {
   OutLane& out = peer.out;
@@ -113,7 +113,7 @@ inline void note_in_flight(Qp& qp, Peer& peer, std::uint64_t end, std::uint32_t 
   peer.in_flight_owner = signaled ? nullptr : &qp;
 }
 
-/// Puts the packet's first line's word in place: from here on the receiver sees the packet.
+/// Writes the word of the packet's first line, which publishes the packet.
 void publish(Qp& qp, SendWr& wr, std::uint64_t kind, std::uint32_t lane_bytes,
              std::uint32_t lines) noexcept {
   Peer& peer = *qp.peer;
@@ -183,15 +183,16 @@ bool transmit(Qp& qp, SendWr& wr, const ibv_sge* sges) noexcept {
   return true;
 }
 
-/// A SEND of one element that fits into one line, without a wish that needs a flag on the way.
+/// Whether a work request is a SEND of one element that fits into one line and needs no flags
+/// there.
 inline bool is_simple(const ibv_send_wr& wr) noexcept {
   constexpr unsigned kFlags = IBV_SEND_SIGNALED | IBV_SEND_INLINE | IBV_SEND_FENCE;
   return wr.num_sge == 1 && wr.opcode == IBV_WR_SEND && (wr.send_flags & ~kFlags) == 0 &&
          wr.sg_list->length <= kFirstLineBytes;
 }
 
-/// Simple messages with nothing queued before them, up to the end of the lane's array. The queue's
-/// state stays in registers meanwhile. Answers the first work request left.
+/// Sends simple messages with nothing queued before them, up to the end of the lane's array. The
+/// queue's state stays in registers. Returns the first work request that it did not send.
 [[gnu::always_inline]] inline ibv_send_wr* send_straight(Qp& qp, Peer& peer,
                                                          ibv_send_wr* wr) noexcept {
   OutLane& out = peer.out;
@@ -248,8 +249,8 @@ inline bool is_simple(const ibv_send_wr& wr) noexcept {
   return wr;
 }
 
-/// One short inline message on its own, as in exchanges where each waits for an answer: it is in
-/// the lane before anything is noted about it. False if it is not that case.
+/// Sends one short inline message, as in exchanges where each message waits for an answer: writes
+/// the lane before any bookkeeping. False if the work request is of another kind.
 inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
   Peer& peer = *qp.peer;
   OutLane& out = peer.out;
@@ -279,7 +280,8 @@ inline bool send_alone(Qp& qp, const ibv_send_wr& wr) noexcept {
   return true;
 }
 
-/// The common case, straight into the lane. Answers the first work request left.
+/// Sends simple messages straight into the lane. Returns the first work request that it did not
+/// send.
 [[gnu::noinline]] ibv_send_wr* send_burst(Qp& qp, ibv_send_wr* wr) noexcept {
   Peer& peer = *qp.peer;
   const std::uint64_t begin = peer.out.tail;
@@ -334,7 +336,7 @@ void pump(Qp& qp) noexcept {
 
 namespace {
 
-/// Whatever is not a simple message that can go out at once.
+/// Posts work requests that are not simple messages, or cannot be sent at once.
 [[gnu::noinline]] int post_any(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept {
   if (qp.qp_type == IBV_QPT_UD) return post_datagrams(qp, wr, bad);
   if (qp.state != IBV_QPS_RTS && qp.state != IBV_QPS_ERR) {

@@ -1,4 +1,4 @@
-// Short datagrams without work requests, see base/direct_datagrams.h. Hot.
+// Direct datagrams: see base/direct_datagrams.h. Hot.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -15,7 +15,7 @@ static_assert(base::kDirectHeader + base::kDirectPayload == kFirstLineBytes);
 
 namespace {
 
-/// In DirectRun::source; below it is the number of the sender's queue pair.
+/// In DirectRun::source the lane's serial lies above the number of the sender's queue pair.
 constexpr unsigned kSerialShift = 24;
 
 base::DirectSender* sender(ibv_qp* base) noexcept { return static_cast<Qp*>(base); }
@@ -38,7 +38,7 @@ void hold(ibv_ah* base, Line& line, std::uint64_t word) noexcept {
 
 void publish(ibv_qp* base) noexcept { publish_held(context_of(base->context)); }
 
-/// Sets DirectLane::direct_limit, if nothing stands in the way.
+/// Sets DirectLane::direct_limit if the lane can take direct datagrams, and sends.
 base::Sent send_checked(const base::DirectEnd& by, const base::DatagramAddress& to,
                         std::uint64_t low, std::uint64_t high, const std::byte* payload,
                         std::uint64_t length) noexcept {
@@ -101,7 +101,7 @@ DirectOutcome report_run(InLane& lane, const Qp& qp, Cq& cq, std::uint64_t word,
   run.source = lane.serial << kSerialShift | word_psn(word);
   run.lane = lane.index;
   std::uint64_t length = 0;
-  // With no room, what is there already fills the array, and who knows for how long.
+  // A full array of completions has no entry to report the run with.
   if (cq.room == 0 || !run.has(*lane.next, length)) [[unlikely]]
     return DirectOutcome::none;
   if (runs.count == DirectRuns::kMost) [[unlikely]]

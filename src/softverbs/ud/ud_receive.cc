@@ -1,3 +1,4 @@
+// Receiving datagrams. Hot.
 #include <arpa/inet.h>
 #include <errno.h>
 
@@ -14,12 +15,12 @@ namespace spinwire::softverbs {
 namespace {
 
 constexpr std::uint8_t kNextHeader = 0x1b;  ///< InfiniBand transport
-/// What the lengths in a route header count besides payload: base and datagram transport headers,
-/// immediate data, the invariant checksum.
+/// Bytes that the length in a route header counts besides the payload: base and datagram transport
+/// headers and the invariant checksum; immediate data besides.
 constexpr std::uint32_t kTransportBytes = 12 + 8 + 4;
 constexpr std::uint32_t kImmBytes = 4;
 
-/// A datagram that was found good, as far as it says itself.
+/// A decoded datagram.
 struct Datagram {
   std::uint32_t length;  ///< of the payload
   bool has_imm;
@@ -70,7 +71,7 @@ bool writable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
   return true;
 }
 
-/// Header and payload into the elements, which have room for both.
+/// Writes header and payload into the elements, which have room for both.
 void scatter(const ibv_grh& grh, LaneCursor& from, std::uint32_t length, const ibv_sge* sges,
              std::uint32_t count) noexcept {
   if (count == 1) [[likely]] {
@@ -93,15 +94,15 @@ void scatter(const ibv_grh& grh, LaneCursor& from, std::uint32_t length, const i
   }
 }
 
-/// A receive without room. The specification has the datagram dropped silently and the receive kept
-/// (responder error class D) on a queue of its own; a shared one has given the receive away by then
-/// and completes it with an error (class E). The queue pair goes on either way.
+/// Drops a datagram that is longer than the receive. By the specification a queue pair's own
+/// receive stays posted (responder error class D), and a shared receive completes with an error
+/// (class E). The queue pair goes on either way.
 void too_long(Context& c, Qp& qp, const ReceiveWr& wr) noexcept {
   drop_datagram(c, Drop::too_long);
   if (qp.srq != nullptr) fail_receive(qp, wr, IBV_WC_LOC_LEN_ERR);
 }
 
-/// What lies in front of the plain datagrams of a lane. Only the length changes, and seldom.
+/// Writes the route headers of plain datagrams of one lane, of which only the length changes.
 class RouteCopier {
  public:
   explicit RouteCopier(const ibv_grh& route) noexcept : route_(route) {
@@ -141,7 +142,7 @@ void deliver(Context& c, const InLane& lane, Qp& qp, std::uint64_t word,
   if (length > wr.capacity) [[unlikely]]
     return too_long(c, qp, wr);
   if (!writable(qp, sges, wr.sge_count)) [[unlikely]] {
-    // Our own fault (class A): a work request that cannot be carried out ends the queue pair.
+    // A local error (class A) ends the queue pair.
     fail_receive(qp, wr, IBV_WC_LOC_PROT_ERR);
     return enter_error(qp);
   }
@@ -208,7 +209,7 @@ std::uint32_t receive_datagrams(const Context& c, InLane& lane, Cq& cq, std::uin
   const std::uint32_t key = qp->attr.qkey;
   const KnownRegion known = qp->writable;
   if (known.epoch != c.region_epoch) [[unlikely]]
-    return 0;  // the slower way makes it known again
+    return 0;  // the general path looks it up again
   const ReceiveWr* const ring = receives.ring.get();
   const std::uint32_t mask = receives.mask;
   RouteCopier route(lane.route);

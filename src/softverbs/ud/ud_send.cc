@@ -1,3 +1,4 @@
+// Sending datagrams. Hot.
 #include <arpa/inet.h>
 #include <errno.h>
 
@@ -13,13 +14,13 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Whether the lane has room besides what belongs to connected messages. Never waits.
+/// Whether the lane has room besides the lines reserved for connected messages. Never waits.
 bool has_room(Peer& peer, std::uint32_t lines) noexcept {
   const OutLane& out = peer.out;
   if (out.tail + lines + kConnectedLines <= out.limit) [[likely]]
     return true;
-  // Applied, not only looked at: lines that the peer has consumed may still hold the only copy of
-  // a short message that it did not take.
+  // The acknowledgement has to be applied: consumed lines may hold the only copy of a short message
+  // that the peer refused.
   acknowledge(peer);
   return out.tail + lines + kConnectedLines <= out.limit;
 }
@@ -37,7 +38,7 @@ void write_lines(OutLane& out, const Outgoing& d, const DatagramPrefix* prefix,
   }
 }
 
-/// Into the lane, whole; false if there is no room. To one that is gone: nowhere.
+/// Writes a datagram into the lane; false if there is no room. Drops it if the peer is gone.
 [[gnu::always_inline]] inline bool transmit(Qp& qp, const Outgoing& d) noexcept {
   Peer& peer = *d.peer;
   const bool prefixed = d.has_imm || !d.plain;
@@ -85,7 +86,7 @@ bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
   return true;
 }
 
-/// Errors that refuse a work request.
+/// Checks a work request; 0 or an errno value.
 [[gnu::always_inline]] inline int check(const Qp& qp, const ibv_send_wr& wr,
                                         std::uint64_t& length) noexcept {
   if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
@@ -106,9 +107,9 @@ bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
                                                            std::uint32_t count,
                                                            std::uint64_t length,
                                                            bool in_line) noexcept {
-  // The specification (C10-93.1.1) wants nothing sent and no error told, which Soft-RoCE does.
-  // Adapters tell the error that it has for a message longer than the port takes, and so do we: a
-  // program that is tried here should not lose messages for a reason that nobody names.
+  // The specification (C10-93.1.1) drops such a datagram silently, as Soft-RoCE does. Adapters
+  // report the error for messages that are too long, and so does this device: a program should not
+  // lose messages without a reason.
   if (length > kDatagramBytes) [[unlikely]]
     return IBV_WC_LOC_LEN_ERR;
   if (!in_line && !readable(qp, sges, count)) [[unlikely]]
@@ -116,15 +117,15 @@ bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
   return IBV_WC_SUCCESS;
 }
 
-/// Where a datagram that was found good goes: false if there is no room for it, a status other than
-/// success if it fails after all. There are two ways to post by it, of which the common one shall
-/// not pay for the other: all is in line.
+/// Sends a checked datagram: false if there is no room, or a status other than success if it fails.
+/// There are two variants, inlined into two copies of the posting code so that the common one does
+/// not pay for the other.
 using Carry = bool (*)(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
                        ibv_wc_status& status) noexcept;
 
 [[gnu::always_inline]] inline bool carry_direct(Qp& qp, const ibv_send_wr&,
                                                 const Outgoing& datagram, ibv_wc_status&) noexcept {
-  // Where others wait for room it waits behind them, however little it needs.
+  // While other datagrams wait for room it waits behind them.
   return datagram.peer->datagrams_waiting == 0 && transmit(qp, datagram);
 }
 
@@ -134,15 +135,15 @@ bool carry_with_faults(Qp& qp, const ibv_send_wr& wr, const Outgoing& datagram,
   return true;
 }
 
-/// A SEND of one element in line; one that fits into a line of a lane has up to `most` bytes.
+/// Whether a work request is an inline SEND of one element of at most `most` bytes.
 inline bool is_short(const ibv_send_wr& wr, std::uint32_t most) noexcept {
   return wr.opcode == IBV_WR_SEND && wr.num_sge == 1 &&
          (wr.send_flags & ~unsigned{IBV_SEND_SIGNALED}) == IBV_SEND_INLINE &&
          wr.sg_list->length <= most;
 }
 
-/// The common case: short ones, plain, all by the same address handle and with room, up to the end
-/// of the lane's array. Answers the first work request left.
+/// Posts short plain datagrams with one address handle and with room, up to the end of the lane's
+/// array. Returns the first work request that it did not post.
 [[gnu::always_inline]] inline ibv_send_wr* post_run(Qp& qp, ibv_send_wr* wr) noexcept {
   const std::uint32_t most = std::min<std::uint32_t>(qp.max_inline, kFirstLineBytes);
   if (!is_short(*wr, most)) return wr;  // other opcodes have no address handle in its place

@@ -1,12 +1,12 @@
 // Datagrams that found no room in the lane to their receiver. Cold.
 //
-// An adapter's send queue drains as fast as the wire takes it, and programs rely on its holding
-// them back. Here the receiver's polls make room, so a datagram waits for them in the send queue,
-// its work request not completed. How long is a matter between two contexts: each lane has a
-// patience that waiting uses up and that the lines consumed by the receiver restore, a whole lane
-// all of it. One that takes nothing costs its senders that time once, not once a datagram; after it
-// they drop what finds no room, at once, until the receiver goes on. Meanwhile datagrams to others
-// overtake those that wait; only completions keep their order.
+// An adapter's send queue drains as fast as the wire takes it, and programs rely on the send queue
+// holding them back. Here the receiver's polls make room, so a datagram waits in the send queue,
+// uncompleted. Each lane has a budget of time: waiting uses it up, and lines that the receiver
+// consumes restore it, a whole lane all of it. A stopped receiver costs its senders the budget
+// once, not once a datagram; after that they drop datagrams that find no room until the receiver
+// continues. Datagrams to other receivers overtake those that wait; only completions keep their
+// order.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -21,10 +21,10 @@
 namespace spinwire::softverbs {
 namespace {
 
-/// Until the next look for room.
+/// Delay until the next look for room.
 constexpr Nanoseconds kRoomRetryDelay = std::chrono::microseconds(1);
 
-/// The work request's bytes, if they are inline, or where they are.
+/// Stores the work request's bytes, if they are inline, or its elements.
 void keep_elements(Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   const auto slot = static_cast<std::size_t>(&kept - qp.sq.get());
   if ((wr.send_flags & IBV_SEND_INLINE) != 0) {
@@ -48,7 +48,7 @@ void keep_elements(Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
 
 constexpr std::uint64_t kPlain = std::uint64_t{1} << 40;
 
-/// The address handle may be gone before its datagram: what it says is kept.
+/// Stores the address: the address handle may be destroyed before the datagram is sent.
 void keep_address(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   const Ah& ah = *static_cast<const Ah*>(wr.wr.ud.ah);
   const std::uint32_t key = wr.wr.ud.remote_qkey;
@@ -85,7 +85,8 @@ void begin_turn(Context& c, Peer& peer, const Qp& qp, std::uint64_t now) noexcep
   peer.datagram_turn = &qp;
 }
 
-/// The next has its turn now: one whose datagrams are short would find room before any other.
+/// Passes the turn on. Without turns a queue pair with short datagrams would find room before
+/// others.
 void end_turn(Peer& peer, std::uint64_t now) noexcept {
   peer.wait_budget -= std::min(peer.wait_budget, now - peer.turn_began);
   const Qp* next = std::exchange(peer.datagram_next, nullptr);
@@ -93,7 +94,7 @@ void end_turn(Peer& peer, std::uint64_t now) noexcept {
   if (next != nullptr) begin_turn(*peer.context, peer, *next, now);
 }
 
-/// It went out, was dropped, or is flushed.
+/// Unlists a datagram that was sent, dropped or flushed.
 void release_waiting(Qp& qp, SendWr& kept, std::uint64_t now) noexcept {
   Peer& peer = *kept.receiver;
   if (peer.datagram_next == &qp) peer.datagram_next = nullptr;
@@ -115,7 +116,7 @@ bool send_or_drop(Context& c, Qp& qp, SendWr& kept, std::uint64_t now) noexcept 
     if (peer.datagram_next == nullptr) peer.datagram_next = &qp;
     return false;
   }
-  // Not as good as when it was posted: told in order, when all before it are done.
+  // Not as good as when it was posted: reported in order, when all before it are done.
   if (check(qp, kept) != IBV_WC_SUCCESS) return false;
   if (transmit_datagram(qp, outgoing(qp, kept))) {
     qp.next_psn = psn_add(qp.next_psn, 1);
@@ -128,7 +129,7 @@ bool send_or_drop(Context& c, Qp& qp, SendWr& kept, std::uint64_t now) noexcept 
   return true;
 }
 
-/// A work request that cannot be carried out ends those behind it, too.
+/// Fails the oldest work request and flushes those behind it.
 void fail_oldest_datagram(Qp& qp, ibv_wc_status status) noexcept {
   drop_waiting(qp);
   const std::uint32_t first = qp.sq_tail;
@@ -140,7 +141,7 @@ void fail_oldest_datagram(Qp& qp, ibv_wc_status status) noexcept {
   }
 }
 
-/// One look at all that wait, oldest first; none to a receiver that has no room for one before it.
+/// Tries all waiting datagrams, oldest first; skips receivers that had no room for an earlier one.
 /// False if the queue pair failed.
 bool send_waiting(Context& c, Qp& qp) noexcept {
   const std::uint64_t now = c.clock.now();
