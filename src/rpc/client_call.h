@@ -91,12 +91,7 @@ namespace spinwire::rpc {
   return call.block != nullptr && call.size > c.max_inline_call;
 }
 
-/// Whether a call may go out at once as a datagram: none waits before it, and there is room.
-[[gnu::always_inline]] inline bool can_send_at_once(Rpc& r, const ClientSession& c) noexcept {
-  return c.backlog_count == 0 && can_send(r, c);
-}
-
-/// Sends a call as a datagram; can_send_at_once(). Errors: no_buffer.
+/// Sends a call as a datagram; none waits, and can_send() was true. Errors: no_buffer.
 [[gnu::always_inline]] inline Status send_call(Rpc& r, ClientSession& c, const CallRequest& call,
                                                const ReplyCallback& done) noexcept {
   const std::uint32_t slot = free_slot(c);

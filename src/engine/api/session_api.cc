@@ -54,14 +54,16 @@ void post(EngineCore& core, Post when) noexcept {
   if (core.calls->port != nullptr) post(core, when, core.guard.polling());
 }
 
-/// One that goes over the session's connection.
+/// A call over the session's connection. `options` may be null: the defaults.
 [[gnu::cold, gnu::noinline]] Status begin_long_call(EngineCore& core, rpc::ClientSession& c,
                                                     rpc::CallRequest asked,
-                                                    const CallOptions& options,
+                                                    const CallOptions* options,
                                                     const ReplyCallback& done) noexcept {
-  const Status status = rpc::call_over_connection(
-      *core.calls, c, asked, options.reply_into ? &options.reply_into : nullptr, done,
-      !engine::deferred(core, options.post));
+  const bool names_memory = options != nullptr && options->reply_into;
+  const Post when = options != nullptr ? options->post : Post::automatic;
+  const Status status = rpc::call_over_connection(*core.calls, c, asked,
+                                                  names_memory ? &options->reply_into : nullptr,
+                                                  done, !engine::deferred(core, when));
   if (status != Status::ok) return status;
   if (core.calls->connections_wanted != 0) {
     core.step_soon();
@@ -73,14 +75,16 @@ void post(EngineCore& core, Post when) noexcept {
 
 /// A call that cannot go out at once as a datagram: over the session's connection if that is its
 /// transport, else when the window or the engine has room for it.
-[[gnu::cold, gnu::noinline]] Status begin_blocked_call(EngineCore& core, rpc::ClientSession& c,
-                                                       rpc::CallRequest call,
-                                                       const CallOptions& options,
-                                                       const ReplyCallback& done) noexcept {
-  if (c.transport == rpc::Transport::connection)
+[[gnu::always_inline]] inline Status begin_blocked_call(EngineCore& core, rpc::ClientSession& c,
+                                                        const rpc::CallRequest& call,
+                                                        const CallOptions* options,
+                                                        const ReplyCallback& done,
+                                                        bool polling) noexcept {
+  if (c.transport == rpc::Transport::connection) [[unlikely]]
     return begin_long_call(core, c, call, options, done);
   const Status status = rpc::enqueue_call(*core.calls, c, call, done);
-  if (status == Status::ok) post(core, options.post);
+  if (status == Status::ok)
+    post(core, options != nullptr ? options->post : Post::automatic, polling);
   return status;
 }
 
@@ -108,10 +112,9 @@ void post(EngineCore& core, Post when) noexcept {
                                      : s.clock.ticks(options->timeout);
   const rpc::CallRequest asked{method, data, size, block, now, now + patience};
   if (rpc::exceeds_datagram(*c, asked) || (options != nullptr && options->reply_into)) [[unlikely]]
-    return begin_long_call(*core, *c, asked, options != nullptr ? *options : CallOptions{}, done);
-  if (!rpc::can_send_at_once(r, *c)) [[unlikely]]
-    return begin_blocked_call(*core, *c, asked, options != nullptr ? *options : CallOptions{},
-                              done);
+    return begin_long_call(*core, *c, asked, options, done);
+  if (c->backlog_count != 0 || !rpc::can_send(r, *c)) [[unlikely]]
+    return begin_blocked_call(*core, *c, asked, options, done, polling);
   const Status status = rpc::send_call(r, *c, asked, done);
   if (status == Status::ok) [[likely]]
     post(*core, options != nullptr ? options->post : Post::automatic, polling);
