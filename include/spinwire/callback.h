@@ -7,7 +7,14 @@
 #include <type_traits>
 #include <utility>
 
+#include "spinwire/export.h"
+
 namespace spinwire {
+
+namespace detail {
+/// Logs the exception that is being handled, which has left a callback.
+SPINWIRE_API void report_exception() noexcept;
+}  // namespace detail
 
 template <typename Signature>
 class Callback;
@@ -15,6 +22,10 @@ class Callback;
 /// Holds a function or a lambda whose captures are trivially copyable and fit into 32 bytes
 /// (anything else is a compile error: capture a pointer instead). Copying copies the captures.
 /// Calling an empty callback is undefined; test it first. Hot.
+///
+/// Callbacks should not throw. An exception that leaves one ends there and is logged as an error;
+/// the Connection or Session that is the callback's first argument, if it has one, is closed, and a
+/// Request that was not answered is refused. Whatever the callback was told of counts as told.
 template <typename R, typename... Args>
 class Callback<R(Args...)> {
  public:
@@ -41,7 +52,25 @@ class Callback<R(Args...)> {
  private:
   template <typename D>
   static R call(void* storage, Args... args) {
-    return (*std::launder(static_cast<D*>(storage)))(std::forward<Args>(args)...);
+    D& callable = *std::launder(static_cast<D*>(storage));
+#if defined(__cpp_exceptions)
+    if constexpr (!std::is_nothrow_invocable_v<D&, Args...>) {
+      try {
+        return callable(std::forward<Args>(args)...);
+      } catch (...) {
+        detail::report_exception();
+        if constexpr (sizeof...(Args) != 0) close_first(args...);
+        if constexpr (!std::is_void_v<R>) return R{};
+      }
+    } else
+#endif
+      return callable(std::forward<Args>(args)...);
+  }
+
+  /// Closes the connection or session that the callback was told of, if it was.
+  template <typename First, typename... Others>
+  static void close_first(First& first, Others&...) noexcept {
+    if constexpr (requires { first.close(); }) (void)first.close();
   }
 
   R (*invoke_)(void*, Args...) = nullptr;

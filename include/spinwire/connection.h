@@ -241,13 +241,13 @@ inline constexpr std::size_t kRegionTokenBytes = 48;
 using RegionToken = std::array<std::byte, kRegionTokenBytes>;
 
 namespace detail {
-class EngineCore;
+struct EngineSlot;
 }
 
-/// Everything here is to be called on the engine's thread, from callbacks too. Operations answer
-/// `ok` when accepted; any other status means that nothing was taken. An accepted operation holds a
-/// reference to its memory until its completion callback has run. Hot unless marked set-up. A
-/// handle outlives its connection, but must not be used once its engine is gone.
+/// A connection, as a small value that may be copied; see spinwire.h for what holds for all
+/// handles. Operations answer `ok` when accepted, and then end in exactly one callback; any other
+/// status means that nothing was taken. All operations can be called from callbacks. Hot unless
+/// marked set-up.
 class SPINWIRE_API Connection {
  public:
   Connection() noexcept = default;
@@ -256,18 +256,41 @@ class SPINWIRE_API Connection {
   /// nothing; `done` runs when the peer's device has taken it. Above connections.eager_bytes the
   /// peer's engine pulls it: `done` runs when it has, with `refused` if the peer's application did
   /// not want it, with `no_buffer` if no block became free there in time. Errors: would_block
-  /// (credit, send queue, operations or windows used up), message_too_long, not_connected,
-  /// wrong_thread, forked_child; where a long message needs a registration (see memory.windows)
+  /// (credit, send queue, operations or windows used up), message_too_long, out_of_bounds (an empty
+  /// slice), invalid_argument (memory of another engine, or that this connection's own domain does
+  /// not know), unsupported (a raw connection), not_connected (not ready), wrong_thread,
+  /// forked_child; where a long message needs a registration (see memory.windows)
   /// also those of Engine::expose().
   Status send(const BufferSlice& data, const CompletionCallback& done = {},
               Post post = Post::automatic);
   Status send(const Buffer& data, const CompletionCallback& done = {}, Post post = Post::automatic);
+  /// Here and below: `id`, unless null, is given the operation's id if the call answers ok. Costs
+  /// the calls without it nothing.
+  Status send(const BufferSlice& data, const CompletionCallback& done, Post post, OperationId* id) {
+    return identify(send(data, done, post), id);
+  }
+  Status send(const Buffer& data, const CompletionCallback& done, Post post, OperationId* id) {
+    return identify(send(data, done, post), id);
+  }
   /// The same, with a 32-bit immediate beside the bytes.
   Status send_with_imm(const BufferSlice& data, std::uint32_t immediate,
                        const CompletionCallback& done = {}, Post post = Post::automatic);
+  Status send_with_imm(const BufferSlice& data, std::uint32_t immediate,
+                       const CompletionCallback& done, Post post, OperationId* id) {
+    return identify(send_with_imm(data, immediate, done, post), id);
+  }
+  Status send_with_imm(const Buffer& data, std::uint32_t immediate,
+                       const CompletionCallback& done = {}, Post post = Post::automatic,
+                       OperationId* id = nullptr) {
+    return identify(send_with_imm(data.slice(), immediate, done, post), id);
+  }
   /// Copies `bytes` into a block of the send pool first; also answers no_buffer.
   Status send_copy(std::span<const std::byte> bytes, const CompletionCallback& done = {},
                    Post post = Post::automatic);
+  Status send_copy(std::span<const std::byte> bytes, const CompletionCallback& done, Post post,
+                   OperationId* id) {
+    return identify(send_copy(bytes, done, post), id);
+  }
 
   /// Writes `local` to the first bytes of `remote`. The peer's CPU takes no part. Errors besides
   /// those of send(): out_of_bounds (longer than `remote`, or no bytes), remote_access (`remote`
@@ -275,14 +298,40 @@ class SPINWIRE_API Connection {
   /// over, or of another connection's).
   Status write(const BufferSlice& local, const RemoteRegion& remote,
                const CompletionCallback& done = {}, Post post = Post::automatic);
+  Status write(const BufferSlice& local, const RemoteRegion& remote, const CompletionCallback& done,
+               Post post, OperationId* id) {
+    return identify(write(local, remote, done, post), id);
+  }
+  Status write(const Buffer& local, const RemoteRegion& remote, const CompletionCallback& done = {},
+               Post post = Post::automatic, OperationId* id = nullptr) {
+    return identify(write(local.slice(), remote, done, post), id);
+  }
   /// The same, and the peer's on_message is told the immediate and the length, in order with
   /// messages; costs a credit like one. May have no bytes: a notice alone.
   Status write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
                         std::uint32_t immediate, const CompletionCallback& done = {},
                         Post post = Post::automatic);
+  Status write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
+                        std::uint32_t immediate, const CompletionCallback& done, Post post,
+                        OperationId* id) {
+    return identify(write_with_imm(local, remote, immediate, done, post), id);
+  }
+  Status write_with_imm(const Buffer& local, const RemoteRegion& remote, std::uint32_t immediate,
+                        const CompletionCallback& done = {}, Post post = Post::automatic,
+                        OperationId* id = nullptr) {
+    return identify(write_with_imm(local.slice(), remote, immediate, done, post), id);
+  }
   /// Reads the first bytes of `remote` into `local`, whose bytes are undefined until `done`.
   Status read(const BufferSlice& local, const RemoteRegion& remote,
               const CompletionCallback& done = {}, Post post = Post::automatic);
+  Status read(const BufferSlice& local, const RemoteRegion& remote, const CompletionCallback& done,
+              Post post, OperationId* id) {
+    return identify(read(local, remote, done, post), id);
+  }
+  Status read(const Buffer& local, const RemoteRegion& remote, const CompletionCallback& done = {},
+              Post post = Post::automatic, OperationId* id = nullptr) {
+    return identify(read(local.slice(), remote, done, post), id);
+  }
 
   /// Compares the 8 bytes at `remote` with `expected` and, if they are equal, puts `desired` in
   /// their place, as one step. Completion::value tells what was there before: `expected` if and
@@ -296,9 +345,17 @@ class SPINWIRE_API Connection {
   /// allows at both ends; the device lets others wait.
   Status compare_swap(const RemoteRegion& remote, std::uint64_t expected, std::uint64_t desired,
                       const CompletionCallback& done = {}, Post post = Post::automatic);
+  Status compare_swap(const RemoteRegion& remote, std::uint64_t expected, std::uint64_t desired,
+                      const CompletionCallback& done, Post post, OperationId* id) {
+    return identify(compare_swap(remote, expected, desired, done, post), id);
+  }
   /// Adds `add` to the 8 bytes at `remote`, modulo 2^64, as one step; all else as compare_swap().
   Status fetch_add(const RemoteRegion& remote, std::uint64_t add,
                    const CompletionCallback& done = {}, Post post = Post::automatic);
+  Status fetch_add(const RemoteRegion& remote, std::uint64_t add, const CompletionCallback& done,
+                   Post post, OperationId* id) {
+    return identify(fetch_add(remote, add, done, post), id);
+  }
 
   // Of raw connections; see raw.h. Others answer `unsupported`.
   /// Receives into these parts of memory, in their order; none at all take a message without bytes,
@@ -318,6 +375,10 @@ class SPINWIRE_API Connection {
   /// and would_block (send queue or operations used up).
   Status send_raw(std::span<const BufferSlice> data, const CompletionCallback& done = {},
                   Post post = Post::automatic);
+  Status send_raw(std::span<const BufferSlice> data, const CompletionCallback& done, Post post,
+                  OperationId* id) {
+    return identify(send_raw(data, done, post), id);
+  }
   Status send_raw(const BufferSlice& data, const CompletionCallback& done = {},
                   Post post = Post::automatic) {
     return send_raw(std::span(&data, 1), done, post);
@@ -325,6 +386,10 @@ class SPINWIRE_API Connection {
   /// The same, with a 32-bit immediate beside the bytes.
   Status send_raw_with_imm(std::span<const BufferSlice> data, std::uint32_t immediate,
                            const CompletionCallback& done = {}, Post post = Post::automatic);
+  Status send_raw_with_imm(std::span<const BufferSlice> data, std::uint32_t immediate,
+                           const CompletionCallback& done, Post post, OperationId* id) {
+    return identify(send_raw_with_imm(data, immediate, done, post), id);
+  }
   Status send_raw_with_imm(const BufferSlice& data, std::uint32_t immediate,
                            const CompletionCallback& done = {}, Post post = Post::automatic) {
     return send_raw_with_imm(std::span(&data, 1), immediate, done, post);
@@ -440,15 +505,20 @@ class SPINWIRE_API Connection {
   friend bool operator==(const Connection&, const Connection&) noexcept = default;
 
   /// For the library.
-  Connection(detail::EngineCore* core, std::uint32_t index, std::uint32_t generation) noexcept
-      : core_(core), index_(index), generation_(generation) {}
+  Connection(detail::EngineSlot* slot, std::uint32_t index, std::uint32_t generation) noexcept
+      : slot_(slot), index_(index), generation_(generation) {}
   /// A number unique among the engine's living connections, below Config::connections.maximum: for
   /// arrays of per-connection state.
   [[nodiscard]] std::uint32_t index() const noexcept { return index_; }
   [[nodiscard]] std::uint32_t generation() const noexcept { return generation_; }
 
  private:
-  detail::EngineCore* core_ = nullptr;
+  Status identify(Status accepted, OperationId* id) const noexcept {
+    if (id != nullptr && accepted == Status::ok) *id = last_operation();
+    return accepted;
+  }
+
+  detail::EngineSlot* slot_ = nullptr;
   std::uint32_t index_ = 0;
   std::uint32_t generation_ = 0;
 };

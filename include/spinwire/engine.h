@@ -24,6 +24,10 @@
 
 namespace spinwire {
 
+namespace detail {
+class EngineCore;
+}
+
 enum class Pool : std::uint8_t {
   send,
   lease,  ///< memory to be exposed to peers
@@ -142,21 +146,21 @@ class SPINWIRE_API Listener {
   ~Listener();
   /// The bound "address:port", the port resolved if 0 was asked.
   [[nodiscard]] std::string address() const;
-  explicit operator bool() const noexcept { return core_ != nullptr; }
+  explicit operator bool() const noexcept { return slot_ != nullptr; }
 
-  /// For the library. The engine empties what `core` points to when it goes.
-  Listener(std::shared_ptr<detail::EngineCore*> core, std::uint32_t index,
-           std::uint32_t generation) noexcept
-      : core_(std::move(core)), index_(index), generation_(generation) {}
+  /// For the library.
+  Listener(detail::EngineSlot* slot, std::uint32_t index, std::uint32_t generation) noexcept
+      : slot_(slot), index_(index), generation_(generation) {}
 
  private:
-  std::shared_ptr<detail::EngineCore*> core_;
+  detail::EngineSlot* slot_ = nullptr;
   std::uint32_t index_ = 0;
   std::uint32_t generation_ = 0;
 };
 
 /// Belongs to the thread that opened it; every call from another answers wrong_thread, in a forked
-/// child forked_child. Nothing runs unless the caller polls.
+/// child forked_child. An engine that is empty, or was moved from, answers not_connected. Nothing
+/// runs unless the caller polls.
 class SPINWIRE_API Engine {
  public:
   /// Opens the device, takes and registers all memory, posts the receives. Set-up. Errors:
@@ -256,6 +260,7 @@ class SPINWIRE_API Engine {
   [[nodiscard]] detail::EngineCore* core() const noexcept { return core_.get(); }
 
  private:
+  detail::EngineSlot* slot_;  ///< that of no engine, if there is none
   std::unique_ptr<detail::EngineCore> core_;
 };
 

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string_view>
 #include <utility>
 
@@ -15,10 +14,6 @@
 #include "spinwire/status.h"
 
 namespace spinwire {
-
-namespace detail {
-class EngineCore;
-}
 
 /// What of a lease an owner has refused; the Status beside it says what kind of error that is.
 enum class LeaseRefusal : std::uint8_t {
@@ -58,11 +53,11 @@ class SPINWIRE_API RemoteMemory {
  public:
   RemoteMemory() noexcept = default;
   RemoteMemory(RemoteMemory&& other) noexcept
-      : core_(std::move(other.core_)), lease_(std::exchange(other.lease_, 0)) {}
+      : slot_(std::exchange(other.slot_, nullptr)), lease_(std::exchange(other.lease_, 0)) {}
   RemoteMemory& operator=(RemoteMemory&& other) noexcept {
     if (this != &other) {
       release();
-      core_ = std::move(other.core_);
+      slot_ = std::exchange(other.slot_, nullptr);
       lease_ = std::exchange(other.lease_, 0);
     }
     return *this;
@@ -106,11 +101,11 @@ class SPINWIRE_API RemoteMemory {
   [[nodiscard]] RemoteRegion detach() noexcept;
 
   /// For the library.
-  RemoteMemory(std::shared_ptr<detail::EngineCore*> core, std::uint32_t lease) noexcept
-      : core_(std::move(core)), lease_(lease) {}
+  RemoteMemory(detail::EngineSlot* slot, std::uint32_t lease) noexcept
+      : slot_(slot), lease_(lease) {}
 
  private:
-  std::shared_ptr<detail::EngineCore*> core_;
+  detail::EngineSlot* slot_ = nullptr;
   std::uint32_t lease_ = 0;  ///< 0: none
 };
 

@@ -46,10 +46,6 @@ using Method = std::uint16_t;
 /// Requests and replies up to this many bytes are kept beside the call and sent with one cacheline.
 inline constexpr std::size_t kShortCall = 48;
 
-namespace rpc {
-struct Rpc;
-}  // namespace rpc
-
 namespace detail {
 /// Where bytes that arrived can stay: they lie in the block, or, if few came where the device had
 /// them, are copied there.
@@ -110,12 +106,13 @@ class SPINWIRE_API Reply {
 using ReplyCallback = Callback<void(Reply&)>;
 
 /// The right to answer a call later, from any callback or between polls. A plain handle: copies
-/// mean the same call, and dropping it answers nothing.
+/// mean the same call, and dropping it answers nothing. May outlive the call, its session and its
+/// engine, and answers not_connected then.
 class SPINWIRE_API PendingCall {
  public:
   PendingCall() noexcept = default;
   /// Copies the bytes. Errors: not_connected (the call is over for its client, as far as is known
-  /// here: its deadline passed, it was cancelled, or the session ended; or it was answered),
+  /// here: its time is over, it was cancelled, or the session ended; or it was answered),
   /// message_too_long (than max_reply()), no_buffer (the send pool is dry, for more than
   /// kShortCall), wrong_thread, forked_child. Hot.
   Status reply(std::span<const std::byte> bytes) const noexcept;
@@ -140,11 +137,11 @@ class SPINWIRE_API PendingCall {
   Status commit_reply(std::size_t size) const noexcept;
 
   /// For the library.
-  PendingCall(rpc::Rpc* rpc, std::uint32_t session, std::uint32_t number) noexcept
-      : rpc_(rpc), session_(session), number_(number) {}
+  PendingCall(detail::EngineSlot* slot, std::uint32_t session, std::uint32_t number) noexcept
+      : slot_(slot), session_(session), number_(number) {}
 
  private:
-  rpc::Rpc* rpc_ = nullptr;
+  detail::EngineSlot* slot_ = nullptr;
   std::uint32_t session_ = 0;
   std::uint32_t number_ = 0;
 };
@@ -212,7 +209,7 @@ struct CallId {
 };
 
 struct CallOptions {
-  Nanoseconds timeout{0};  ///< from now; 0: rpc.call_timeout
+  Nanoseconds timeout{0};  ///< counted from the call; 0: rpc.call_timeout
   /// When the request is on its way. One that has to wait (for the window, for credit, for its
   /// session's connection) goes out with the poll that finds the way free, whatever this says.
   Post post = Post::automatic;
@@ -227,8 +224,8 @@ struct CallOptions {
   BufferSlice reply_into{};
 };
 
-/// A client's handle of a session, as Connection is one of a connection. Every call on the engine's
-/// thread.
+/// A client's handle of a session, as Connection is one of a connection; see spinwire.h for what
+/// holds for all handles. All of it can be called from callbacks.
 class SPINWIRE_API Session {
  public:
   Session() noexcept = default;
@@ -245,11 +242,11 @@ class SPINWIRE_API Session {
   /// by reference until then and must not be changed. As many calls as the window are under way at
   /// once, and as many long ones; further ones wait here. Errors: would_block (rpc.backlog calls of
   /// either sort wait already), message_too_long (than max_call()), not_connected (not ready),
-  /// invalid_argument (a timeout below 0; no callback; `reply_into` is empty memory, or no memory
-  /// of this engine's), unsupported (`reply_into`, but queue_pair.access does not let peers write,
-  /// or leases.maximum, whose records are used for it, is 0), no_buffer (a call has to wait,
-  /// and the send pool has no room for that), no_memory (a session's
-  /// first long call), wrong_thread, forked_child. Hot.
+  /// invalid_argument (a timeout below 0; no callback; the request or `reply_into` is memory of
+  /// another engine, or `reply_into` is empty), unsupported (`reply_into`, but queue_pair.access
+  /// does not let peers write, or leases.maximum, whose records are used for it, is 0), no_buffer
+  /// (a call has to wait, and the send pool has no room for that), no_memory (a session's first
+  /// long call), wrong_thread, forked_child. Hot.
   Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
               const CallOptions& options) noexcept;
   /// The same for up to kShortCall bytes, which are copied; message_too_long for more. Hot.
@@ -259,6 +256,15 @@ class SPINWIRE_API Session {
   Status call(Method method, const BufferSlice& request, const ReplyCallback& done) noexcept;
   Status call(Method method, std::span<const std::byte> request,
               const ReplyCallback& done) noexcept;
+  /// The first two, which tell the call's id unless `id` is null, if they answer ok. Hot.
+  Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
+              const CallOptions& options, CallId* id) noexcept {
+    return identify(call(method, request, done, options), id);
+  }
+  Status call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
+              const CallOptions& options, CallId* id) noexcept {
+    return identify(call(method, request, done, options), id);
+  }
   /// The call that was accepted last.
   [[nodiscard]] CallId last_call() const noexcept;
   /// Asks for the session's records, which with thousands of sessions are in no cache, so that a
@@ -278,12 +284,17 @@ class SPINWIRE_API Session {
 
   friend bool operator==(const Session&, const Session&) noexcept = default;
   /// For the library.
-  Session(detail::EngineCore* core, std::uint64_t id) noexcept : core_(core), id_(id) {}
+  Session(detail::EngineSlot* slot, std::uint64_t id) noexcept : slot_(slot), id_(id) {}
   /// As peers call it, too: it comes again after some thousand sessions.
   [[nodiscard]] std::uint32_t name() const noexcept { return static_cast<std::uint32_t>(id_); }
 
  private:
-  detail::EngineCore* core_ = nullptr;
+  Status identify(Status accepted, CallId* id) const noexcept {
+    if (id != nullptr && accepted == Status::ok) *id = last_call();
+    return accepted;
+  }
+
+  detail::EngineSlot* slot_ = nullptr;
   std::uint64_t id_ = 0;
 };
 

@@ -20,7 +20,7 @@ enum class Status : std::uint8_t {
   invalid_argument,  ///< An argument is outside its documented range.
   out_of_bounds,     ///< A slice does not lie within its buffer or remote region.
   message_too_long,  ///< Longer than the connection's message limit.
-  not_connected,     ///< The connection is not in state `ready`.
+  not_connected,     ///< The connection or session is not `ready`, or its engine is gone.
   wrong_thread,      ///< Called from another thread than the one that opened the engine.
   reentrant,         ///< poll() or poll_control() called from inside a callback.
   forked_child,      ///< Called in a child made by fork(); only the parent owns the engine.

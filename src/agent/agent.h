@@ -232,7 +232,7 @@ void fall_silent(EngineContext& ctx) noexcept;
 Result<void> audit(EngineContext& ctx);
 
 inline Connection handle(const EngineContext& ctx, const Agent& a) noexcept {
-  return {ctx.core, a.index, a.generation};
+  return {ctx.slot, a.index, a.generation};
 }
 
 }  // namespace spinwire::agent

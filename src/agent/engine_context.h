@@ -249,10 +249,9 @@ struct EngineContext {
 
   Config config;
   Clock clock;
-  detail::EngineCore* core = nullptr;  ///< what handles point to
-  /// The same for handles that may outlive it: null inside once the engine is gone.
-  const std::shared_ptr<detail::EngineCore*>* anchor = nullptr;
-  std::uint64_t now = 0;  ///< of the poll under way, or the last
+  detail::EngineCore* core = nullptr;
+  detail::EngineSlot* slot = nullptr;  ///< what handles point to
+  std::uint64_t now = 0;               ///< of the poll under way, or the last
   // Hot.
   std::unique_ptr<verbs::Device> device;
   memory::ArenaPtr arena;
@@ -296,6 +295,10 @@ struct EngineContext {
   std::uint32_t receive_waiter_count = 0;
   AgentList receive_waiters;  ///< with credit to grant once receives are posted again
 
+  /// Whether the block is of this engine's pools or registrations.
+  [[nodiscard]] bool owns(const detail::Block& block) const noexcept {
+    return block.owner == arena.get() || registrations->owns(&block);
+  }
   [[nodiscard]] Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {
     if (index >= agents.capacity()) [[unlikely]]
       return nullptr;

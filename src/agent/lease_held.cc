@@ -171,7 +171,7 @@ void on_lease_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant)
     return fail_lease_protocol(ctx, a, "it grants what was not asked for");
   take_over(ctx, *h, grant);
   told.time = time;
-  told.memory = RemoteMemory(*ctx.anchor, h->id);
+  told.memory = RemoteMemory(ctx.slot, h->id);
   end_call(ctx, *h, told);
 }
 
@@ -198,7 +198,7 @@ void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) 
   }
   take_over(ctx, *h, grant);
   call(ctx, *h, LeaseAction::took, false);
-  RemoteMemory memory(*ctx.anchor, h->id);
+  RemoteMemory memory(ctx.slot, h->id);
   a.handlers.on_lease(handle(ctx, a), memory);
 }
 

@@ -98,6 +98,7 @@ struct Extent {
 
 /// Whether the agent's queue pair has a key to the block's memory.
 bool has_key(const EngineContext& ctx, const Agent& a, const Block& block) noexcept {
+  if (!ctx.owns(block)) return false;
   if (!a.attributes.own_domain) return true;
   // Before the domain is there, nothing can be registered in it.
   return a.domain != nullptr ? reaches(ctx, *a.domain, block)

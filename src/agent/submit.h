@@ -233,6 +233,8 @@ template <OperationKind kind>
 [[gnu::noinline]] Status submit_any(EngineContext& ctx, Agent& a, const Request& r) noexcept {
   if (a.state != ConnectionState::ready) [[unlikely]]
     return Status::not_connected;
+  if (r.block != nullptr && !ctx.owns(*r.block)) [[unlikely]]
+    return Status::invalid_argument;
   if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
     if (r.block != nullptr && r.size > a.send_queue.max_eager) [[unlikely]]
       return submit_rendezvous(ctx, a, r, kind == OperationKind::send_imm);
@@ -265,7 +267,7 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
   // There is no room in the send queue unless the connection is ready.
   if (block == nullptr || a.send_queue.used >= a.send_queue.limit ||
       size > a.send_queue.max_eager || send_credits(a) <= 1 || ctx.operations.empty() ||
-      !room_beside(block, data)) [[unlikely]] {
+      !room_beside(block, data) || block->owner != ctx.arena.get()) [[unlikely]] {
     return submit_any<OperationKind::send>(ctx, a, {block, data, size, nullptr, 0, done, later});
   }
   Operation& op = *ctx.operations.acquire();

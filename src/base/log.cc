@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <exception>
 #include <iterator>
 #include <mutex>
 #include <new>
+#include <utility>
 
 namespace spinwire {
 namespace {
@@ -57,6 +59,19 @@ void set_log(LogCallback callback, LogLevel least) noexcept {
   base::detail::log_least.store(
       sink != nullptr ? static_cast<std::uint8_t>(least) : base::detail::kNobody,
       std::memory_order_release);
+}
+
+void detail::report_exception() noexcept {
+  static thread_local bool reporting = false;  // the callback that throws may be the log's
+  if (std::exchange(reporting, true)) return;
+  try {
+    throw;
+  } catch (const std::exception& e) {
+    base::log(LogLevel::error, "an exception left a callback: {}", e.what());
+  } catch (...) {
+    base::log(LogLevel::error, "an exception left a callback");
+  }
+  reporting = false;
 }
 
 }  // namespace spinwire

@@ -17,9 +17,13 @@ namespace {
 
 constexpr const char* kAsked = "take a page that a fork empties";
 
-/// Words that the fork handler empties, for kernels that do not do it themselves.
+/// All slots, and the words that the fork handler empties, for kernels that do not do it
+/// themselves.
 struct GuardRegistry {
   std::mutex mutex;
+  std::byte* page = nullptr;  ///< the newest; slots are taken from its start
+  std::size_t used = 0;       ///< bytes of it
+  bool wiped = false;         ///< the kernel empties it in forked children
   std::vector<std::atomic<std::uintptr_t>*> words;
   int handler_error = 0;
 };
@@ -64,32 +68,54 @@ void remove_from_registry(const std::atomic<std::uintptr_t>* word) noexcept {
 }  // namespace
 
 Result<OwnerGuard> OwnerGuard::create(ForkDetection detection) {
-  void* page =
-      ::mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) {
-    return fail_errno(Status::no_memory, kAsked, "mmap", errno, "free memory of this process");
-  }
-  OwnerGuard guard(new (page) Word(thread_id()), false);
-  if (detection == ForkDetection::automatic) {
-    if (::madvise(page, page_bytes(), MADV_WIPEONFORK) == 0) return guard;
-    if (errno != EINVAL) {
-      return fail_errno(Status::system, kAsked, "madvise(MADV_WIPEONFORK)", errno,
-                        "allow the call in this process's system-call filter");
+  GuardRegistry& all = guard_registry();
+  const bool automatic = detection == ForkDetection::automatic;
+  std::unique_lock<std::mutex> lock(all.mutex);
+  if (all.page == nullptr || all.used == page_bytes() || all.wiped != automatic) {
+    void* page =
+        ::mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) {
+      return fail_errno(Status::no_memory, kAsked, "mmap", errno, "free memory of this process");
     }
+    bool wiped = false;
+    if (automatic) {
+      wiped = ::madvise(page, page_bytes(), MADV_WIPEONFORK) == 0;
+      if (const int error = errno; !wiped && error != EINVAL) {
+        ::munmap(page, page_bytes());
+        return fail_errno(Status::system, kAsked, "madvise(MADV_WIPEONFORK)", error,
+                          "allow the call in this process's system-call filter");
+      }
+    }
+    all.page = static_cast<std::byte*>(page);
+    all.used = 0;
+    all.wiped = wiped;
   }
-  if (auto added = add_to_registry(guard.word_); !added) return tl::unexpected(added.error());
+  auto* slot = new (all.page + all.used) spinwire::detail::EngineSlot;
+  all.used += sizeof(spinwire::detail::EngineSlot);
+  slot->word = thread_id();
+  OwnerGuard guard(slot, false);
+  const bool wiped = all.wiped;
+  lock.unlock();
+  if (wiped) return guard;
+  if (auto added = add_to_registry(&slot->word); !added) return tl::unexpected(added.error());
   guard.registered_ = true;
   return guard;
 }
 
 OwnerGuard::~OwnerGuard() {
-  if (word_ == nullptr) return;
-  if (registered_) remove_from_registry(word_);
-  ::munmap(static_cast<void*>(word_), page_bytes());
+  if (slot_ == nullptr) return;
+  if (registered_) remove_from_registry(&slot_->word);
+  end();
 }
 
-Status OwnerGuard::diagnose() const noexcept {
-  const std::uintptr_t word = word_->load(std::memory_order_relaxed);
+void OwnerGuard::end() const noexcept {
+  slot_->core = nullptr;
+  slot_->word.store(kEnded, std::memory_order_relaxed);
+}
+
+Status OwnerGuard::diagnose(const spinwire::detail::EngineSlot& slot) noexcept {
+  const std::uintptr_t word = slot.word.load(std::memory_order_relaxed);
+  if (word == kEnded) return Status::not_connected;
   if (word == 0) return Status::forked_child;
   if ((word & ~kPolling) != thread_id()) return Status::wrong_thread;
   return (word & kPolling) != 0 ? Status::reentrant : Status::ok;

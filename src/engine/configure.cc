@@ -55,21 +55,21 @@ namespace spinwire {
 
 Result<void> Connection::configure(const ConnectionSettings& settings) {
   constexpr const char* kAsked = "configure a connection";
-  auto a = detail::locate(core_, index_, generation_, kAsked);
+  auto a = detail::locate(slot_, index_, generation_, kAsked);
   if (!a) return tl::unexpected(a.error());
-  return base::no_throw(kAsked, [&] { return core_->configure(**a, settings); });
+  return base::no_throw(kAsked, [&] { return slot_->core->configure(**a, settings); });
 }
 
 namespace {
 
 /// The agent whose memory is to be opened to its peer with `access`.
-Result<agent::Agent*> locate_for(detail::EngineCore* core, std::uint32_t index,
+Result<agent::Agent*> locate_for(const detail::EngineSlot* slot, std::uint32_t index,
                                  std::uint32_t generation, Access access, const char* asked) {
-  auto a = detail::locate(core, index, generation, asked);
+  auto a = detail::locate(slot, index, generation, asked);
   if (!a) return a;
   const config::ConnectionAttributes& attributes = (*a)->attributes;
-  if (auto good = config::check_access(attributes.access, access, core->context.device->info(),
-                                       "the connection");
+  if (auto good = config::check_access(attributes.access, access,
+                                       slot->core->context.device->info(), "the connection");
       !good)
     return tl::unexpected(good.error());
   if (attributes.own_domain && (*a)->domain == nullptr) {
@@ -84,9 +84,9 @@ Result<agent::Agent*> locate_for(detail::EngineCore* core, std::uint32_t index,
 Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access) {
   constexpr const char* kAsked = "expose memory to a peer";
   return base::no_throw(kAsked, [&]() -> Result<RemoteRegion> {
-    const auto a = locate_for(core_, index_, generation_, access, kAsked);
+    const auto a = locate_for(slot_, index_, generation_, access, kAsked);
     if (!a) return tl::unexpected(a.error());
-    return core_->context.registrations->expose(slice, access, agent::registrations_of(**a));
+    return slot_->core->context.registrations->expose(slice, access, agent::registrations_of(**a));
   });
 }
 
@@ -94,7 +94,7 @@ Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access,
   constexpr const char* kAsked = "expose memory to one peer";
   if (scope == KeyScope::domain) return expose(slice, access);
   return base::no_throw(kAsked, [&]() -> Result<RemoteRegion> {
-    const auto a = locate_for(core_, index_, generation_, access, kAsked);
+    const auto a = locate_for(slot_, index_, generation_, access, kAsked);
     if (!a) return tl::unexpected(a.error());
     const bool remote = allows(Access::remote_all, access) && access != Access::local;
     if (!remote || !slice || slice.size() == 0 || (*a)->state != ConnectionState::ready) {
@@ -104,7 +104,7 @@ Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access,
           "give bytes, rights and a connection that is ready");
     }
     RemoteRegion region;
-    const Status opened = agent::expose_to_peer(core_->context, **a, slice, access, region);
+    const Status opened = agent::expose_to_peer(slot_->core->context, **a, slice, access, region);
     if (opened == Status::ok) return region;
     return base::fail(opened, kAsked, "keys, records or work requests are used up",
                       "try again after poll(), or raise leases.maximum or memory.windows");
@@ -114,10 +114,10 @@ Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access,
 Result<MemoryRegion> Connection::register_memory(std::span<std::byte> bytes, Access access) {
   constexpr const char* kAsked = "register memory for a connection";
   return base::no_throw(kAsked, [&]() -> Result<MemoryRegion> {
-    const auto a = locate_for(core_, index_, generation_, access, kAsked);
+    const auto a = locate_for(slot_, index_, generation_, access, kAsked);
     if (!a) return tl::unexpected(a.error());
-    auto registered =
-        core_->context.registrations->register_memory(bytes, access, agent::registrations_of(**a));
+    auto registered = slot_->core->context.registrations->register_memory(
+        bytes, access, agent::registrations_of(**a));
     if (!registered) return tl::unexpected(registered.error());
     return MemoryRegion(std::move(registered->whole), registered->remote);
   });

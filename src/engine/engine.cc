@@ -19,6 +19,9 @@ tl::unexpected<Error> engine::misused(Status status, const char* asked) {
     case Status::forked_child:
       return base::fail(status, asked, "this process is a fork of the engine's owner",
                         "open an engine of its own in the child");
+    case Status::not_connected:
+      return base::fail(status, asked, "there is no engine: it was moved away, or never opened",
+                        "call the one that Engine::open() answered");
     default:
       return base::fail(status, asked, "another thread than the one that opened the engine calls",
                         "give each thread an engine of its own");
@@ -34,8 +37,8 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
       context(config, clock),
       handshakes(2 * config.connections.handshakes) {
   context.core = this;
-  self = std::make_shared<EngineCore*>(this);
-  context.anchor = &self;
+  guard.slot().core = this;
+  context.slot = &guard.slot();
   control_interval = clock.ticks(config.engine.control_interval);
   next_control = config.engine.control == ControlMode::manual ? ~std::uint64_t{0} : 0;
 }
@@ -116,7 +119,7 @@ void EngineCore::end_connections() noexcept {
     if (speaks && a.stage == agent::Stage::up && a.raw == nullptr) {
       // The peer shall not have to find out by itself.
       a.goodbye_sent = agent::submit_control(context, a, agent::OperationKind::goodbye);
-      agent::flush(context, a);
+      (void)agent::flush(context, a);
     }
     agent::close(context, a);
     if (a.qp != nullptr) (void)context.device->to_error(a.qp);
@@ -163,7 +166,7 @@ void EngineCore::fall_silent() noexcept {
 
 EngineCore::~EngineCore() {
   end();
-  *self = nullptr;
+  guard.end();
   if (context.device == nullptr || context.arena == nullptr) return;
   for (std::uint32_t i = 0; i < handshakes.capacity(); ++i) {
     if (handshakes.in_use(i)) drop(handshakes.at(i));

@@ -75,7 +75,7 @@ void name_peer(agent::Agent& a, std::string_view text) noexcept;
 namespace spinwire::detail {
 
 /// The agent that a set-up call is about, or why not.
-Result<agent::Agent*> locate(EngineCore* core, std::uint32_t index, std::uint32_t generation,
+Result<agent::Agent*> locate(const EngineSlot* slot, std::uint32_t index, std::uint32_t generation,
                              const char* asked);
 
 class EngineCore {
@@ -95,6 +95,8 @@ class EngineCore {
 
   // Hot, in poll.cc.
   int poll() noexcept;
+  /// The same, for a caller who has seen that it may.
+  int poll_owned() noexcept;
   Status flush() noexcept;
 
   // In engine.cc.
@@ -185,7 +187,6 @@ class EngineCore {
   std::uint32_t outbound_handshakes = 0;
   bool ending = false;         ///< no connection begins any more
   EngineCore* kept = nullptr;  ///< in a forked child: the engine that was left before this one
-  std::shared_ptr<EngineCore*> self;  ///< null inside once this is gone; for handles
 
  private:
   [[nodiscard]] Result<config::ConnectionAttributes> resolve(const ConnectionSettings& settings,

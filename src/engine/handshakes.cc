@@ -104,7 +104,7 @@ Result<Listener> EngineCore::listen(std::string_view text, const ListenOptions& 
                                           : listen_on_socket(*listening, *address, index);
   if (!done) return tl::unexpected(done.error());
   *free = std::move(listening);
-  return Listener(self, index, listener_generation);
+  return Listener(&guard.slot(), index, listener_generation);
 }
 
 Listening* EngineCore::find_listener(std::uint32_t index, std::uint32_t generation) noexcept {

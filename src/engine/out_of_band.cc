@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "engine/engine_core.h"
+#include "engine/api/operate.h"
 
 namespace spinwire {
 namespace detail {
@@ -66,11 +66,11 @@ void EngineCore::progress_by_hand(Agent& a) noexcept {
   }
 }
 
-Result<Agent*> locate(EngineCore* core, std::uint32_t index, std::uint32_t generation,
+Result<Agent*> locate(const EngineSlot* slot, std::uint32_t index, std::uint32_t generation,
                       const char* asked) {
-  if (core != nullptr && !core->guard.owned())
-    return engine::misused(core->guard.diagnose(), asked);
-  Agent* const a = core != nullptr ? core->find(index, generation) : nullptr;
+  if (const Status why = engine::diagnose(slot); why != Status::not_connected)
+    return engine::misused(why, asked);
+  Agent* const a = engine::locate(slot, index, generation).agent;
   if (a != nullptr && a->state != ConnectionState::draining) return a;
   return base::fail(Status::not_connected, asked, "the connection has ended", "make another one");
 }
@@ -79,20 +79,20 @@ Result<Agent*> locate(EngineCore* core, std::uint32_t index, std::uint32_t gener
 
 Result<void> Connection::join(const Endpoint& peer) {
   constexpr const char* kAsked = "join a peer's endpoint";
-  auto a = detail::locate(core_, index_, generation_, kAsked);
+  auto a = detail::locate(slot_, index_, generation_, kAsked);
   if (!a) return tl::unexpected(a.error());
-  return base::no_throw(kAsked, [&] { return core_->join(**a, peer); });
+  return base::no_throw(kAsked, [&] { return slot_->core->join(**a, peer); });
 }
 
 Result<Endpoint> Connection::endpoint() const {
   constexpr const char* kAsked = "tell a connection's endpoint";
-  auto a = detail::locate(core_, index_, generation_, kAsked);
+  auto a = detail::locate(slot_, index_, generation_, kAsked);
   if (!a) return tl::unexpected(a.error());
   if (!(*a)->setup.endpoint_delivered) {
     return base::fail(Status::not_connected, kAsked, "its queue pair is not there yet",
                       "wait for on_endpoint");
   }
-  return agent::endpoint(core_->context, **a);
+  return agent::endpoint(slot_->core->context, **a);
 }
 
 }  // namespace spinwire

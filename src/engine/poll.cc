@@ -61,6 +61,10 @@ int EngineCore::poll_busy(int count) noexcept {
 int EngineCore::poll() noexcept {
   if (!guard.may_enter()) [[unlikely]]
     return -static_cast<int>(guard.diagnose());
+  return poll_owned();
+}
+
+int EngineCore::poll_owned() noexcept {
   ++polls;
   context.now = context.clock.now();
   const int n = ibv_poll_cq(cq, poll_batch, completions.data());

@@ -97,7 +97,7 @@ Result<Session> EngineCore::open_session(std::string_view text, const SessionOpt
       options.timeout.count() != 0 ? options.timeout : context.config.connections.connect_timeout;
   context.timers.schedule(c->timer, context.clock.now() + context.clock.ticks(patience));
   step_soon();
-  return Session(this, rpc::id_of(*c));
+  return Session(&guard.slot(), rpc::id_of(*c));
 }
 
 Result<void> EngineCore::begin_session(ClientSession& c, const control::Address& to) {

@@ -94,7 +94,7 @@ namespace spinwire::rpc {
     return false;
   }
   ++r.stats.served;
-  Request request({&r, header.session, header.number}, header.method, block, payload,
+  Request request({r.context.slot, header.session, header.number}, header.method, block, payload,
                   header.length);
   r.current_call = {words.low, &s, &v};
   r.handlers[header.method](request);

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 
+#include "rpc/peer_address.h"
 #include "rpc/transport/datagram_port.h"
 
 namespace rpc_origin_test {

@@ -76,7 +76,7 @@ Dialer::State Dialer::turn() {
 }
 
 void Dialer::on_ready(Connection connection) {
-  connection.set_handlers(handlers_);
+  (void)connection.set_handlers(handlers_);
   connection_ = connection;
   state_ = State::ready;
   if (handlers_.on_ready) handlers_.on_ready(connection);

@@ -221,7 +221,7 @@ void PerfCaller::call_more() {
     }
     if (status != Status::ok) break;
   }
-  if (now != 0 && !exact_) engine_.flush();
+  if (now != 0 && !exact_) (void)engine_.flush();
   // When it is not connected any more, on_closed will tell why.
   if (status != Status::ok && status != Status::would_block && status != Status::not_connected)
       [[unlikely]] {

@@ -116,7 +116,7 @@ void PerfClient::post_more() {
     post_place_ = next(post_place_, places_);
     remote_place_ = next(remote_place_, remote_places_);
   }
-  if (now != 0 && post_ == Post::defer) engine_.flush();
+  if (now != 0 && post_ == Post::defer) (void)engine_.flush();
   if (refused_ != Status::ok) [[unlikely]] {
     break_off(fmt::format("{} {} of {} bytes was not accepted: {}", to_string(op_), posted_, size_,
                           to_string(refused_)));
@@ -266,7 +266,7 @@ void PerfClient::on_message(Message& message) {
                            wrong_, total_, echoed_ ? "replies" : "reads", first_wrong_);
     }
     enter(State::closing);
-    server_.close();
+    (void)server_.close();
   } else {
     break_off("the server says what is not part of the dialogue; is it of the same version?");
   }
@@ -329,7 +329,7 @@ void PerfClient::say(std::span<const std::byte> message) {
 void PerfClient::break_off(std::string why) {
   if (fault_.empty()) fault_ = fmt::format("{}: {}", dialer_->address(), why);
   enter(State::closing);
-  server_.close();
+  (void)server_.close();
 }
 
 void PerfClient::on_closed(const Error& error) {

@@ -132,7 +132,7 @@ void PerfServer::enter(State state) {
 
 void PerfServer::on_accept(Connection client) {
   if (state_ != State::idle || calls_.running()) {
-    client.close();
+    (void)client.close();
     return;
   }
   enter(State::waiting);
@@ -142,7 +142,7 @@ void PerfServer::on_accept(Connection client) {
   ConnectionHandlers handlers;
   handlers.on_message = [this](Connection, Message& m) { on_message(m); };
   handlers.on_closed = [this](Connection, const Error& e) { on_closed(e); };
-  client_.set_handlers(handlers);
+  (void)client_.set_handlers(handlers);
 }
 
 void PerfServer::on_request(const PerfRequest& request) {
@@ -264,7 +264,7 @@ void PerfServer::say(std::span<const std::byte> message) {
 void PerfServer::break_off(std::string why) {
   if (fault_.empty()) fault_ = std::move(why);
   enter(State::leaving);
-  client_.close();
+  (void)client_.close();
 }
 
 void PerfServer::on_closed(const Error& error) {

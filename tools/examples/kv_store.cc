@@ -126,7 +126,8 @@ class Server {
     w.buckets = buckets_;
     const auto token = client.token(region_);
     if (token) w.table = *token;
-    if (!token || client.send_copy(std::as_bytes(std::span(&w, 1))) != Status::ok) client.close();
+    if (!token || client.send_copy(std::as_bytes(std::span(&w, 1))) != Status::ok)
+      (void)(void)client.close();
   }
 
   // Inside poll(). What comes from a client is checked before it is believed.

@@ -38,132 +38,131 @@ std::string_view to_string(Blocker blocker) noexcept {
 }
 
 Status Connection::send(const BufferSlice& data, const CompletionCallback& done, Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
-  return agent::submit_message(core_->context, *a, data.block(), data.data(), data.size(), done,
-                               deferred(*core_, post));
+    return diagnose(slot_);
+  return agent::submit_message(core->context, *a, data.block(), data.data(), data.size(), done,
+                               deferred(*core, post));
 }
 
 Status Connection::send(const Buffer& data, const CompletionCallback& done, Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
-  return agent::submit_message(core_->context, *a, data.block(), data.data(), data.size(), done,
-                               deferred(*core_, post));
+    return diagnose(slot_);
+  return agent::submit_message(core->context, *a, data.block(), data.data(), data.size(), done,
+                               deferred(*core, post));
 }
 
 Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediate,
                                  const CompletionCallback& done, Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
+    return diagnose(slot_);
   return agent::submit_any<OperationKind::send_imm>(
-      core_->context, *a,
-      {data.block(), data.data(), data.size(), nullptr, immediate, done, deferred(*core_, post)});
+      core->context, *a,
+      {data.block(), data.data(), data.size(), nullptr, immediate, done, deferred(*core, post)});
 }
 
 Status Connection::send_copy(std::span<const std::byte> bytes, const CompletionCallback& done,
                              Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
+    return diagnose(slot_);
   if (a->state != ConnectionState::ready) return Status::not_connected;
   if (bytes.size() > a->max_message) return Status::message_too_long;
   detail::Block* block =
-      core_->context.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
+      core->context.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
   if (block == nullptr) return Status::no_buffer;
   const Buffer copy(block, bytes.size());
   std::copy(bytes.begin(), bytes.end(), copy.data());
-  return agent::submit_message(core_->context, *a, block, copy.data(), bytes.size(), done,
-                               deferred(*core_, post));
+  return agent::submit_message(core->context, *a, block, copy.data(), bytes.size(), done,
+                               deferred(*core, post));
 }
 
 Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
                          const CompletionCallback& done, Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
+    return diagnose(slot_);
   return agent::submit_any<OperationKind::write>(
-      core_->context, *a,
-      {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
+      core->context, *a,
+      {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core, post)});
 }
 
 Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
                                   std::uint32_t immediate, const CompletionCallback& done,
                                   Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
+    return diagnose(slot_);
   return agent::submit_any<OperationKind::write_imm>(
-      core_->context, *a,
-      {local.block(), local.data(), local.size(), &remote, immediate, done,
-       deferred(*core_, post)});
+      core->context, *a,
+      {local.block(), local.data(), local.size(), &remote, immediate, done, deferred(*core, post)});
 }
 
 Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
                         const CompletionCallback& done, Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
+    return diagnose(slot_);
   return agent::submit_any<OperationKind::read>(
-      core_->context, *a,
-      {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core_, post)});
+      core->context, *a,
+      {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core, post)});
 }
 
 Status Connection::compare_swap(const RemoteRegion& remote, std::uint64_t expected,
                                 std::uint64_t desired, const CompletionCallback& done, Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
+    return diagnose(slot_);
   return agent::submit_atomic<OperationKind::compare_swap>(
-      core_->context, *a, {remote, expected, desired, done, deferred(*core_, post)});
+      core->context, *a, {remote, expected, desired, done, deferred(*core, post)});
 }
 
 Status Connection::fetch_add(const RemoteRegion& remote, std::uint64_t add,
                              const CompletionCallback& done, Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
+    return diagnose(slot_);
   return agent::submit_atomic<OperationKind::fetch_add>(
-      core_->context, *a, {remote, 0, add, done, deferred(*core_, post)});
+      core->context, *a, {remote, 0, add, done, deferred(*core, post)});
 }
 
 Status Connection::flush() {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
-  if (core_->context.queued_agents != 0 && a->raw != nullptr) [[unlikely]]
-    agent::flush_raw(core_->context, *a);
-  return agent::flush(core_->context, *a);
+    return diagnose(slot_);
+  if (core->context.queued_agents != 0 && a->raw != nullptr) [[unlikely]]
+    agent::flush_raw(core->context, *a);
+  return agent::flush(core->context, *a);
 }
 
 OperationId Connection::last_operation() const noexcept {
-  const Agent* const a = locate(core_, index_, generation_);
-  return a != nullptr ? agent::last_operation(core_->context, *a) : OperationId{};
+  const auto [core, a] = locate(slot_, index_, generation_);
+  return a != nullptr ? agent::last_operation(core->context, *a) : OperationId{};
 }
 
 Status Connection::cancel(OperationId operation) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
-  return agent::cancel(core_->context, *a, operation.value) ? Status::ok : Status::invalid_argument;
+    return diagnose(slot_);
+  return agent::cancel(core->context, *a, operation.value) ? Status::ok : Status::invalid_argument;
 }
 
 Status Connection::close() {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
+    return diagnose(slot_);
   if (a->state == ConnectionState::draining) return Status::not_connected;
-  agent::close(core_->context, *a);
+  agent::close(core->context, *a);
   return Status::ok;
 }
 
 Status Connection::set_handlers(const ConnectionHandlers& handlers) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
-  if (!core_->guard.polling()) {
+    return diagnose(slot_);
+  if (!core->guard.polling()) {
     a->handlers = handlers;
     a->detour &= static_cast<std::uint8_t>(~agent::kReplaced);
   } else {
@@ -175,21 +174,21 @@ Status Connection::set_handlers(const ConnectionHandlers& handlers) {
 }
 
 ConnectionState Connection::state() const noexcept {
-  if (core_ == nullptr) return ConnectionState::closed;
-  const Agent* a = core_->find(index_, generation_);
+  const Agent* const a = locate(slot_, index_, generation_).agent;
   return a != nullptr ? a->state : ConnectionState::closed;
 }
 
 Result<QueuePairState> Connection::query_state() const {
   constexpr const char* kAsked = "query a connection's queue pair";
-  const Agent* a = locate(core_, index_, generation_);
+  const engine::Located at = locate(slot_, index_, generation_);
+  const Agent* const a = at.agent;
   if (a == nullptr || a->qp == nullptr) {
-    const Status why = a == nullptr ? diagnose(core_) : Status::not_connected;
+    const Status why = a == nullptr ? diagnose(slot_) : Status::not_connected;
     return base::fail(why, kAsked, std::string("there is none to be asked: ") += to_string(why),
                       "ask between the connection's beginning and its end, in the engine's thread");
   }
   return base::no_throw(kAsked, [&] {
-    return core_->context.device->query_state(a->qp).map([](ibv_qp_state state) {
+    return at.core->context.device->query_state(a->qp).map([](ibv_qp_state state) {
       const auto number = static_cast<unsigned>(state);
       const bool known = number <= static_cast<unsigned>(QueuePairState::err);
       return known ? static_cast<QueuePairState>(number) : QueuePairState::unknown;
@@ -198,8 +197,7 @@ Result<QueuePairState> Connection::query_state() const {
 }
 
 std::size_t Connection::max_message() const noexcept {
-  if (core_ == nullptr) return 0;
-  const Agent* a = core_->find(index_, generation_);
+  const Agent* const a = locate(slot_, index_, generation_).agent;
   return a != nullptr && a->state == ConnectionState::ready ? a->max_message : 0;
 }
 
@@ -257,15 +255,14 @@ Blocker blocker_of(const agent::EngineContext& s, const Agent& a) noexcept {
 }  // namespace
 
 ConnectionStats Connection::stats() const noexcept {
-  if (core_ == nullptr) return {};
-  const Agent* a = core_->find(index_, generation_);
+  const Agent* const a = locate(slot_, index_, generation_).agent;
   return a != nullptr ? stats_of(a) : ConnectionStats{};
 }
 
 ConnectionSnapshot Connection::snapshot() const noexcept {
-  const Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) return {};
-  const agent::EngineContext& s = core_->context;
+  const agent::EngineContext& s = core->context;
   const auto count = [a](std::initializer_list<OperationKind> kinds) {
     std::uint32_t sum = 0;
     for (const OperationKind kind : kinds) sum += outstanding(*a, kind, kind);
@@ -293,8 +290,7 @@ ConnectionSnapshot Connection::snapshot() const noexcept {
 }
 
 std::string Connection::peer() const {
-  if (core_ == nullptr) return {};
-  const Agent* a = core_->find(index_, generation_);
+  const Agent* const a = locate(slot_, index_, generation_).agent;
   return a != nullptr ? std::string(a->peer.name.data()) : std::string();
 }
 

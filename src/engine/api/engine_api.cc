@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "engine/engine_core.h"
+#include "engine/api/operate.h"
 #include "spinwire/engine.h"
 
 namespace spinwire {
@@ -33,16 +33,19 @@ void close(std::unique_ptr<EngineCore>& core) noexcept {
 
 }  // namespace
 
-Engine::Engine() noexcept = default;
-Engine::Engine(Engine&&) noexcept = default;
+Engine::Engine() noexcept : slot_(&base::no_engine) {}
+Engine::Engine(Engine&& other) noexcept
+    : slot_(std::exchange(other.slot_, &base::no_engine)), core_(std::move(other.core_)) {}
 Engine& Engine::operator=(Engine&& other) noexcept {
   if (this == &other) return *this;
   close(core_);
+  slot_ = std::exchange(other.slot_, &base::no_engine);
   core_ = std::move(other.core_);
   return *this;
 }
 Engine::~Engine() { close(core_); }
-Engine::Engine(std::unique_ptr<EngineCore> core) noexcept : core_(std::move(core)) {}
+Engine::Engine(std::unique_ptr<EngineCore> core) noexcept
+    : slot_(&core->guard.slot()), core_(std::move(core)) {}
 
 Result<Engine> Engine::open(const Config& config, const Clock& clock) {
   return base::no_throw("open an engine", [&]() -> Result<Engine> {
@@ -55,29 +58,40 @@ Result<Engine> Engine::open(const Config& config, const Clock& clock) {
   });
 }
 
-int Engine::poll() noexcept { return core_->poll(); }
-int Engine::poll_control() noexcept { return core_->poll_control(); }
-Status Engine::flush() noexcept { return core_->flush(); }
+int Engine::poll() noexcept {
+  if (base::OwnerGuard::standing(*slot_) != 0) [[unlikely]]
+    return -static_cast<int>(base::OwnerGuard::diagnose(*slot_));
+  return core_->poll_owned();
+}
+int Engine::poll_control() noexcept {
+  return core_ != nullptr ? core_->poll_control() : -static_cast<int>(Status::not_connected);
+}
+Status Engine::flush() noexcept {
+  return core_ != nullptr ? core_->flush() : Status::not_connected;
+}
 
 Result<Listener> Engine::listen(std::string_view address, const ListenOptions& options) {
-  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "listen");
+  if (!base::OwnerGuard::is_owned(*slot_))
+    return engine::misused(base::OwnerGuard::diagnose(*slot_), "listen");
   return base::no_throw("listen", [&] { return core_->listen(address, options); });
 }
 
 Result<Connection> Engine::connect(std::string_view address, const ConnectOptions& options) {
-  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "connect");
+  if (!base::OwnerGuard::is_owned(*slot_))
+    return engine::misused(base::OwnerGuard::diagnose(*slot_), "connect");
   return base::no_throw("connect", [&] { return core_->connect(address, options); });
 }
 
 Result<Connection> Engine::prepare(const PrepareOptions& options) {
   constexpr const char* kAsked = "prepare a connection";
-  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), kAsked);
+  if (!base::OwnerGuard::is_owned(*slot_))
+    return engine::misused(base::OwnerGuard::diagnose(*slot_), kAsked);
   return base::no_throw(kAsked, [&] { return core_->prepare(options); });
 }
 
 Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
-  if (!core_->guard.owned()) [[unlikely]] {
-    core_->allocate_status = core_->guard.diagnose();
+  if (!base::OwnerGuard::is_owned(*slot_)) [[unlikely]] {
+    if (core_ != nullptr) core_->allocate_status = base::OwnerGuard::diagnose(*slot_);
     return {};
   }
   const memory::PoolId id = pool_id(pool);
@@ -90,10 +104,13 @@ Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
   return {block, size};
 }
 
-Status Engine::allocate_status() const noexcept { return core_->allocate_status; }
+Status Engine::allocate_status() const noexcept {
+  return core_ != nullptr ? core_->allocate_status : Status::not_connected;
+}
 
 Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access access) {
-  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "register memory");
+  if (!base::OwnerGuard::is_owned(*slot_))
+    return engine::misused(base::OwnerGuard::diagnose(*slot_), "register memory");
   return base::no_throw("register memory", [&]() -> Result<MemoryRegion> {
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
     auto registered = core_->context.registrations->register_memory(bytes, access);
@@ -103,7 +120,8 @@ Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access 
 }
 
 Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
-  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "expose memory");
+  if (!base::OwnerGuard::is_owned(*slot_))
+    return engine::misused(base::OwnerGuard::diagnose(*slot_), "expose memory");
   return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
     return core_->context.registrations->expose(slice, access);
@@ -111,28 +129,39 @@ Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
 }
 
 Status Engine::revoke(const RemoteRegion& region) {
-  if (!core_->guard.owned()) return core_->guard.diagnose();
+  if (!base::OwnerGuard::is_owned(*slot_)) return base::OwnerGuard::diagnose(*slot_);
   return core_->context.registrations->revoke(region.rkey);
 }
 
 Status Engine::set_device_event_handler(const DeviceEventCallback& handler) noexcept {
-  if (!core_->guard.owned()) return core_->guard.diagnose();
+  if (!base::OwnerGuard::is_owned(*slot_)) return base::OwnerGuard::diagnose(*slot_);
   core_->on_device_event = handler;
   return Status::ok;
 }
 
 Result<void> Engine::audit() const {
   constexpr const char* kAsked = "audit the engine";
-  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), kAsked);
+  if (!base::OwnerGuard::is_owned(*slot_))
+    return engine::misused(base::OwnerGuard::diagnose(*slot_), kAsked);
   return base::no_throw(kAsked, [&] { return core_->audit(); });
 }
 
-const Config& Engine::config() const noexcept { return core_->context.config; }
-const Clock& Engine::clock() const noexcept { return core_->context.clock; }
+const Config& Engine::config() const noexcept {
+  static const Config none;
+  return core_ != nullptr ? core_->context.config : none;
+}
+const Clock& Engine::clock() const noexcept {
+  static const Clock real = Clock::real();
+  return core_ != nullptr ? core_->context.clock : real;
+}
 std::string_view Engine::device_name() const noexcept { return device().name; }
-const DeviceInfo& Engine::device() const noexcept { return core_->context.device->info(); }
+const DeviceInfo& Engine::device() const noexcept {
+  static const DeviceInfo none;
+  return core_ != nullptr ? core_->context.device->info() : none;
+}
 
 EngineStats Engine::stats() const noexcept {
+  if (core_ == nullptr) return {};
   const agent::EngineContext& s = core_->context;
   EngineStats stats = s.stats;
   stats.polls = core_->polls;
@@ -153,30 +182,32 @@ EngineStats Engine::stats() const noexcept {
 }
 
 MemoryStats Engine::memory_stats(Pool pool) const noexcept {
+  if (core_ == nullptr) return {};
   const memory::PoolStats p = core_->context.arena->stats(pool_id(pool));
   return {p.chunks * memory::kChunkBytes, p.free_chunks * memory::kChunkBytes, p.blocks_used,
           p.allocations, p.refusals};
 }
 
 Listener::Listener(Listener&& other) noexcept
-    : core_(std::exchange(other.core_, nullptr)),
+    : slot_(std::exchange(other.slot_, nullptr)),
       index_(other.index_),
       generation_(other.generation_) {}
 Listener& Listener::operator=(Listener&& other) noexcept {
   Listener taken(std::move(other));
-  std::swap(core_, taken.core_);
+  std::swap(slot_, taken.slot_);
   std::swap(index_, taken.index_);
   std::swap(generation_, taken.generation_);
   return *this;
 }
 Listener::~Listener() {
   // In a forked child the socket is still the parent's to use.
-  if (core_ != nullptr && *core_ != nullptr && (*core_)->guard.owned())
-    (*core_)->stop_listening(index_, generation_);
+  if (EngineCore* const core = engine::core_of(slot_); core != nullptr)
+    core->stop_listening(index_, generation_);
 }
 std::string Listener::address() const {
-  if (core_ == nullptr || *core_ == nullptr) return {};
-  const engine::Listening* listening = (*core_)->find_listener(index_, generation_);
+  EngineCore* const core = engine::core_of(slot_);
+  if (core == nullptr) return {};
+  const engine::Listening* listening = core->find_listener(index_, generation_);
   if (listening == nullptr) return {};
   if (!listening->cm) return listening->socket.local().str();
   const auto bound = listening->cm.local_address();

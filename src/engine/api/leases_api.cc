@@ -15,20 +15,9 @@ using agent::LeaseHeld;
 
 namespace {
 
-/// The engine of a handle, if it is there and this is its thread.
-detail::EngineCore* core_of(const std::shared_ptr<detail::EngineCore*>& anchor) noexcept {
-  detail::EngineCore* const core = anchor != nullptr ? *anchor : nullptr;
-  return core != nullptr && core->guard.owned() ? core : nullptr;
-}
-
-LeaseHeld* find(const std::shared_ptr<detail::EngineCore*>& anchor, std::uint32_t lease) noexcept {
-  detail::EngineCore* const core = core_of(anchor);
+LeaseHeld* find(const detail::EngineSlot* slot, std::uint32_t lease) noexcept {
+  detail::EngineCore* const core = engine::core_of(slot);
   return core != nullptr ? agent::find_lease_held(core->context, lease) : nullptr;
-}
-
-/// Why there is none.
-Status diagnose(const std::shared_ptr<detail::EngineCore*>& anchor) noexcept {
-  return engine::diagnose(anchor != nullptr ? *anchor : nullptr);
 }
 
 /// What calls outside of poll() have said goes out at once, as operations do.
@@ -55,106 +44,107 @@ std::string_view to_string(ReturnedBy how) noexcept {
 }
 
 RemoteRegion RemoteMemory::region() const noexcept {
-  const LeaseHeld* const h = find(core_, lease_);
+  const LeaseHeld* const h = find(slot_, lease_);
   if (h == nullptr || h->state != LeaseHeld::State::held) return {};
   return {h->region.address, h->region.length, 0, h->region.access, h->id};
 }
 
 Nanoseconds RemoteMemory::time_left() const noexcept {
-  const LeaseHeld* const h = find(core_, lease_);
+  const LeaseHeld* const h = find(slot_, lease_);
   if (h == nullptr || h->state != LeaseHeld::State::held) return Nanoseconds(0);
-  const Clock& clock = (*core_)->context.clock;
+  const Clock& clock = slot_->core->context.clock;
   const std::uint64_t now = clock.now();
   return clock.duration(h->until - std::min(now, h->until));
 }
 
 Connection RemoteMemory::connection() const noexcept {
-  const LeaseHeld* const h = find(core_, lease_);
-  return h != nullptr ? agent::handle((*core_)->context, *h->agent) : Connection();
+  const LeaseHeld* const h = find(slot_, lease_);
+  return h != nullptr ? agent::handle(slot_->core->context, *h->agent) : Connection();
 }
 
 Status RemoteMemory::renew(Nanoseconds time, const LeaseCallback& done) {
-  LeaseHeld* const h = find(core_, lease_);
-  if (h == nullptr) return diagnose(core_);
-  detail::EngineCore& core = **core_;
+  LeaseHeld* const h = find(slot_, lease_);
+  if (h == nullptr) return engine::diagnose(slot_);
+  detail::EngineCore& core = *slot_->core;
   const Status status = agent::renew_lease(core.context, *h, time, done);
   if (status == Status::ok) send_notes(core, *h->agent);
   return status;
 }
 
 Status RemoteMemory::give_back(const LeaseCallback& done) {
-  LeaseHeld* const h = find(core_, lease_);
-  if (h == nullptr) return diagnose(core_);
-  detail::EngineCore& core = **core_;
+  LeaseHeld* const h = find(slot_, lease_);
+  if (h == nullptr) return engine::diagnose(slot_);
+  detail::EngineCore& core = *slot_->core;
   const Status status = agent::give_back_lease(core.context, *h, done);
   if (status != Status::ok) return status;
   send_notes(core, *h->agent);
-  core_.reset();
+  slot_ = nullptr;
   lease_ = 0;
   return status;
 }
 
 void RemoteMemory::release() noexcept {
   if (lease_ == 0) return;
-  if (LeaseHeld* const h = find(core_, lease_); h != nullptr) {
-    detail::EngineCore& core = **core_;
+  if (LeaseHeld* const h = find(slot_, lease_); h != nullptr) {
+    detail::EngineCore& core = *slot_->core;
     Agent& a = *h->agent;
     agent::release_lease(core.context, *h);
     send_notes(core, a);
   }
-  core_.reset();
+  slot_ = nullptr;
   lease_ = 0;
 }
 
 RemoteRegion RemoteMemory::detach() noexcept {
-  LeaseHeld* const h = find(core_, lease_);
+  LeaseHeld* const h = find(slot_, lease_);
   if (h == nullptr || h->state != LeaseHeld::State::held || h->call_pending) return {};
   const RemoteRegion region = h->region;
-  agent::forget_lease_held((*core_)->context, *h);
-  core_.reset();
+  agent::forget_lease_held(slot_->core->context, *h);
+  slot_ = nullptr;
   lease_ = 0;
   return region;
 }
 
 Status Connection::request_memory(std::size_t bytes, const LeaseOptions& options,
                                   const LeaseCallback& done) {
-  Agent* const a = engine::locate(core_, index_, generation_);
-  if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::request_lease(core_->context, *a, bytes, options, done);
-  if (status == Status::ok) send_notes(*core_, *a);
+  const auto [core, a] = engine::locate(slot_, index_, generation_);
+  if (a == nullptr) return engine::diagnose(slot_);
+  const Status status = agent::request_lease(core->context, *a, bytes, options, done);
+  if (status == Status::ok) send_notes(*core, *a);
   return status;
 }
 
 Status Connection::lease(const BufferSlice& memory, const LeaseOptions& options,
                          const LeaseCallback& done) {
-  Agent* const a = engine::locate(core_, index_, generation_);
-  if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::grant_lease(core_->context, *a, memory, options, done);
-  if (status == Status::ok) send_notes(*core_, *a);
+  const auto [core, a] = engine::locate(slot_, index_, generation_);
+  if (a == nullptr) return engine::diagnose(slot_);
+  if (memory && !core->context.owns(*memory.block())) return Status::invalid_argument;
+  const Status status = agent::grant_lease(core->context, *a, memory, options, done);
+  if (status == Status::ok) send_notes(*core, *a);
   return status;
 }
 
 Status Connection::recall(LeaseId lease) {
-  Agent* const a = engine::locate(core_, index_, generation_);
-  if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::recall_lease(core_->context, *a, lease);
-  if (status == Status::ok) send_notes(*core_, *a);
+  const auto [core, a] = engine::locate(slot_, index_, generation_);
+  if (a == nullptr) return engine::diagnose(slot_);
+  const Status status = agent::recall_lease(core->context, *a, lease);
+  if (status == Status::ok) send_notes(*core, *a);
   return status;
 }
 
 Status Connection::revoke(const RemoteRegion& region) {
-  Agent* const a = engine::locate(core_, index_, generation_);
-  if (a == nullptr) return engine::diagnose(core_);
-  const Status status = agent::revoke_from_peer(core_->context, *a, region.rkey);
-  if (status == Status::ok) send_notes(*core_, *a);
+  const auto [core, a] = engine::locate(slot_, index_, generation_);
+  if (a == nullptr) return engine::diagnose(slot_);
+  const Status status = agent::revoke_from_peer(core->context, *a, region.rkey);
+  if (status == Status::ok) send_notes(*core, *a);
   return status;
 }
 
 Result<RegionToken> Connection::token(const RemoteRegion& region) const {
   constexpr const char* kAsked = "make a token of a region";
-  const Agent* const a = engine::locate(core_, index_, generation_);
+  const auto [core, a] = engine::locate(slot_, index_, generation_);
   if (a == nullptr || a->state != ConnectionState::ready) {
-    return base::fail(a == nullptr ? engine::diagnose(core_) : Status::not_connected, kAsked,
+    return base::fail(a == nullptr ? engine::diagnose(slot_) : Status::not_connected, kAsked,
                       "the connection is not ready", "wait for on_ready");
   }
   wire::Token token;
@@ -162,7 +152,7 @@ Result<RegionToken> Connection::token(const RemoteRegion& region) const {
   token.length = region.length;
   token.rkey = region.rkey;
   token.access = static_cast<std::uint8_t>(region.access);
-  token.incarnation = core_->context.incarnation;
+  token.incarnation = core->context.incarnation;
   const bool bound = a->domain != nullptr || agent::is_window_key(*a, region.rkey);
   token.qp_num = bound ? a->qp->qp_num : 0;
   const RegionToken bytes = wire::encode(token);
@@ -174,9 +164,9 @@ Result<RegionToken> Connection::token(const RemoteRegion& region) const {
 
 Result<RemoteRegion> Connection::import_token(std::span<const std::byte> bytes) const {
   constexpr const char* kAsked = "use the token of a peer's memory";
-  const Agent* const a = engine::locate(core_, index_, generation_);
+  const auto [core, a] = engine::locate(slot_, index_, generation_);
   if (a == nullptr || a->state != ConnectionState::ready) {
-    return base::fail(a == nullptr ? engine::diagnose(core_) : Status::not_connected, kAsked,
+    return base::fail(a == nullptr ? engine::diagnose(slot_) : Status::not_connected, kAsked,
                       "the connection is not ready", "wait for on_ready");
   }
   wire::Token token;

@@ -14,27 +14,27 @@ using engine::locate;
 Status Connection::post_receive(std::span<const BufferSlice> into,
                                 const RawReceiveCallback& on_received,
                                 const RawPostedCallback& on_posted, Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
-  return agent::post_receive(core_->context, *a,
-                             {into, on_received, on_posted, deferred(*core_, post)});
+    return diagnose(slot_);
+  return agent::post_receive(core->context, *a,
+                             {into, on_received, on_posted, deferred(*core, post)});
 }
 
 Status Connection::send_raw(std::span<const BufferSlice> data, const CompletionCallback& done,
                             Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
-  return agent::send_raw(core_->context, *a, {data, {}, done, deferred(*core_, post)});
+    return diagnose(slot_);
+  return agent::send_raw(core->context, *a, {data, {}, done, deferred(*core, post)});
 }
 
 Status Connection::send_raw_with_imm(std::span<const BufferSlice> data, std::uint32_t immediate,
                                      const CompletionCallback& done, Post post) {
-  Agent* const a = locate(core_, index_, generation_);
+  const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
-    return diagnose(core_);
-  return agent::send_raw(core_->context, *a, {data, immediate, done, deferred(*core_, post)});
+    return diagnose(slot_);
+  return agent::send_raw(core->context, *a, {data, immediate, done, deferred(*core, post)});
 }
 
 }  // namespace spinwire

@@ -12,17 +12,19 @@ namespace spinwire {
 using detail::EngineCore;
 
 Result<void> Engine::serve(Method method, const MethodHandler& handler) {
-  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "serve a method");
+  if (!base::OwnerGuard::is_owned(*slot_))
+    return engine::misused(base::OwnerGuard::diagnose(*slot_), "serve a method");
   return base::no_throw("serve a method", [&] { return core_->serve(method, handler); });
 }
 
 Result<Session> Engine::open_session(std::string_view address, const SessionOptions& options) {
-  if (!core_->guard.owned()) return engine::misused(core_->guard.diagnose(), "open a session");
+  if (!base::OwnerGuard::is_owned(*slot_))
+    return engine::misused(base::OwnerGuard::diagnose(*slot_), "open a session");
   return base::no_throw("open a session", [&] { return core_->open_session(address, options); });
 }
 
 RpcStats Engine::rpc_stats() const noexcept {
-  return core_->calls != nullptr ? rpc::stats(*core_->calls) : RpcStats{};
+  return core_ != nullptr && core_->calls != nullptr ? rpc::stats(*core_->calls) : RpcStats{};
 }
 
 namespace {
@@ -35,12 +37,14 @@ namespace {
   rpc::ClientSession* const c = core.calls->clients.find(wire::RpcName::index(name));
   return c != nullptr && rpc::id_of(*c) == id ? c : nullptr;
 }
-rpc::ClientSession* locate(EngineCore* core, std::uint64_t id) noexcept {
-  return core != nullptr && core->guard.owned() ? locate(*core, id) : nullptr;
+rpc::ClientSession* locate(const detail::EngineSlot* slot, std::uint64_t id) noexcept {
+  EngineCore* const core = engine::core_of(slot);
+  return core != nullptr ? locate(*core, id) : nullptr;
 }
 
-Status diagnose(const EngineCore* core, Status missing) noexcept {
-  return core != nullptr && !core->guard.owned() ? core->guard.diagnose() : missing;
+Status diagnose(const detail::EngineSlot* slot, Status missing) noexcept {
+  const Status found = engine::diagnose(slot);
+  return found == Status::not_connected && engine::core_of(slot) != nullptr ? missing : found;
 }
 
 /// What was sent outside of a poll goes out at once unless it is to wait.
@@ -89,15 +93,17 @@ void post(EngineCore& core, Post when) noexcept {
 }
 
 /// `options` may be null: all as they are by themselves.
-[[gnu::always_inline]] inline Status begin_call(EngineCore* core, std::uint64_t id, Method method,
-                                                const std::byte* data, std::size_t size,
-                                                detail::Block* block, const ReplyCallback& done,
+[[gnu::always_inline]] inline Status begin_call(const detail::EngineSlot* slot, std::uint64_t id,
+                                                Method method, const std::byte* data,
+                                                std::size_t size, detail::Block* block,
+                                                const ReplyCallback& done,
                                                 const CallOptions* options) noexcept {
-  if (core == nullptr) [[unlikely]]
+  if (slot == nullptr) [[unlikely]]
     return Status::not_connected;
-  const std::uintptr_t standing = core->guard.standing();
+  const std::uintptr_t standing = base::OwnerGuard::standing(*slot);
   if (standing > base::OwnerGuard::kPolling) [[unlikely]]
-    return core->guard.diagnose();
+    return base::OwnerGuard::diagnose(*slot);
+  EngineCore* const core = slot->core;
   const bool polling = standing == base::OwnerGuard::kPolling;
   rpc::ClientSession* const c = locate(*core, id);
   if (c == nullptr) [[unlikely]]
@@ -105,6 +111,8 @@ void post(EngineCore& core, Post when) noexcept {
   if (!done || (options != nullptr && options->timeout.count() < 0)) [[unlikely]]
     return Status::invalid_argument;
   agent::EngineContext& s = core->context;
+  if (block != nullptr && !s.owns(*block)) [[unlikely]]
+    return Status::invalid_argument;
   rpc::Rpc& r = *core->calls;
   const std::uint64_t now = polling ? s.now : s.clock.now();
   const std::uint64_t patience = options == nullptr || options->timeout.count() == 0
@@ -124,29 +132,30 @@ void post(EngineCore& core, Post when) noexcept {
 }  // namespace
 
 SessionState Session::state() const noexcept {
-  const rpc::ClientSession* const c = locate(core_, id_);
+  const rpc::ClientSession* const c = locate(slot_, id_);
   return c != nullptr ? c->state : SessionState::closed;
 }
 
 std::size_t Session::max_inline_call() const noexcept {
-  const rpc::ClientSession* const c = locate(core_, id_);
+  const rpc::ClientSession* const c = locate(slot_, id_);
   return c != nullptr && c->state == SessionState::ready ? c->max_inline_call : 0;
 }
 
 std::size_t Session::max_call() const noexcept {
-  const rpc::ClientSession* const c = locate(core_, id_);
-  return c != nullptr && c->state == SessionState::ready ? rpc::max_call(*core_->calls, *c) : 0;
+  const rpc::ClientSession* const c = locate(slot_, id_);
+  return c != nullptr && c->state == SessionState::ready ? rpc::max_call(*slot_->core->calls, *c)
+                                                         : 0;
 }
 
 Status Session::call(Method method, const BufferSlice& request,
                      const ReplyCallback& done) noexcept {
-  return begin_call(core_, id_, method, request.data(), request.size(), request.block(), done,
+  return begin_call(slot_, id_, method, request.data(), request.size(), request.block(), done,
                     nullptr);
 }
 
 Status Session::call(Method method, const BufferSlice& request, const ReplyCallback& done,
                      const CallOptions& options) noexcept {
-  return begin_call(core_, id_, method, request.data(), request.size(), request.block(), done,
+  return begin_call(slot_, id_, method, request.data(), request.size(), request.block(), done,
                     &options);
 }
 
@@ -154,57 +163,60 @@ Status Session::call(Method method, std::span<const std::byte> request,
                      const ReplyCallback& done) noexcept {
   if (request.size() > kShortCall) [[unlikely]]
     return Status::message_too_long;
-  return begin_call(core_, id_, method, request.data(), request.size(), nullptr, done, nullptr);
+  return begin_call(slot_, id_, method, request.data(), request.size(), nullptr, done, nullptr);
 }
 
 Status Session::call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
                      const CallOptions& options) noexcept {
   if (request.size() > kShortCall) [[unlikely]]
     return Status::message_too_long;
-  return begin_call(core_, id_, method, request.data(), request.size(), nullptr, done, &options);
+  return begin_call(slot_, id_, method, request.data(), request.size(), nullptr, done, &options);
 }
 
 CallId Session::last_call() const noexcept {
-  const rpc::ClientSession* const c = locate(core_, id_);
+  const rpc::ClientSession* const c = locate(slot_, id_);
   return {c != nullptr ? c->last_call_id : 0};
 }
 
 void Session::prefetch() const noexcept {
-  if (core_ == nullptr || !core_->guard.owned() || core_->calls == nullptr) return;
-  core_->calls->clients.prefetch(wire::RpcName::index(name()), 0);  // most have none under way
+  const EngineCore* const core = engine::core_of(slot_);
+  if (core == nullptr || core->calls == nullptr) return;
+  core->calls->clients.prefetch(wire::RpcName::index(name()), 0);  // most have none under way
 }
 
 Status Session::cancel(CallId id) noexcept {
-  rpc::ClientSession* const c = locate(core_, id_);
-  if (c == nullptr) return diagnose(core_, Status::invalid_argument);
-  const Status status = rpc::cancel(*core_->calls, *c, id.number);
-  post(*core_, Post::automatic);
+  rpc::ClientSession* const c = locate(slot_, id_);
+  if (c == nullptr) return diagnose(slot_, Status::invalid_argument);
+  const Status status = rpc::cancel(*slot_->core->calls, *c, id.number);
+  post(*slot_->core, Post::automatic);
   return status;
 }
 
 Status Session::close() noexcept {
-  rpc::ClientSession* const c = locate(core_, id_);
-  if (c == nullptr) return diagnose(core_, Status::not_connected);
-  core_->stop_opening(*c);
-  const Status status = rpc::close(*core_->calls, *c);
-  post(*core_, Post::automatic);
+  rpc::ClientSession* const c = locate(slot_, id_);
+  if (c == nullptr) return diagnose(slot_, Status::not_connected);
+  slot_->core->stop_opening(*c);
+  const Status status = rpc::close(*slot_->core->calls, *c);
+  post(*slot_->core, Post::automatic);
   return status;
 }
 
 namespace {
 
-[[gnu::always_inline]] inline Status answer(rpc::Rpc* r, std::uint32_t session,
+[[gnu::always_inline]] inline Status answer(const detail::EngineSlot* slot, std::uint32_t session,
                                             std::uint32_t number, Status status,
                                             const std::byte* data, std::size_t size,
                                             detail::Block* block) noexcept {
-  if (r == nullptr) [[unlikely]]
+  if (slot == nullptr) [[unlikely]]
     return Status::not_connected;
-  EngineCore& core = *r->context.core;
-  const std::uintptr_t standing = core.guard.standing();
+  const std::uintptr_t standing = base::OwnerGuard::standing(*slot);
   if (standing > base::OwnerGuard::kPolling) [[unlikely]]
-    return core.guard.diagnose();
+    return base::OwnerGuard::diagnose(*slot);
+  EngineCore& core = *slot->core;
+  if (block != nullptr && !core.context.owns(*block)) [[unlikely]]
+    return Status::invalid_argument;
   const bool polling = standing == base::OwnerGuard::kPolling;
-  const Status done = rpc::answer_call(*r, session, number, status, data, size, block);
+  const Status done = rpc::answer_call(*core.calls, session, number, status, data, size, block);
   if (polling) [[likely]]
     return done;  // it goes out with the poll's end
   if ((session & rpc::kConnectionCall) != 0) {
@@ -218,36 +230,37 @@ namespace {
 }  // namespace
 
 Status PendingCall::reply(std::span<const std::byte> bytes) const noexcept {
-  return answer(rpc_, session_, number_, Status::ok, bytes.data(), bytes.size(), nullptr);
+  return answer(slot_, session_, number_, Status::ok, bytes.data(), bytes.size(), nullptr);
 }
 
 Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
-  return answer(rpc_, session_, number_, Status::ok, bytes.data(), bytes.size(), bytes.block());
+  return answer(slot_, session_, number_, Status::ok, bytes.data(), bytes.size(), bytes.block());
 }
 
 std::span<std::byte> PendingCall::reserve_reply(std::size_t size) const noexcept {
-  if (rpc_ == nullptr || !rpc_->context.core->guard.owned()) return {};
-  return rpc::reserve_reply(*rpc_, session_, number_, size);
+  const EngineCore* const core = engine::core_of(slot_);
+  if (core == nullptr) return {};
+  return rpc::reserve_reply(*core->calls, session_, number_, size);
 }
 
 Status PendingCall::commit_reply(std::size_t size) const noexcept {
   rpc::ReservedReply written;
-  if (rpc_ != nullptr && rpc_->context.core->guard.owned()) {
-    written = rpc::find_reserved_reply(*rpc_, session_, number_, size);
+  if (const EngineCore* const core = engine::core_of(slot_); core != nullptr) {
+    written = rpc::find_reserved_reply(*core->calls, session_, number_, size);
     if (written.block == nullptr)
       return max_reply() == 0 ? Status::not_connected : Status::invalid_argument;
   }
-  return answer(rpc_, session_, number_, Status::ok, written.data, size, written.block);
+  return answer(slot_, session_, number_, Status::ok, written.data, size, written.block);
 }
 
 std::size_t PendingCall::max_reply() const noexcept {
-  const bool owned = rpc_ != nullptr && rpc_->context.core->guard.owned();
-  return owned ? rpc::max_reply(*rpc_, session_, number_) : 0;
+  const EngineCore* const core = engine::core_of(slot_);
+  return core != nullptr ? rpc::max_reply(*core->calls, session_, number_) : 0;
 }
 
 Status PendingCall::refuse(std::string_view why) const noexcept {
   const std::size_t size = std::min(why.size(), kShortCall);
-  return answer(rpc_, session_, number_, Status::refused,
+  return answer(slot_, session_, number_, Status::refused,
                 reinterpret_cast<const std::byte*>(why.data()), size, nullptr);
 }
 

@@ -16,7 +16,7 @@ using Sent = ConnectionClientSlot::Sent;
 using Cancel = ConnectionClientSlot::Cancel;
 
 bool is_connection_of(const Rpc& r, const ConnectionClient& b, const Connection& named) noexcept {
-  return b.agent != kNone && Connection(r.context.core, b.agent, b.agent_generation) == named;
+  return b.agent != kNone && Connection(r.context.slot, b.agent, b.agent_generation) == named;
 }
 
 /// Gives the rest of a call, such as closing its key, time of its own.

@@ -143,7 +143,7 @@ void run_handler(Rpc& r, const ServerSession& s, ConnectionServerSlot& v, Messag
   if (v.method >= r.handlers.size() || !r.handlers[v.method])
     return refuse_call(r, session, number, Status::unsupported);
   ++r.stats.served;
-  Request request({&r, session | kConnectionCall, number}, v.method, m.block(),
+  Request request({r.context.slot, session | kConnectionCall, number}, v.method, m.block(),
                   const_cast<std::byte*>(data), size);
   r.handlers[v.method](request);
   if (!request.answered()) refuse_call(r, session, number, Status::refused);
@@ -227,7 +227,7 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
   ServerSession* const s = find_server(r, name);
   if (s == nullptr || s->connection == nullptr) return;
   ConnectionServer& b = *s->connection;
-  if (!(Connection(r.context.core, b.agent, b.agent_generation) == gone)) return;
+  if (!(Connection(r.context.slot, b.agent, b.agent_generation) == gone)) return;
   b.agent = kNone;
   // Without datagrams a client ends its session with its connection. A client that lost the
   // connection makes another; else its session is forgotten after connections.peer_timeout.
