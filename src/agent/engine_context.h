@@ -22,6 +22,7 @@
 #include "base/timer_wheel.h"
 #include "config/connection_settings.h"
 #include "config/queue_sizing.h"
+#include "control/owners.h"
 #include "control/rdma_cm.h"
 #include "memory/arena.h"
 #include "memory/registration_table.h"
@@ -142,7 +143,7 @@ struct Setup {
   std::uint64_t deadline = 0;
   base::Timer timer;
   Nanoseconds timeout{0};          ///< from the first attempt to `ready`
-  std::uint32_t exchange = kNone;  ///< the handshake in use
+  control::HandshakeId handshake;  ///< at the control port; may be over
   std::uint32_t next = kNone;      ///< in the setup queue
   std::uint32_t psn = 0;
   bool in_queue = false;  ///< waits for a control verb

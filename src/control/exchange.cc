@@ -22,9 +22,9 @@ bool transient(int error) noexcept {
 
 std::string names(wire::KindSet set) {
   std::string list;
-  for (const auto kind :
-       {wire::FrameKind::hello, wire::FrameKind::accept, wire::FrameKind::refuse,
-        wire::FrameKind::ready, wire::FrameKind::open_session, wire::FrameKind::session_opened}) {
+  for (const auto kind : {wire::FrameKind::hello, wire::FrameKind::accept, wire::FrameKind::refuse,
+                          wire::FrameKind::ready, wire::FrameKind::open_session,
+                          wire::FrameKind::session_opened, wire::FrameKind::join_session}) {
     if (!set.has(kind)) continue;
     if (!list.empty()) list += " or ";
     list += wire::to_string(kind);
@@ -35,10 +35,10 @@ std::string names(wire::KindSet set) {
 }  // namespace
 
 Result<void> Exchange::connect(const Address& remote, wire::KindSet expected,
-                               LocalHost* host) noexcept {
+                               Network* network) noexcept {
   return base::no_throw("connect", [&]() -> Result<void> {
     reset();
-    auto socket = begin_connect(remote, host);
+    auto socket = begin_connect(remote, network);
     if (!socket) return tl::make_unexpected(std::move(socket.error()));
     socket_ = std::move(*socket);
     begin(remote, expected);

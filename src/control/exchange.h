@@ -44,9 +44,9 @@ class Exchange {
 
   /// Begins to connect, after a reset() of whatever was. What the network answers comes from
   /// advance(). Errors of this host: invalid_argument, limit, no_memory, system.
-  /// On a simulated network from one of its hosts.
+  /// On a simulated network if one is given.
   Result<void> connect(const Address& remote, wire::KindSet expected,
-                       LocalHost* host = nullptr) noexcept;
+                       Network* network = nullptr) noexcept;
   /// Takes over a connected stream socket, after a reset() of whatever was.
   void adopt(base::UniqueFd fd, const Address& peer, wire::KindSet expected) noexcept;
 

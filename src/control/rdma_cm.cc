@@ -44,7 +44,7 @@ int milliseconds(Nanoseconds time) noexcept {
   return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(time).count());
 }
 
-rdma_conn_param parameters(const CmOffer& offer) noexcept {
+rdma_conn_param parameters(const CmParameters& offer) noexcept {
   rdma_conn_param p{};
   p.private_data = offer.data.data();
   p.private_data_len = static_cast<std::uint8_t>(offer.data.size());
@@ -57,19 +57,19 @@ rdma_conn_param parameters(const CmOffer& offer) noexcept {
   return p;
 }
 
-void copy_parameters(const rdma_conn_param& p, CmNews& news) noexcept {
-  news.qp_num = p.qp_num;
-  news.initiator_depth = p.initiator_depth;
-  news.responder_resources = p.responder_resources;
-  news.size = p.private_data == nullptr
-                  ? 0
-                  : std::min<std::size_t>(p.private_data_len, news.storage.size());
-  if (news.size != 0) std::memcpy(news.storage.data(), p.private_data, news.size);
+void copy_parameters(const rdma_conn_param& p, CmEvent& event) noexcept {
+  event.qp_num = p.qp_num;
+  event.initiator_depth = p.initiator_depth;
+  event.responder_resources = p.responder_resources;
+  event.size = p.private_data == nullptr
+                   ? 0
+                   : std::min<std::size_t>(p.private_data_len, event.storage.size());
+  if (event.size != 0) std::memcpy(event.storage.data(), p.private_data, event.size);
 }
 
 }  // namespace
 
-std::string CmNews::found() const {
+std::string CmEvent::found() const {
   std::string text = rdma_event_str(kind);
   if (kind == RDMA_CM_EVENT_REJECTED) {
     // InfiniBand specification volume 1, table 114; those that RDMA_PS_TCP meets.
@@ -99,22 +99,21 @@ Result<CmChannel> CmChannel::open() {
   return made;
 }
 
-bool CmChannel::next(CmNews& news) noexcept {
-  rdma_cm_event* event = nullptr;
-  if (rdma_get_cm_event(channel_.get(), &event) != 0) return false;
-  news.kind = event->event;
-  news.status = event->status;
-  news.id = event->id;
-  news.listener = event->listen_id;
-  news.qp_num = 0;
-  news.size = 0;
-  const bool connecting = event->event == RDMA_CM_EVENT_CONNECT_REQUEST ||
-                          event->event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
-                          event->event == RDMA_CM_EVENT_ESTABLISHED ||
-                          event->event == RDMA_CM_EVENT_REJECTED;
-  if (connecting) copy_parameters(event->param.conn, news);
+bool CmChannel::next(CmEvent& event) noexcept {
+  rdma_cm_event* got = nullptr;
+  if (rdma_get_cm_event(channel_.get(), &got) != 0) return false;
+  event.kind = got->event;
+  event.status = got->status;
+  event.id = got->id;
+  event.listener = got->listen_id;
+  event.qp_num = 0;
+  event.size = 0;
+  const bool connecting =
+      got->event == RDMA_CM_EVENT_CONNECT_REQUEST || got->event == RDMA_CM_EVENT_CONNECT_RESPONSE ||
+      got->event == RDMA_CM_EVENT_ESTABLISHED || got->event == RDMA_CM_EVENT_REJECTED;
+  if (connecting) copy_parameters(got->param.conn, event);
   // Acknowledged at once: destroying an identifier waits for that.
-  (void)rdma_ack_cm_event(event);
+  (void)rdma_ack_cm_event(got);
   return true;
 }
 
@@ -148,12 +147,12 @@ Result<void> CmId::listen(const Address& at, int backlog) {
   return outcome(rdma_listen(id_.get(), backlog), "rdma_listen", "see the error");
 }
 
-Result<void> CmId::connect(const CmOffer& offer) {
+Result<void> CmId::connect(const CmParameters& offer) {
   rdma_conn_param p = parameters(offer);
   return outcome(rdma_connect(id_.get(), &p), "rdma_connect", "see the error");
 }
 
-Result<void> CmId::accept(const CmOffer& offer) {
+Result<void> CmId::accept(const CmParameters& offer) {
   rdma_conn_param p = parameters(offer);
   return outcome(rdma_accept(id_.get(), &p), "rdma_accept", "the peer may have given up; see why");
 }

@@ -20,7 +20,7 @@
 namespace spinwire::control {
 
 /// What both ends bring into a connection besides addresses.
-struct CmOffer {
+struct CmParameters {
   std::uint32_t qp_num = 0;
   bool shared_receives = true;
   std::uint8_t responder_resources = 1;  ///< READs and atomics served at once
@@ -31,7 +31,7 @@ struct CmOffer {
 };
 
 /// An event, taken off the channel.
-struct CmNews {
+struct CmEvent {
   rdma_cm_event_type kind = RDMA_CM_EVENT_ADDR_ERROR;
   int status = 0;                    ///< errno value, negative, or a rejection's reason
   rdma_cm_id* id = nullptr;          ///< of a request: a new one
@@ -57,7 +57,7 @@ class CmChannel {
   [[nodiscard]] int fd() const noexcept { return channel_->fd; }
   [[nodiscard]] rdma_event_channel* get() const noexcept { return channel_.get(); }
   /// False if there is nothing. Never blocks.
-  bool next(CmNews& news) noexcept;
+  bool next(CmEvent& event) noexcept;
 
  private:
   struct Close {
@@ -88,8 +88,8 @@ class CmId {
   Result<void> resolve_address(const Address& to, Nanoseconds timeout);
   Result<void> resolve_route(Nanoseconds timeout);
   Result<void> listen(const Address& at, int backlog);
-  Result<void> connect(const CmOffer& offer);
-  Result<void> accept(const CmOffer& offer);
+  Result<void> connect(const CmParameters& offer);
+  Result<void> accept(const CmParameters& offer);
   /// The answer has been taken and our queue pair is up.
   Result<void> establish();
   void reject(std::span<const std::byte> data) noexcept;

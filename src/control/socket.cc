@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "control/local_network.h"
 
 namespace spinwire::control {
 namespace {
@@ -94,8 +93,9 @@ bool concerns_one_connection(int error) noexcept {
   }
 }
 
-// A connection to a free ephemeral port of this host can meet itself (TCP's simultaneous open).
-bool met_itself(int fd) noexcept {
+// A connection to a free ephemeral port of this host can be a connection to itself (TCP's
+// simultaneous open).
+bool is_connected_to_itself(int fd) noexcept {
   sockaddr_storage ends[2]{};
   socklen_t sizes[2]{sizeof(ends[0]), sizeof(ends[1])};
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&ends[0]), &sizes[0]) != 0) return false;
@@ -114,15 +114,15 @@ Error system_error(std::string asked, std::string_view call, int error) {
                           std::string(m.remedy));
 }
 
-Result<ListenSocket> ListenSocket::open(const Address& address, int backlog, LocalHost* host) {
+Result<ListenSocket> ListenSocket::open(const Address& address, int backlog, Network* network) {
   const std::string asked = fmt::format("listen on {}", address.text().view());
-  if (host != nullptr) {
-    auto simulated = host->listen(address);
+  if (network != nullptr) {
+    auto simulated = network->listen(address);
     if (!simulated) return tl::make_unexpected(std::move(simulated.error()));
     ListenSocket result;
     result.fd_ = std::move(simulated->fd);
-    result.local_ = simulated->listener->at;
-    result.simulated_ = std::move(simulated->listener);
+    result.local_ = simulated->local;
+    result.simulated_ = std::move(simulated->queue);
     return result;
   }
   base::UniqueFd fd = open_socket(address);
@@ -178,14 +178,14 @@ void ListenSocket::drop_one() noexcept {
   spare_.reset(::eventfd(0, EFD_CLOEXEC));
 }
 
-Result<Connecting> begin_connect(const Address& remote, LocalHost* host) {
+Result<Connecting> begin_connect(const Address& remote, Network* network) {
   // The text is made only for an error, so that a pooled exchange connects without heap.
   const auto asked = [&] { return fmt::format("connect to {}", remote.text().view()); };
   if (remote.port() == 0) {
     return base::fail(Status::invalid_argument, asked(), "port 0 stands for no port",
                       "give the port that the peer listens on");
   }
-  if (host != nullptr) return host->connect(remote);
+  if (network != nullptr) return network->connect(remote);
   base::UniqueFd fd = open_socket(remote);
   if (!fd) return tl::make_unexpected(system_error(asked(), "socket", errno));
   if (auto set = set_no_delay(fd.get()); !set) return tl::make_unexpected(std::move(set.error()));
@@ -209,7 +209,8 @@ Result<bool> finish_connect(const Connecting& connecting, const Address& remote)
   socklen_t size = sizeof(error);
   if (::getsockopt(connecting.fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
   if (error != 0) return failed("connect", error);
-  if (met_itself(connecting.fd.get())) return failed("connect (it met itself)", ECONNREFUSED);
+  if (is_connected_to_itself(connecting.fd.get()))
+    return failed("connect (to itself)", ECONNREFUSED);
   return true;
 }
 

@@ -13,9 +13,6 @@
 
 namespace spinwire::control {
 
-class LocalHost;
-struct LocalListener;
-
 /// What a failed system call means for its caller: `limit` for descriptors and ephemeral ports,
 /// `no_memory`, `in_use`, `invalid_argument` (the address), `unsupported` (the IP version),
 /// `refused`, `timed_out`, `peer_lost` or else `system`; with what to do.
@@ -27,14 +24,48 @@ struct Accepted {
   Address peer;
 };
 
+/// The connections that wait at a listener of a simulated network.
+class AcceptQueue {
+ public:
+  virtual ~AcceptQueue() = default;
+  /// Takes the first of them; none if none waits. `fd` is the listener's descriptor.
+  virtual Result<std::optional<Accepted>> accept(int fd) = 0;
+};
+
+/// A connection being made. An error that the network reported at once is in `error`, an errno
+/// value; finish_connect() reports it like a later one.
+struct Connecting {
+  base::UniqueFd fd;
+  int error = 0;
+};
+
+/// A simulated network, as one of its hosts sees it. Sockets of a simulated network are real
+/// descriptors, so that exchanges and epoll sets do not notice.
+class Network {
+ public:
+  struct Listening {
+    base::UniqueFd fd;  ///< readable while a connection waits
+    Address local;
+    std::shared_ptr<AcceptQueue> queue;
+  };
+  virtual ~Network() = default;
+  /// On one of this host's addresses; port 0 takes a free one. Errors: in_use, invalid_argument
+  /// (another host's address), limit, system.
+  virtual Result<Listening> listen(const Address& address) = 0;
+  /// Begins to connect. Errors: limit, system.
+  virtual Result<Connecting> connect(const Address& remote) = 0;
+  /// Counts the changes of this host's descriptors; for EpollSet::follow().
+  [[nodiscard]] virtual const std::uint64_t* change_count() const noexcept = 0;
+};
+
 /// A listening socket that survives the lack of descriptors.
 class ListenSocket {
  public:
   /// Binds and listens; port 0 takes a free one, which local() tells. An IPv6 listener takes IPv6
   /// connections only. Errors: in_use naming the address, invalid_argument (an address that this
   /// host does not have, or an IPv4 one in IPv6 form), limit, no_memory, system.
-  /// On a host of a simulated network if one is given.
-  static Result<ListenSocket> open(const Address& address, int backlog, LocalHost* host = nullptr);
+  /// On a simulated network if one is given.
+  static Result<ListenSocket> open(const Address& address, int backlog, Network* network = nullptr);
 
   /// A closed one.
   ListenSocket() noexcept = default;
@@ -56,19 +87,12 @@ class ListenSocket {
   base::UniqueFd fd_;
   base::UniqueFd spare_;
   Address local_;
-  std::shared_ptr<LocalListener> simulated_;
+  std::shared_ptr<AcceptQueue> simulated_;
 };
 
-/// A connection being made. What the network answered at once is in `error`, an errno value, to be
-/// told like a later answer.
-struct Connecting {
-  base::UniqueFd fd;
-  int error = 0;
-};
-
-/// Begins to connect, from a host of a simulated network if one is given. Errors of this host only:
+/// Begins to connect, from a simulated network if one is given. Errors of this host only:
 /// invalid_argument (port 0), limit, no_memory, system.
-Result<Connecting> begin_connect(const Address& remote, LocalHost* host = nullptr);
+Result<Connecting> begin_connect(const Address& remote, Network* network = nullptr);
 
 /// True once connected, false while it is still being tried. Errors: refused, timed_out, peer_lost,
 /// limit, system, naming the address.

@@ -7,11 +7,6 @@
 
 namespace spinwire::detail {
 
-Result<config::ConnectionAttributes> EngineCore::resolve(const ConnectionSettings& settings,
-                                                         Via via) {
-  return config::resolve(context.config, *context.device, settings, via == Via::rdma_cm);
-}
-
 Result<void> EngineCore::check_access(Access asked) const {
   return config::check_access(context.config.queue_pair.access, asked, context.device->info(),
                               "the engine");
@@ -27,7 +22,8 @@ Result<void> EngineCore::configure(agent::Agent& a, const ConnectionSettings& se
     return base::fail(Status::invalid_argument, kAsked, "its protection domain is settled already",
                       "give own_domain in on_accept, to connect() or to prepare()");
   }
-  const auto attributes = resolve(settings, a.setup.cm != nullptr ? Via::rdma_cm : Via::tcp);
+  const auto attributes =
+      config::resolve(context.config, *context.device, settings, a.setup.cm != nullptr);
   if (!attributes) return tl::unexpected(attributes.error());
   const GidType type = attributes->queue_pair.place.gid_type;
   if (type != a.attributes.queue_pair.place.gid_type) {

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/units.h"
-#include "control/local_network.h"
 #include "engine/devices.h"
 #include "engine/engine_core.h"
 
@@ -35,26 +34,39 @@ using agent::Agent;
 EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuard owner)
     : guard(std::move(owner)),
       context(config, clock),
-      handshakes(2 * config.connections.handshakes) {
+      control({config.connections.handshakes, config.connections.handshake_timeout,
+               context.incarnation},
+              clock, context.timers),
+      device_watch(context, *this),
+      connector(context, control, device_watch, *this, schedule),
+      sessions(context, calls, rpc_qp_num, control, connector, device_watch, schedule) {
   context.core = this;
   guard.slot().core = this;
   context.slot = &guard.slot();
-  control_interval = clock.ticks(config.engine.control_interval);
-  next_control = config.engine.control == ControlMode::manual ? ~std::uint64_t{0} : 0;
+  schedule.control_interval = clock.ticks(config.engine.control_interval);
+  if (config.engine.control == ControlMode::manual)
+    schedule.next_control = engine::PollSchedule::kNever;
 }
 
-Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
+Result<void> EngineCore::open(const OpenOptions& options) {
   const Config& c = context.config;
-  auto device = verbs::Device::open(engine::device_options(c, context.clock), from);
+  auto device = verbs::Device::open(engine::device_options(c, context.clock), options.providers);
   if (!device) return tl::unexpected(device.error());
   context.device = std::move(*device);
   context.config.queues.inline_bytes = context.device->info().inline_bytes;
   context.attributes = config::default_attributes(c, *context.device);
   cq = context.device->cq();
   poll_batch = static_cast<int>(c.queues.poll_batch);
+  if (auto memory = open_memory(options.sparse); !memory) return memory;
+  if (auto opened = control.open(options.network); !opened) return opened;
+  if (auto watched = device_watch.open(control); !watched) return watched;
+  return agent::post_first_receives(context);
+}
 
-  // Control pool: a credit cell per connection, the staging room of each operation, and of each
-  // datagram of remote calls; some more for messages about long calls when the send pool is dry.
+Result<void> EngineCore::open_memory(bool sparse) {
+  const Config& c = context.config;
+  // The control pool: a credit cell per connection, the staging room of each operation and of each
+  // datagram of remote calls; some more for messages about long calls when the send pool is empty.
   constexpr std::uint64_t kCellBlock = 256 + 64;
   const std::uint64_t staging = std::uint64_t{context.operations.capacity()} * agent::kStagingBytes;
   memory::ArenaOptions arena;
@@ -92,16 +104,11 @@ Result<void> EngineCore::open(std::span<const verbs::Provider* const> from) {
   const std::uint32_t most = (sparse ? 1024 : 65536) + c.connections.maximum;
   context.registrations = std::make_unique<memory::RegistrationTable>(context.device->provider(),
                                                                       context.device->pd(), most);
-  auto set = control::EpollSet::open();
-  if (!set) return tl::unexpected(set.error());
-  epoll = std::move(*set);
-  if (host != nullptr) epoll.follow(host->stirred());
-  if (auto watched = watch_device(); !watched) return watched;
-  return agent::post_first_receives(context);
+  return {};
 }
 
 void EngineCore::end_connection(Agent& a) noexcept {
-  // A peer that was stopped in the midst of an access must not stop us.
+  // A peer that was stopped during an access must not stop this engine.
   constexpr std::uint32_t kMostSteps = 64;
   a.stage = a.qp != nullptr ? agent::Stage::destroy : agent::Stage::conceal;
   const std::uint32_t steps = kMostSteps + context.registrations->size() + a.rendezvous.send_count;
@@ -114,10 +121,10 @@ void EngineCore::end_connections() noexcept {
   for (std::uint32_t i = 0; i < context.agents.capacity(); ++i) {
     if (!context.agents.in_use(i)) continue;
     Agent& a = context.agents.at(i);
-    if (a.setup.exchange != agent::kNone) drop(handshakes.at(a.setup.exchange));
+    control.drop(a.setup.handshake);
     const bool speaks = a.state == ConnectionState::ready || (a.closing && !a.goodbye_sent);
     if (speaks && a.stage == agent::Stage::up && a.raw == nullptr) {
-      // The peer shall not have to find out by itself.
+      // So that the peer need not wait for its time-out.
       a.goodbye_sent = agent::submit_control(context, a, agent::OperationKind::goodbye);
       (void)agent::flush(context, a);
     }
@@ -125,7 +132,7 @@ void EngineCore::end_connections() noexcept {
     if (a.qp != nullptr) (void)context.device->to_error(a.qp);
   }
   constexpr int kMostRounds = 100000;
-  for (int i = 0; i < kMostRounds && drain_completions() != 0; ++i) {
+  for (int i = 0; i < kMostRounds && poll_completions() != 0; ++i) {
   }
   for (std::uint32_t i = 0; i < context.agents.capacity(); ++i) {
     if (context.agents.in_use(i)) end_connection(context.agents.at(i));
@@ -153,13 +160,9 @@ Result<void> EngineCore::audit() {
   return context.arena->audit();
 }
 
-void EngineCore::fall_silent() noexcept {
-  on_device_event = nullptr;
-  for (auto& listening : listeners) {
-    if (listening == nullptr) continue;
-    listening->options.on_accept = nullptr;
-    listening->options.handlers = {};
-  }
+void EngineCore::abort() noexcept {
+  device_watch.handler = nullptr;
+  connector.abort();
   agent::fall_silent(context);
   if (calls != nullptr) rpc::abort(*calls);
 }
@@ -168,22 +171,55 @@ EngineCore::~EngineCore() {
   end();
   guard.end();
   if (context.device == nullptr || context.arena == nullptr) return;
-  for (std::uint32_t i = 0; i < handshakes.capacity(); ++i) {
-    if (handshakes.in_use(i)) drop(handshakes.at(i));
-  }
-  for (auto& listening : listeners) {
-    if (listening != nullptr && !listening->cm) epoll.remove(listening->socket.fd());
-  }
+  control.close();
   if (context.registrations != nullptr) context.registrations->close();
   context.windows.close();
   for (std::uint32_t i = 0; i < context.receives.size(); ++i) {
     if (detail::Block* block = context.receives.memory(i); block != nullptr) detail::release(block);
   }
   if (context.staging_block != nullptr) detail::release(context.staging_block);
-  if (device_watched) epoll.remove(context.device->context()->async_fd);
+  device_watch.close(control);
   calls.reset();
   context.device.reset();
   context.arena.reset();  // lives on while the application holds buffers
+}
+
+Result<void> EngineCore::check_open(const char* asked) const {
+  if (!ending) return {};
+  return base::fail(Status::not_connected, asked, "the engine is being destroyed",
+                    "open another engine");
+}
+
+Result<Listener> EngineCore::listen(std::string_view address, const ListenOptions& options) {
+  if (auto open = check_open("listen"); !open) return tl::unexpected(open.error());
+  return connector.listen(address, options, sessions);
+}
+
+Result<Connection> EngineCore::connect(std::string_view address, const ConnectOptions& options) {
+  if (auto open = check_open("connect"); !open) return tl::unexpected(open.error());
+  return connector.connect(address, options);
+}
+
+Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
+  if (auto open = check_open("prepare a connection"); !open) return tl::unexpected(open.error());
+  return connector.prepare(options);
+}
+
+Result<void> EngineCore::serve(Method method, const MethodHandler& handler) {
+  if (guard.polling()) {
+    return base::fail(Status::reentrant, "serve a method", "a callback asks",
+                      "give the methods before polling, or between polls");
+  }
+  if (auto open = check_open("make remote calls possible"); !open) return open;
+  return sessions.serve(method, handler);
+}
+
+Result<Session> EngineCore::open_session(std::string_view address, const SessionOptions& options) {
+  if (auto open = check_open("make remote calls possible"); !open)
+    return tl::unexpected(open.error());
+  return sessions.open(address, options).map([this](const rpc::ClientSession* c) {
+    return Session(&guard.slot(), rpc::id_of(*c));
+  });
 }
 
 }  // namespace detail

@@ -4,14 +4,14 @@
 
 namespace spinwire::detail {
 
-std::uint32_t EngineCore::take_batch(int count) noexcept {
+std::uint32_t EngineCore::handle_batch(int count) noexcept {
   context.stats.completions += static_cast<std::uint64_t>(count);
-  if (calls != nullptr) return take_mixed_batch(count);
+  if (calls != nullptr) return handle_mixed_batch(count);
   return agent::take_completions(context, completions.data(), count);
 }
 
-/// Completions of remote calls among those of connections, run by run.
-std::uint32_t EngineCore::take_mixed_batch(int count) noexcept {
+/// Separates the completions of remote calls from those of connections, run by run.
+std::uint32_t EngineCore::handle_mixed_batch(int count) noexcept {
   std::uint32_t events = 0;
   const ibv_wc* const end = completions.data() + count;
   for (const ibv_wc* wc = completions.data(); wc != end;) {
@@ -27,32 +27,32 @@ std::uint32_t EngineCore::take_mixed_batch(int count) noexcept {
   return events;
 }
 
-/// A batch was full: there may be more.
-std::uint32_t EngineCore::take_further_batches() noexcept {
+/// After a full batch: there may be more.
+std::uint32_t EngineCore::handle_further_batches() noexcept {
   constexpr int kMost = 3;
   std::uint32_t events = 0;
   for (int i = 0, count = poll_batch; i < kMost && count == poll_batch; ++i) {
     count = ibv_poll_cq(cq, poll_batch, completions.data());
-    if (count > 0) events += take_batch(count);
+    if (count > 0) events += handle_batch(count);
   }
   return events;
 }
 
-/// The rest of a poll that has something to do: `count` completions, to begin with.
+/// The rest of a poll that has something to do. `count` completions are there already.
 int EngineCore::poll_busy(int count) noexcept {
-  (void)guard.enter();  // it was seen to be ours; callbacks find the engine polling
-  if (calls != nullptr) calls->oldest_arrival = last_here();
-  std::uint32_t events = count > 0 ? take_batch(count) : 0;
+  (void)guard.enter();  // poll() has checked the thread; callbacks find the engine polling
+  if (calls != nullptr) calls->oldest_arrival = schedule.last_poll_before(context.now);
+  std::uint32_t events = count > 0 ? handle_batch(count) : 0;
   if (count == poll_batch) [[unlikely]]
-    events += take_further_batches();
+    events += handle_further_batches();
   agent::finish_poll(context);
-  if (context.now >= next_control) [[unlikely]]
+  if (context.now >= schedule.next_control) [[unlikely]]
     events += control_step(context.now);
-  wake_at = next_control;
+  schedule.next_wakeup = schedule.next_control;
   if (calls != nullptr) {
     rpc::finish_poll(*calls);
     if (calls->queue_first != nullptr) [[unlikely]]
-      wake_soon();
+      schedule.wake_soon();
   }
   guard.leave();
   return static_cast<int>(events);
@@ -68,7 +68,7 @@ int EngineCore::poll_owned() noexcept {
   ++polls;
   context.now = context.clock.now();
   const int n = ibv_poll_cq(cq, poll_batch, completions.data());
-  if (n > 0 || agent::has_work(context) || context.now >= wake_at) return poll_busy(n);
+  if (n > 0 || agent::has_work(context) || context.now >= schedule.next_wakeup) return poll_busy(n);
   return 0;
 }
 

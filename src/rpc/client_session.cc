@@ -45,7 +45,8 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   c.peer_session = 0;
   c.peer_address = nullptr;
   c.transport = Transport::datagram;
-  c.handshake = c.aligned_at_call = kNone;
+  c.handshake = {};
+  c.aligned_at_call = kNone;
   c.timer.index = index;
   c.timer.kind = kClientTimer;
   return &c;

@@ -14,6 +14,7 @@
 #include "agent/engine_context.h"
 #include "base/random.h"
 #include "base/timer_wheel.h"
+#include "control/owners.h"
 #include "rpc/retransmission_queue.h"
 #include "rpc/session.h"
 #include "rpc/session_table.h"

@@ -11,6 +11,7 @@
 
 #include "agent/engine_context.h"
 #include "base/timer_wheel.h"
+#include "control/owners.h"
 #include "rpc/peer_address.h"
 #include "spinwire/rpc.h"
 #include "wire/handshake.h"
@@ -141,7 +142,7 @@ struct alignas(64) ClientSession {
   std::uint64_t silent_ticks = 0;         ///< of silence while an answer was due
   Callback<void(Session)> on_ready;
   Callback<void(Session, const Error&)> on_closed;
-  std::uint32_t handshake = kNone;        ///< the engine's exchange that opens it
+  control::HandshakeId handshake;         ///< that opens it; may be over
   std::uint32_t aligned_at_call = kNone;  ///< last_call_id when all slots had equally many uses
   std::string address;
   Transport transport = Transport::datagram;                        ///< known with peer_address

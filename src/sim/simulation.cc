@@ -113,10 +113,8 @@ Result<void> Simulation::State::begin_life(Node& node) {
   if (!guard) return tl::unexpected(guard.error());
   auto core =
       std::make_unique<detail::EngineCore>(node.config, Clock::manual(&now), std::move(*guard));
-  core->host = node.host;
-  core->sparse = true;
   const base::MemoryStore::Scope scope(old_memory());
-  if (auto opened = core->open(); !opened) return opened;
+  if (auto opened = core->open({.network = node.host, .sparse = true}); !opened) return opened;
   softverbs::keep_to_thread(core->context.device->context());
   stir();
   node.engine = Engine(std::move(core));
@@ -133,7 +131,7 @@ void Simulation::State::end_life(Node& node) noexcept {
   detail::EngineCore& core = *node.engine.core();
   stir();
   note(core.polls ^ base::Random::mix(core.context.stats.completions));
-  core.fall_silent();
+  core.abort();
   // What it has held back, or would say in its destruction, goes nowhere.
   (void)softverbs::set_links(node.device(), softverbs::LinkState::down);
   sim::add(node.of_the_dead, softverbs::fault_statistics(node.device()));

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "control/local_network.h"
 #include "engine/engine_core.h"
+#include "sim/local_network.h"
 #include "softverbs/faults/fault_plan.h"
 #include "spinwire/sim.h"
 
@@ -26,7 +26,7 @@ inline constexpr std::uint32_t kMostNodes = 1024;
 struct Node {
   Config config;
   Engine engine;  ///< empty while it is dead
-  control::LocalHost* host = nullptr;
+  LocalHost* host = nullptr;
   std::uint32_t life = 0;
   std::uint64_t paused_until = 0;
   std::uint64_t polled_at = 0;
@@ -54,7 +54,7 @@ struct Errand {
 using Way = std::pair<NodeId, NodeId>;
 
 /// Which ways are cut, what befalls what goes on them, and how handshakes get along.
-class Network final : public control::Roads {
+class Network final : public Roads {
  public:
   explicit Network(std::uint64_t seed) noexcept : random_(seed) {}
   bool open(std::uint32_t from, std::uint32_t to) override;
@@ -121,7 +121,7 @@ struct Simulation::State {
   base::Random order;       ///< of polls, and the time they take
   base::Random chances;     ///< for the test
   sim::Network roads;
-  control::LocalNetwork network;
+  sim::LocalNetwork network;
   std::vector<std::unique_ptr<sim::Node>> nodes;
   std::vector<NodeId> turns;
   std::priority_queue<sim::Errand> errands;

@@ -101,8 +101,8 @@ std::uint64_t Simulation::State::next_timer(const Node& node) const {
   const detail::EngineCore& core = *node.engine.core();
   const std::uint64_t due = core.context.timers.next_deadline();
   if (due == sim::kNever) return due;
-  const bool manual = core.next_control == sim::kNever;
-  return std::max({due, node.paused_until, manual ? 0 : core.next_control});
+  const bool manual = core.schedule.next_control == sim::kNever;
+  return std::max({due, node.paused_until, manual ? 0 : core.schedule.next_control});
 }
 
 /// Whether control steps have something before them that no timer tells of.

@@ -317,7 +317,7 @@ struct Without {
     core = std::make_unique<EngineCore>(small_config(), Clock::real(),
                                         std::move(*spinwire::base::OwnerGuard::create()));
     const Provider* const all[] = {&provider};
-    const auto opened = core->open(all);
+    const auto opened = core->open({.providers = all});
     EXPECT_TRUE(opened) << opened.error().message();
   }
   Provider provider;

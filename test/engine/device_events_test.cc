@@ -108,7 +108,7 @@ struct Failing {
       return 0;
     };
     const spinwire::verbs::Provider* const all[] = {&provider};
-    const auto opened = core.open(all);
+    const auto opened = core.open({.providers = all});
     EXPECT_TRUE(opened) << opened.error().message();
   }
   spinwire::verbs::Provider provider;

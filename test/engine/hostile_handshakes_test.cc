@@ -302,7 +302,7 @@ TEST(EngineHandshakes, APeerThatHasReadTheLastFrameMayHangUpAtOnce) {
   spinwire::detail::EngineCore client(small_config(), Clock::real(),
                                       std::move(*spinwire::base::OwnerGuard::create()));
   const spinwire::verbs::Provider* const all[] = {&provider};
-  ASSERT_TRUE(client.open(all));
+  ASSERT_TRUE(client.open({.providers = all}));
   std::optional<Error> closed;
   ConnectOptions options;
   options.handlers.on_closed = [&closed](Connection, const Error& e) { closed = e; };

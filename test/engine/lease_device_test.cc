@@ -38,7 +38,7 @@ struct Lender {
     engine = std::make_unique<EngineCore>(lease_config(By::registration), Clock::manual(&ticks),
                                           std::move(*spinwire::base::OwnerGuard::create()));
     const Provider* const all[] = {&provider};
-    const auto opened = engine->open(all);
+    const auto opened = engine->open({.providers = all});
     EXPECT_TRUE(opened) << opened.error().message();
   }
   Connection begin(Node& to) {

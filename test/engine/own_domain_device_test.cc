@@ -60,7 +60,7 @@ struct Counted {
     engine = std::make_unique<EngineCore>(domain_config(), Clock::real(),
                                           std::move(*spinwire::base::OwnerGuard::create()));
     const Provider* const all[] = {&provider};
-    const auto opened = engine->open(all);
+    const auto opened = engine->open({.providers = all});
     EXPECT_TRUE(opened) << opened.error().message();
   }
 

@@ -265,7 +265,7 @@ struct Lacking {
     engine = std::make_unique<EngineCore>(config, Clock::real(),
                                           std::move(*spinwire::base::OwnerGuard::create()));
     const Provider* const all[] = {&provider};
-    return engine->open(all);
+    return engine->open({.providers = all});
   }
   [[nodiscard]] const spinwire::DeviceInfo& device() const {
     return engine->context.device->info();

@@ -21,7 +21,7 @@ struct Bare {
     core = std::make_unique<EngineCore>(c, ticks != nullptr ? Clock::manual(ticks) : Clock::real(),
                                         std::move(*spinwire::base::OwnerGuard::create()));
     const spinwire::verbs::Provider* const all[] = {device};
-    const auto opened = device != nullptr ? core->open(all) : core->open();
+    const auto opened = device != nullptr ? core->open({.providers = all}) : core->open();
     EXPECT_TRUE(opened) << opened.error().message();
   }
   void set(const spinwire::softverbs::FaultPlan& plan) const {

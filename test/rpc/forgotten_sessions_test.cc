@@ -203,7 +203,7 @@ TEST_F(RpcForgottenSessions, ASilentServerThatIsStillThereIsWaitedFor) {
   const std::uint64_t from = now_;
   ASSERT_TRUE(until([&] { return now_ - from > 8'000 * kMillisecond; }, kMillisecond));
   EXPECT_TRUE(session_.ready());
-  EXPECT_EQ(server_->core->context.stats.handshakes_refused, 0u);
+  EXPECT_EQ(server_->core->control.refusals(), 0u);
   EXPECT_EQ(served(), 1u);
   server_->set({});
   EXPECT_EQ(ended_.size(), 2u);  // the call had 5 s

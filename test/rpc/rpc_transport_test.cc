@@ -338,7 +338,7 @@ TEST(RpcTransport, AServerThatIsGoneEndsTheSession) {
   t.begin(kLater);
   ASSERT_TRUE(t.all.until([&] { return t.later.size() == 1; }));
   t.later.clear();
-  t.server.core.stop_listening(0, 1);
+  t.server.core.control.stop_listening({0, 1});
   t.lose();
   ASSERT_TRUE(t.all.until([&] { return t.client.closed.size() == 1; }));
   EXPECT_EQ(t.client.closed[0].status, Status::peer_lost) << t.client.closed[0].message();

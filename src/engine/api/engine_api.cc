@@ -135,7 +135,7 @@ Status Engine::revoke(const RemoteRegion& region) {
 
 Status Engine::set_device_event_handler(const DeviceEventCallback& handler) noexcept {
   if (!base::OwnerGuard::is_owned(*slot_)) return base::OwnerGuard::diagnose(*slot_);
-  core_->on_device_event = handler;
+  core_->device_watch.handler = handler;
   return Status::ok;
 }
 
@@ -165,6 +165,7 @@ EngineStats Engine::stats() const noexcept {
   const agent::EngineContext& s = core_->context;
   EngineStats stats = s.stats;
   stats.polls = core_->polls;
+  stats.handshakes_refused = core_->control.refusals();
   for (std::uint32_t i = 0; i < s.agents.capacity(); ++i) {
     if (!s.agents.in_use(i)) continue;  // those that ended are counted already
     stats.operations += agent::outstanding(s.agents.at(i));
@@ -202,16 +203,12 @@ Listener& Listener::operator=(Listener&& other) noexcept {
 Listener::~Listener() {
   // In a forked child the socket is still the parent's to use.
   if (EngineCore* const core = engine::core_of(slot_); core != nullptr)
-    core->stop_listening(index_, generation_);
+    core->control.stop_listening({index_, generation_});
 }
 std::string Listener::address() const {
   EngineCore* const core = engine::core_of(slot_);
   if (core == nullptr) return {};
-  const engine::Listening* listening = core->find_listener(index_, generation_);
-  if (listening == nullptr) return {};
-  if (!listening->cm) return listening->socket.local().str();
-  const auto bound = listening->cm.local_address();
-  return bound ? bound->str() : std::string();
+  return core->control.address_of({index_, generation_});
 }
 
 }  // namespace spinwire

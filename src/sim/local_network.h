@@ -17,42 +17,42 @@
 #include "control/socket.h"
 #include "spinwire/status.h"
 
-namespace spinwire::control {
+namespace spinwire::sim {
+
+using control::Accepted;
+using control::Address;
+using control::Connecting;
 
 class LocalNetwork;
 
 /// Where connections to one port wait to be accepted.
-struct LocalListener {
+struct LocalListener final : control::AcceptQueue {
   Address at;
   std::uint32_t host = 0;
   int event = -1;  ///< the listener's descriptor, an eventfd that counts those that wait
   std::deque<Accepted> waiting;
 
-  Result<std::optional<Accepted>> accept(int fd);
+  Result<std::optional<Accepted>> accept(int fd) override;
   void add(Accepted connection);
 };
 
 /// One of the network's hosts; its address is 10.0.0.1 for the first, and so on.
-class LocalHost {
+class LocalHost final : public control::Network {
  public:
   LocalHost(LocalNetwork& network, std::uint32_t number) noexcept
       : network_(network), number_(number) {}
 
-  struct Listening {
-    base::UniqueFd fd;
-    std::shared_ptr<LocalListener> listener;
-  };
   /// On its own address, the loopback address or any; port 0 takes a free one. Errors: in_use,
   /// invalid_argument (another host's address), limit, system.
-  Result<Listening> listen(const Address& address);
+  Result<Listening> listen(const Address& address) override;
   /// Who listens nowhere refuses at once; whoever cannot be reached does not answer. Errors: limit,
   /// system.
-  Result<Connecting> connect(const Address& remote);
+  Result<Connecting> connect(const Address& remote) override;
 
   [[nodiscard]] Address address(std::uint16_t port) const;
   [[nodiscard]] std::uint32_t number() const noexcept { return number_; }
   /// Counts what the network did to this host's descriptors: see EpollSet::follow().
-  [[nodiscard]] const std::uint64_t* stirred() const noexcept { return &stirred_; }
+  [[nodiscard]] const std::uint64_t* change_count() const noexcept override { return &changes_; }
 
  private:
   friend class LocalNetwork;
@@ -60,7 +60,7 @@ class LocalHost {
   LocalNetwork& network_;
   std::uint32_t number_;
   std::uint16_t next_port_ = 49152;
-  std::uint64_t stirred_ = 0;
+  std::uint64_t changes_ = 0;
 };
 
 /// What becomes of bytes between two hosts: its owner says.
@@ -139,7 +139,7 @@ class LocalNetwork {
   std::vector<std::weak_ptr<LocalListener>> listeners_;
   std::vector<std::unique_ptr<Link>> links_;  ///< by number, in ascending order
   std::uint32_t last_link_ = 0;
-  EpollSet ready_;
+  control::EpollSet ready_;
 };
 
-}  // namespace spinwire::control
+}  // namespace spinwire::sim

@@ -1,5 +1,5 @@
 // The network of simulations: sockets whose bytes arrive when they are told to.
-#include "control/local_network.h"
+#include "sim/local_network.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -11,7 +11,8 @@
 namespace local_network_test {
 namespace {
 
-using namespace spinwire::control;  // NOLINT: what is tested
+using namespace spinwire::control;  // NOLINT: what it is made of
+using namespace spinwire::sim;      // NOLINT: what is tested
 using spinwire::Status;
 
 struct TestRoads final : Roads {

@@ -1,4 +1,4 @@
-#include "control/local_network.h"
+#include "sim/local_network.h"
 
 #include <fmt/format.h>
 #include <sys/eventfd.h>
@@ -12,7 +12,13 @@
 
 #include "base/error.h"
 
-namespace spinwire::control {
+namespace spinwire::sim {
+
+using control::EpollSet;
+using control::Event;
+using control::Interest;
+using control::system_error;
+
 namespace {
 
 constexpr std::uint32_t kFirstHost = 10u << 24 | 1;  // 10.0.0.1
@@ -55,7 +61,7 @@ void LocalListener::add(Accepted connection) {
 
 Address LocalHost::address(std::uint16_t port) const { return address_of(number_, port); }
 
-Result<LocalHost::Listening> LocalHost::listen(const Address& address) {
+Result<control::Network::Listening> LocalHost::listen(const Address& address) {
   const std::string asked = fmt::format("listen on {}", address.text().view());
   const std::uint32_t ipv4 = ipv4_of(address);
   if (!address.is_any() && !is_loopback(ipv4) && ipv4 != kFirstHost + number_)
@@ -68,12 +74,13 @@ Result<LocalHost::Listening> LocalHost::listen(const Address& address) {
   Listening made;
   made.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE));
   if (!made.fd) return tl::unexpected(system_error(asked, "eventfd", errno));
-  made.listener = std::make_shared<LocalListener>();
-  made.listener->at = this->address(port);
-  made.listener->host = number_;
-  made.listener->event = made.fd.get();
+  auto listener = std::make_shared<LocalListener>();
+  listener->at = made.local = this->address(port);
+  listener->host = number_;
+  listener->event = made.fd.get();
   std::erase_if(network_.listeners_, [](const auto& each) { return each.expired(); });
-  network_.listeners_.push_back(made.listener);
+  network_.listeners_.push_back(listener);
+  made.queue = std::move(listener);
   return made;
 }
 
@@ -172,7 +179,7 @@ void LocalNetwork::run(std::uint64_t now) {
 }
 
 void LocalNetwork::stir(std::uint32_t host) noexcept {
-  if (host < hosts_.size()) ++hosts_[host]->stirred_;
+  if (host < hosts_.size()) ++hosts_[host]->changes_;
 }
 
 void LocalNetwork::advance(Link& link, std::uint64_t now) {
@@ -254,4 +261,4 @@ std::uint64_t LocalNetwork::next() const {
   return next;
 }
 
-}  // namespace spinwire::control
+}  // namespace spinwire::sim

@@ -1,11 +1,12 @@
-// What the device reports by itself: told to the application, then acted upon. Cold.
+#include "engine/device_watch.h"
+
 #include <algorithm>
 #include <array>
 #include <string>
 
+#include "agent/agent.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "engine/engine_core.h"
 
 namespace spinwire {
 
@@ -27,7 +28,7 @@ std::string_view to_string(DeviceEventKind kind) noexcept {
   return i < kNames.size() ? kNames[i] : "unknown";
 }
 
-namespace detail {
+namespace engine {
 namespace {
 
 using agent::Agent;
@@ -90,95 +91,101 @@ LogLevel level_of(Kind kind) noexcept {
 
 }  // namespace
 
-Result<void> EngineCore::check_device_left(const char* asked) const {
-  if (device_lost == nullptr) return {};
-  return base::fail(
-      Status::no_device, asked,
-      std::string("device ") + context.device->info().name + " has failed: " + device_lost,
-      "open another engine when the device is back");
+Result<void> DeviceWatch::check_present(const char* asked) const {
+  if (lost_ == nullptr) return {};
+  return base::fail(Status::no_device, asked,
+                    std::string("device ") + context_.device->info().name + " has failed: " + lost_,
+                    "open another engine when the device is back");
 }
 
-void EngineCore::fail_all(const char* what) noexcept {
-  device_lost = what;
-  for (std::uint32_t i = 0; i < context.agents.capacity(); ++i) {
-    if (!context.agents.in_use(i)) continue;
-    Agent& a = context.agents.at(i);
+void DeviceWatch::fail_all(const char* event) noexcept {
+  lost_ = event;
+  for (std::uint32_t i = 0; i < context_.agents.capacity(); ++i) {
+    if (!context_.agents.in_use(i)) continue;
+    Agent& a = context_.agents.at(i);
     if (a.reconnect != nullptr) a.reconnect->permanent = true;
-    agent::fail(context, a,
-                {Status::local_error, "keep the connection", std::string("device event: ") + what,
+    agent::fail(context_, a,
+                {Status::local_error, "keep the connection", std::string("device event: ") + event,
                  "see the system's log for the device, then open another engine"});
   }
 }
 
-void EngineCore::take_event(const ibv_async_event& found) noexcept {
+void DeviceWatch::on_event(const ibv_async_event& found) noexcept {
   DeviceEvent event;
   event.kind = kind_of(found.event_type);
   event.code = static_cast<int>(found.event_type);
   event.text = ibv_event_type_str(found.event_type);
   if (is_ports(event.kind)) event.port = static_cast<std::uint8_t>(found.element.port_num);
-  base::log(level_of(event.kind), "device {}: {}", context.device->info().name, event.text);
+  base::log(level_of(event.kind), "device {}: {}", context_.device->info().name, event.text);
   std::uint32_t qp_num = 0;
   if (is_connections(event.kind)) {
-    // A queue pair fails with a completion that tells why, if it had work: that goes first.
+    // A queue pair that had work fails with a completion, which says why: completions go first.
     qp_num = found.element.qp->qp_num;
-    drain();
-    if (const Agent* a = agent::find_by_qpn(context, qp_num); a != nullptr)
-      event.connection = agent::handle(context, *a);
+    completions_.drain();
+    if (const Agent* a = agent::find_by_qpn(context_, qp_num); a != nullptr)
+      event.connection = agent::handle(context_, *a);
   }
-  if (const DeviceEventCallback tell = on_device_event; tell) tell(event);
-  if (event.kind == Kind::device_failed) next_device_look = ~std::uint64_t{0};  // told
+  if (const DeviceEventCallback run = handler; run) run(event);
+  if (event.kind == Kind::device_failed) next_check_ = ~std::uint64_t{0};
   if (ends_all(event.kind)) return fail_all(event.text.data());
   if (!ends_connection(event.kind)) return;
-  if (Agent* a = agent::find_by_qpn(context, qp_num); a != nullptr) {
-    agent::fail(context, *a,
+  if (Agent* a = agent::find_by_qpn(context_, qp_num); a != nullptr) {
+    agent::fail(context_, *a,
                 {Status::remote_error, "serve the peer's requests",
                  std::string("device event: ") + event.text.data(),
                  "the peer asked for what it may not do, or its end has failed"});
   }
 }
 
-/// A device of the kernel tells through a descriptor that it has events: then the one look at the
-/// sockets is all the system calls that a control step needs. Others are asked each time.
-Result<void> EngineCore::watch_device() {
-  const int fd = context.device->context()->async_fd;
+Result<void> DeviceWatch::open(control::ControlPort& port) {
+  const int fd = context_.device->context()->async_fd;
   if (fd < 0) return {};
-  if (auto added = epoll.add(fd, engine::kDeviceToken, control::Interest::read); !added)
-    return added;
-  device_watched = true;
+  if (auto added = port.watch(fd, *this); !added) return added;
+  watched_ = true;
   return {};
 }
 
-/// A driver that cannot take a device away from who has it open waits for its end, without a word:
-/// Soft-RoCE's does when its link is deleted. The connections would not notice.
-void EngineCore::look_for_device() noexcept {
+void DeviceWatch::close(control::ControlPort& port) noexcept {
+  if (watched_) port.unwatch(context_.device->context()->async_fd);
+  watched_ = false;
+}
+
+void DeviceWatch::step(std::uint64_t now) noexcept {
+  if (!watched_) take_events();
+  if (now >= next_check_) check_removal(now);
+}
+
+/// A driver that cannot remove a device while it is open waits, without an event: Soft-RoCE does
+/// when its link is deleted. The connections would not notice.
+void DeviceWatch::check_removal(std::uint64_t now) noexcept {
   constexpr Nanoseconds kPause = std::chrono::milliseconds(100);
-  const verbs::Device& device = *context.device;
-  next_device_look = ~std::uint64_t{0};
+  const verbs::Device& device = *context_.device;
+  next_check_ = ~std::uint64_t{0};
   if (device.provider().is_gone == nullptr) return;
   if (!device.provider().is_gone(device.context())) {
-    next_device_look = context.clock.now() + context.clock.ticks(kPause);
+    next_check_ = now + context_.clock.ticks(kPause);
     return;
   }
   ibv_async_event gone{};
   gone.event_type = IBV_EVENT_DEVICE_FATAL;
-  take_event(gone);
+  on_event(gone);
 }
 
-void EngineCore::take_async_events() noexcept {
+void DeviceWatch::take_events() noexcept {
   constexpr std::size_t kEventsPerStep = 16;
   std::array<ibv_async_event, kEventsPerStep> events;
-  const verbs::Device& device = *context.device;
+  const verbs::Device& device = *context_.device;
   std::size_t count = 0;
   while (count < events.size() &&
          device.provider().get_async_event(device.context(), &events[count]) == 0)
     ++count;
   if (count == 0) return;
-  // That a queue pair takes no more receives follows from a failure, which says more.
+  // The end of a queue pair's receives follows from a failure, whose event says more.
   (void)std::stable_partition(events.begin(), events.begin() + count, [](const ibv_async_event& e) {
     return e.event_type != IBV_EVENT_QP_LAST_WQE_REACHED;
   });
-  for (std::size_t i = 0; i < count; ++i) take_event(events[i]);
+  for (std::size_t i = 0; i < count; ++i) on_event(events[i]);
 }
 
-}  // namespace detail
+}  // namespace engine
 }  // namespace spinwire

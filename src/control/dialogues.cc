@@ -1,0 +1,219 @@
+#include "control/dialogues.h"
+
+#include "base/log.h"
+#include "control/control_port.h"
+
+namespace spinwire::control {
+
+using wire::FrameKind;
+
+namespace {
+
+Error closed_early() {
+  return {Status::peer_lost, "shake hands with a peer", "it closed the TCP connection half-way",
+          "see the peer's log"};
+}
+
+constexpr wire::KindSet kConfirmation = wire::kinds(FrameKind::ready, FrameKind::refuse);
+
+}  // namespace
+
+// ---- inbound, until the first frame ----
+
+void Incoming::advance(ControlPort& port, Handshake& h) {
+  switch (h.exchange.advance()) {
+    case Progress::waiting:
+      return port.watch(h);
+    case Progress::frame:
+      return on_frame(port, h);
+    case Progress::closed:
+      return port.refuse(h, closed_early());
+    case Progress::failed:
+      return port.refuse(h, Error(h.exchange.error()));
+  }
+}
+
+void Incoming::on_frame(ControlPort& port, Handshake& h) const {
+  const wire::Received& got = h.exchange.received();
+  if (const auto* probe = std::get_if<wire::Ready>(&got.body))
+    return port.answer_probe(h, probe->incarnation);
+  // The owner may stop its listener: this keeps it until it has answered.
+  const std::shared_ptr<ListenerOwner> owner = port.owner_of(listener);
+  if (owner == nullptr)
+    return port.refuse(h,
+                       {Status::refused, "connect", "nobody listens here any more", "try again"});
+  const auto accept = [&](const Result<AcceptedConnection>& taken) {
+    if (!taken) return port.refuse(h, taken.error());
+    h.exchange.expect(kConfirmation);
+    port.begin(h, Accept{taken->owner, taken->subject});
+    port.cancel_timeout(h);
+  };
+  if (const auto* hello = std::get_if<wire::Hello>(&got.body))
+    return accept(owner->on_hello(h.id, h.exchange.peer_address(), hello->endpoint));
+  if (const auto* join = std::get_if<wire::JoinSession>(&got.body))
+    return accept(owner->on_join_session(h.id, h.exchange.peer_address(), *join));
+  const auto* open = std::get_if<wire::OpenSession>(&got.body);
+  if (open == nullptr) return;  // the exchange takes only what was expected
+  const auto served = owner->on_open_session(open->end);
+  if (!served) return port.refuse(h, served.error());
+  h.begun_at = served->opened_at;
+  port.send(h, wire::encode(wire::SessionOpened{served->end}));
+  h.exchange.expect(kConfirmation);
+  port.begin(h, ServeSession{served->owner, served->subject, served->opened_at});
+  port.advance(h);
+}
+
+void Incoming::on_timeout(ControlPort& port, Handshake& h) {
+  port.count_refusal();
+  base::log(LogLevel::info, "{} said nothing valid within the handshake time-out",
+            h.exchange.peer_address());
+  port.drop(h);
+}
+
+// ---- outbound connections ----
+
+void Connect::advance(ControlPort& port, Handshake& h) {
+  ConnectionOwner& to = *owner;
+  const std::uint64_t about = subject;
+  const Progress progress = h.exchange.advance();
+  const bool over = confirmed && h.exchange.all_sent();
+  if (progress == Progress::frame) return on_frame(port, h);
+  if (progress == Progress::failed) {
+    const Error why = h.exchange.error();
+    port.refuse(h, why);
+    return to.on_failed(about, why);
+  }
+  if (over) {  // a peer that has read the last frame may close at once
+    port.drop(h);
+    return to.on_confirmed(about);
+  }
+  if (progress == Progress::waiting) return port.watch(h);
+  const Error why{Status::peer_lost, "connect to " + std::string(h.exchange.peer_address()),
+                  "the peer closed the TCP connection in the handshake",
+                  "see the peer's log; it may have reached a limit or have been stopped"};
+  port.drop(h);
+  to.on_failed(about, why);
+}
+
+void Connect::on_frame(ControlPort& port, Handshake& h) const {
+  const wire::Received& got = h.exchange.received();
+  if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
+    const wire::Refuse refusal = *no;
+    ConnectionOwner& to = *owner;
+    const std::uint64_t about = subject;
+    port.drop(h);
+    return to.on_refused(about, refusal);
+  }
+  const auto* yes = std::get_if<wire::Accept>(&got.body);
+  if (yes == nullptr) return;  // the exchange takes only what was expected
+  h.exchange.expect({});
+  if (const auto taken = owner->on_accept(subject, yes->endpoint); !taken)
+    port.refuse(h, taken.error());
+}
+
+// ---- inbound connections ----
+
+void Accept::advance(ControlPort& port, Handshake& h) {
+  const Progress progress = h.exchange.advance();
+  if (progress == Progress::waiting) return port.watch(h);
+  if (progress == Progress::frame) return on_frame(port, h);
+  const Error why = progress == Progress::failed ? h.exchange.error() : closed_early();
+  ConnectionOwner& to = *owner;
+  const std::uint64_t about = subject;
+  port.refuse(h, why);
+  to.on_failed(about, why);
+}
+
+void Accept::on_frame(ControlPort& port, Handshake& h) const {
+  ConnectionOwner& to = *owner;
+  const std::uint64_t about = subject;
+  const wire::Received& got = h.exchange.received();
+  if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
+    const wire::Refuse refusal = *no;
+    port.count_refusal();
+    port.drop(h);
+    return to.on_refused(about, refusal);
+  }
+  const auto* ready = std::get_if<wire::Ready>(&got.body);
+  if (ready == nullptr || ready->incarnation != port.incarnation()) {
+    const Error why{Status::protocol, "finish a handshake",
+                    "the peer's confirmation names another incarnation of this engine",
+                    "reconnect"};
+    port.refuse(h, why);
+    return to.on_failed(about, why);
+  }
+  port.drop(h);
+  to.on_confirmed(about);
+}
+
+// ---- sessions ----
+
+void OpenSession::advance(ControlPort& port, Handshake& h) {
+  const Progress progress = h.exchange.advance();
+  if (progress == Progress::waiting) return port.watch(h);
+  SessionOwner& to = *owner;
+  const std::uint64_t about = subject;
+  if (progress != Progress::frame) {
+    const Error why = progress == Progress::failed
+                          ? h.exchange.error()
+                          : Error{Status::peer_lost, "open a session",
+                                  "the peer closed the TCP connection", "see the peer's log"};
+    port.drop(h);
+    return to.on_open_failed(about, why);
+  }
+  const wire::Received& got = h.exchange.received();
+  if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
+    const wire::Refuse refusal = *no;
+    port.drop(h);
+    return to.on_open_refused(about, refusal);
+  }
+  const auto* yes = std::get_if<wire::SessionOpened>(&got.body);
+  if (yes == nullptr) return;  // the exchange takes only what was expected
+  const HandshakeId id = h.id;
+  const wire::SessionEnd server = yes->end;
+  to.on_opened(about, id, server);
+  port.drop(id);  // unless it is confirmed
+}
+
+void ServeSession::advance(ControlPort& port, Handshake& h) {
+  const Progress progress = h.exchange.advance();
+  if (progress == Progress::waiting) return port.watch(h);
+  const auto* ready =
+      progress == Progress::frame ? std::get_if<wire::Ready>(&h.exchange.received().body) : nullptr;
+  const bool confirmed = ready != nullptr && ready->incarnation == port.incarnation();
+  const ServeSession over = *this;
+  port.drop(h);
+  if (!confirmed) over.owner->on_unconfirmed(over.subject, over.opened_at);
+}
+
+// The client may be using the session.
+void ServeSession::on_timeout(ControlPort& port, Handshake& h) { port.drop(h); }
+
+// ---- probes ----
+
+void ProbePeer::advance(ControlPort& port, Handshake& h) {
+  const Progress progress = h.exchange.advance();
+  if (progress == Progress::waiting) return port.watch(h);
+  // Only an engine that says that it is another one proves anything.
+  const auto* no = progress == Progress::frame
+                       ? std::get_if<wire::Refuse>(&h.exchange.received().body)
+                       : nullptr;
+  const bool gone = no != nullptr && no->status == Status::peer_lost;
+  const ProbePeer over = *this;
+  port.drop(h);
+  if (gone) over.owner->on_peer_gone(over.incarnation);
+}
+
+void ProbePeer::on_timeout(ControlPort& port, Handshake& h) { port.drop(h); }
+
+// ---- refusals ----
+
+void Refusing::advance(ControlPort& port, Handshake& h) {
+  const Progress progress = h.exchange.advance();
+  if (progress == Progress::closed || progress == Progress::failed) return port.drop(h);
+  port.watch(h);
+}
+
+void Refusing::on_timeout(ControlPort& port, Handshake& h) { port.drop(h); }
+
+}  // namespace spinwire::control

@@ -1,0 +1,130 @@
+// The dialogues of the control port, each a type with its own state. A dialogue knows what it says
+// next and what it may hear; ControlPort has the sockets, the limits and the timers. To add one:
+// add a type with the two functions that all have, name it in Dialogue, and begin it in ControlPort
+// or in Incoming. Cold.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <variant>
+
+#include "base/timer_wheel.h"
+#include "control/exchange.h"
+#include "control/owners.h"
+
+namespace spinwire::control {
+
+class ControlPort;
+struct Handshake;
+
+/// What a connection that is for a session's calls says of the session.
+struct SessionReference {
+  std::uint32_t session = 0;  ///< as the server calls it
+  std::uint32_t name = 0;     ///< as the client calls it
+  std::uint32_t qp_num = 0;   ///< the client's datagram queue pair
+  std::uint32_t qkey = 0;
+};
+
+// Each has
+//   void advance(ControlPort&, Handshake&)     the socket is ready, or there is something to send;
+//   void on_timeout(ControlPort&, Handshake&)  the handshake's timer has fired;
+//   kGivesWay                                  an old inbound one gives way to a new peer.
+// The object may be replaced by the next dialogue inside of these functions.
+
+/// Inbound: waits for the first frame, which tells what the peer wants.
+struct Incoming {
+  static constexpr bool kGivesWay = true;
+  ListenerId listener;
+
+  void advance(ControlPort& port, Handshake& h);
+  void on_timeout(ControlPort& port, Handshake& h);
+
+ private:
+  void on_frame(ControlPort& port, Handshake& h) const;
+};
+
+/// Outbound: hello, the peer's accept, our ready. With a session: the hello joins it.
+struct Connect {
+  static constexpr bool kGivesWay = false;
+  ConnectionOwner* owner = nullptr;
+  std::uint64_t subject = 0;
+  std::optional<SessionReference> session;
+  bool asked = false;      ///< the hello is queued
+  bool confirmed = false;  ///< our ready is queued
+
+  void advance(ControlPort& port, Handshake& h);
+  void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
+
+ private:
+  void on_frame(ControlPort& port, Handshake& h) const;
+};
+
+/// Inbound, after the peer's hello: our accept, the peer's ready.
+struct Accept {
+  static constexpr bool kGivesWay = false;
+  ConnectionOwner* owner = nullptr;
+  std::uint64_t subject = 0;
+  bool answered = false;  ///< the accept is queued
+
+  void advance(ControlPort& port, Handshake& h);
+  void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
+
+ private:
+  void on_frame(ControlPort& port, Handshake& h) const;
+};
+
+/// Outbound: asks a server for a session.
+struct OpenSession {
+  static constexpr bool kGivesWay = false;
+  SessionOwner* owner = nullptr;
+  std::uint64_t subject = 0;
+
+  void advance(ControlPort& port, Handshake& h);
+  void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
+};
+
+/// Inbound, after a session was opened: waits for the client's ready.
+struct ServeSession {
+  static constexpr bool kGivesWay = true;
+  ServedSessionOwner* owner = nullptr;
+  std::uint64_t subject = 0;
+  std::uint64_t opened_at = 0;  ///< tick
+
+  void advance(ControlPort& port, Handshake& h);
+  void on_timeout(ControlPort& port, Handshake& h);
+};
+
+/// Outbound: asks whether the engine at an address is the one of this incarnation.
+struct ProbePeer {
+  static constexpr bool kGivesWay = false;
+  ProbeOwner* owner = nullptr;
+  std::uint64_t incarnation = 0;
+
+  void advance(ControlPort& port, Handshake& h);
+  void on_timeout(ControlPort& port, Handshake& h);
+};
+
+/// Either direction: our refusal is on its way and the peer has not closed yet.
+struct Refusing {
+  static constexpr bool kGivesWay = true;
+
+  void advance(ControlPort& port, Handshake& h);
+  void on_timeout(ControlPort& port, Handshake& h);
+};
+
+using Dialogue =
+    std::variant<Incoming, Connect, Accept, OpenSession, ServeSession, ProbePeer, Refusing>;
+
+/// A dialogue and its socket.
+struct Handshake {
+  Exchange exchange;
+  Dialogue dialogue;
+  HandshakeId id;
+  bool inbound = false;
+  bool watched = false;  ///< in the epoll set
+  Interest interest = Interest::none;
+  std::uint64_t begun_at = 0;  ///< tick
+  base::Timer timer;
+};
+
+}  // namespace spinwire::control

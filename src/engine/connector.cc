@@ -1,0 +1,277 @@
+#include "engine/connector.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "config/connection_settings.h"
+#include "engine/session_dialogues.h"
+
+namespace spinwire::engine {
+
+using agent::Agent;
+using agent::Stage;
+
+Error no_more_connections(const agent::EngineContext& s, std::string asked) {
+  if (s.device->srq() == nullptr && !s.agents.full()) {
+    const std::uint32_t count = s.agents.size() + 1;
+    return {Status::limit, std::move(asked),
+            fmt::format("asked {} receives for {} connections, have {}",
+                        s.own_queues->share.slots * count, count,
+                        s.receives.size() - s.receive_shortage),
+            "without a shared receive queue each connection has its own: raise "
+            "queues.receive_depth there; messages that are kept count, too"};
+  }
+  return {Status::limit, std::move(asked),
+          fmt::format("{} connections, {} of {} receives reserved", s.agents.size(),
+                      s.reserved_receives, s.reservable_receives),
+          "raise connections.maximum or queues.receive_depth there"};
+}
+
+Result<void> check_timeout(const char* asked, Nanoseconds timeout) {
+  if (timeout >= Nanoseconds{0} && timeout <= std::chrono::hours(1)) return {};
+  return base::fail(Status::invalid_argument, asked,
+                    fmt::format("its time-out is {} ns", timeout.count()),
+                    "allow up to an hour, or 0 for connections.connect_timeout");
+}
+
+void name_peer(Agent& a, std::string_view text) noexcept {
+  const std::size_t n = std::min(text.size(), a.peer.name.size() - 1);
+  std::copy_n(text.begin(), n, a.peer.name.begin());
+  a.peer.name[n] = '\0';
+}
+
+namespace {
+
+Result<void> check(const Reconnect& r) {
+  constexpr Nanoseconds kLeast = std::chrono::microseconds(1), kMost = std::chrono::hours(1);
+  if (r.first_delay >= kLeast && r.first_delay <= r.max_delay && r.max_delay <= kMost) return {};
+  return base::fail(
+      Status::invalid_argument, "connect with reconnecting",
+      fmt::format("delays from {} ns to {} ns", r.first_delay.count(), r.max_delay.count()),
+      "delays are 1 us to 1 h, and first_delay is at most max_delay");
+}
+
+/// A listener of the application's.
+class ApplicationListener final : public control::ListenerOwner {
+ public:
+  ApplicationListener(Connector& connector, SessionDialogues& sessions,
+                      const ListenOptions& options, const config::ConnectionAttributes& attributes)
+      : connector_(connector), sessions_(sessions), options_(options), attributes_(attributes) {}
+
+  Result<control::AcceptedConnection> on_hello(control::HandshakeId handshake,
+                                               std::string_view peer,
+                                               const Endpoint& endpoint) override {
+    return connector_.accept(handshake, peer, endpoint, options_, attributes_);
+  }
+  Result<control::AcceptedConnection> on_join_session(control::HandshakeId handshake,
+                                                      std::string_view peer,
+                                                      const wire::JoinSession& join) override {
+    return sessions_.accept_join(handshake, peer, join);
+  }
+  Result<control::AcceptedSession> on_open_session(const wire::SessionEnd& client) override {
+    return sessions_.accept(client);
+  }
+  Result<void> on_cm_request(control::CmId& id, const control::CmEvent& request) override {
+    return connector_.accept_cm(id, request, options_, attributes_);
+  }
+
+ private:
+  Connector& connector_;
+  SessionDialogues& sessions_;
+  ListenOptions options_;
+  config::ConnectionAttributes attributes_;
+};
+
+}  // namespace
+
+// ---- what the application asks for ----
+
+Result<Listener> Connector::listen(std::string_view text, const ListenOptions& options,
+                                   SessionDialogues& sessions) {
+  if (auto present = device_.check_present("listen"); !present)
+    return tl::unexpected(present.error());
+  auto address = control::Address::parse(text);
+  if (!address) return tl::unexpected(address.error());
+  const bool through_cm = options.via == Via::rdma_cm;
+  const auto attributes =
+      config::resolve(context_.config, *context_.device, options.settings, through_cm);
+  if (!attributes) return tl::unexpected(attributes.error());
+  if (auto able = through_cm ? check_cm() : Result<void>{}; !able)
+    return tl::unexpected(able.error());
+  auto owner = std::make_shared<ApplicationListener>(*this, sessions, options, *attributes);
+  const auto id = through_cm ? port_.listen_cm(*address, std::move(owner))
+                             : port_.listen(*address, std::move(owner));
+  if (!id) return tl::unexpected(id.error());
+  return Listener(context_.slot, id->index, id->generation);
+}
+
+Result<Connector::Attempt> Connector::begin(const control::Address& to, Via via,
+                                            Nanoseconds timeout) {
+  if (auto present = device_.check_present("connect"); !present)
+    return tl::unexpected(present.error());
+  if (via == Via::rdma_cm)
+    return begin_cm(to, timeout).map([](auto link) { return Attempt{{}, std::move(link)}; });
+  return port_.connect(to, *this).map([](control::HandshakeId id) { return Attempt{id, nullptr}; });
+}
+
+void Connector::attach(Attempt attempt, Agent& a) noexcept {
+  if (attempt.link != nullptr) return attach_cm(std::move(attempt.link), a);
+  a.setup.handshake = attempt.handshake;
+  port_.assign(a.setup.handshake, subject_of(a));
+}
+
+Result<Connection> Connector::connect(std::string_view text, const ConnectOptions& options) {
+  auto address = control::Address::parse(text);
+  if (!address) return tl::unexpected(address.error());
+  if (auto valid = check(options.reconnect); !valid) return tl::unexpected(valid.error());
+  if (auto valid = check_timeout("connect", options.timeout); !valid)
+    return tl::unexpected(valid.error());
+  const auto attributes = config::resolve(context_.config, *context_.device, options.settings,
+                                          options.via == Via::rdma_cm);
+  if (!attributes) return tl::unexpected(attributes.error());
+  auto raw = agent::make_raw(context_, *attributes);
+  if (!raw) return tl::unexpected(raw.error());
+  std::unique_ptr<agent::Again> again;
+  if (options.reconnect.attempts != 0)
+    again = std::make_unique<agent::Again>(options.reconnect, *address, options.via);
+  const Nanoseconds timeout =
+      options.timeout.count() != 0 ? options.timeout : context_.config.connections.connect_timeout;
+  auto attempt = begin(*address, options.via, timeout);
+  if (!attempt) return tl::unexpected(attempt.error());
+  Agent* const a = agent::acquire(context_, ConnectionState::resolving, true, timeout);
+  if (a == nullptr) {
+    port_.drop(attempt->handshake);
+    return tl::unexpected(no_more_connections(context_, fmt::format("connect to {}", text)));
+  }
+  name_peer(*a, address->text().view());
+  agent::set_attributes(*a, *attributes);
+  (void)agent::use_raw(context_, *a, std::move(*raw));
+  a->handlers = options.handlers;
+  a->reconnect = std::move(again);
+  attach(std::move(*attempt), *a);
+  schedule_.step_soon();
+  return agent::handle(context_, *a);
+}
+
+// An attempt that fails here counts like any other.
+void Connector::reconnect(Agent& a) noexcept {
+  const auto begun = base::no_throw("connect again", [&]() -> Result<void> {
+    if (!agent::revive(context_, a)) {
+      return tl::unexpected(
+          no_more_connections(context_, fmt::format("connect to {} again", a.peer.name.data())));
+    }
+    auto attempt = begin(a.reconnect->address, a.reconnect->via, a.setup.timeout);
+    if (!attempt) return tl::unexpected(attempt.error());
+    attach(std::move(*attempt), a);
+    return {};
+  });
+  if (!begun) agent::fail(context_, a, begun.error());
+}
+
+// ---- handshakes over TCP ----
+
+void Connector::on_setup_step(Agent& a) noexcept {
+  if (a.setup.handshake) {
+    on_tcp_step(a);
+  } else if (a.setup.out_of_band) {
+    on_out_of_band_step(a);
+  } else if (a.setup.cm != nullptr) {
+    on_cm_step(a);
+  }
+}
+
+void Connector::on_tcp_step(Agent& a) noexcept {
+  // A message that overtakes the last frame makes a connection ready, too.
+  if (a.setup.was_ready) return port_.drop(a.setup.handshake);
+  if (a.state == ConnectionState::draining) {
+    const Error closed{Status::refused, "connect", "the application closed the connection",
+                       "try again"};
+    return port_.refuse(a.setup.handshake, a.cause.status != Status::ok ? a.cause : closed);
+  }
+  if (!a.setup.outbound) {
+    if (a.stage == Stage::up) port_.answer(a.setup.handshake, agent::endpoint(context_, a));
+  } else if (a.stage == Stage::wait) {
+    if (a.state == ConnectionState::resolving)
+      agent::enter(context_, a, ConnectionState::exchanging);
+    port_.ask(a.setup.handshake, agent::endpoint(context_, a));
+  } else if (a.stage == Stage::up) {
+    port_.confirm(a.setup.handshake, a.peer.incarnation);
+  }
+}
+
+Result<void> Connector::on_accept(std::uint64_t subject, const Endpoint& peer) {
+  Agent* const a = find(subject);
+  if (a == nullptr || a->state == ConnectionState::draining) {
+    return base::fail(Status::refused, "connect", "the application closed the connection",
+                      "try again");
+  }
+  if (auto taken = agent::take_endpoint(context_, *a, peer); !taken) {
+    agent::fail(context_, *a, taken.error());
+    return taken;
+  }
+  a->stage = Stage::rtr;
+  agent::list_setup(context_, *a);
+  return {};
+}
+
+void Connector::on_confirmed(std::uint64_t subject) {
+  Agent* const a = find(subject);
+  if (a != nullptr && a->state != ConnectionState::draining) agent::become_ready(context_, *a);
+}
+
+void Connector::on_refused(std::uint64_t subject, const wire::Refuse& refusal) {
+  Agent* const a = find(subject);
+  if (a == nullptr || a->setup.was_ready || a->state == ConnectionState::draining) return;
+  // A full peer may have room later. Any other refusal is final.
+  if (a->reconnect != nullptr) a->reconnect->permanent = refusal.status != Status::limit;
+  agent::fail(
+      context_, *a,
+      {refusal.status,
+       a->setup.outbound ? fmt::format("connect to {}", a->peer.name.data())
+                         : fmt::format("accept a connection from {}", a->peer.name.data()),
+       fmt::format("the peer {}: {}", a->setup.outbound ? "refused" : "gave up", refusal.message()),
+       "see the peer's reason"});
+}
+
+void Connector::on_failed(std::uint64_t subject, const Error& why) {
+  Agent* const a = find(subject);
+  if (a == nullptr || a->setup.was_ready || a->state == ConnectionState::draining) return;
+  agent::fail(context_, *a, why);
+}
+
+Result<control::AcceptedConnection> Connector::accept(
+    control::HandshakeId handshake, std::string_view peer, const Endpoint& endpoint,
+    const ListenOptions& options, const config::ConnectionAttributes& attributes) {
+  if (auto present = device_.check_present("accept a connection"); !present)
+    return tl::unexpected(present.error());
+  auto raw = agent::make_raw(context_, attributes);
+  if (!raw) return tl::unexpected(raw.error());
+  Agent* const a = agent::acquire(context_, ConnectionState::exchanging, false);
+  if (a == nullptr)
+    return tl::unexpected(no_more_connections(context_, "accept one more connection"));
+  a->setup.handshake = handshake;
+  name_peer(*a, peer);
+  agent::set_attributes(*a, attributes);
+  (void)agent::use_raw(context_, *a, std::move(*raw));
+  if (auto taken = agent::take_endpoint(context_, *a, endpoint); !taken) {
+    agent::fail(context_, *a, taken.error());  // without handlers: the application never saw it
+    return tl::unexpected(taken.error());
+  }
+  if (!aborted_) {
+    a->handlers = options.handlers;
+    if (options.on_accept) options.on_accept(agent::handle(context_, *a));
+  }
+  if (a->state == ConnectionState::draining) {
+    return base::fail(Status::refused, "connect", "the application refused", "ask its operator");
+  }
+  if (auto agreed = agent::agree_on_raw(*a, a->peer.is_raw); !agreed) {
+    agent::fail(context_, *a, agreed.error());
+    return tl::unexpected(agreed.error());
+  }
+  return control::AcceptedConnection{this, subject_of(*a)};
+}
+
+}  // namespace spinwire::engine
