@@ -184,9 +184,9 @@ TEST(EngineConnectionSettings, OutOfRangeNamesAskedAndAvailable) {
       {&ConnectionSettings::flow_label, 0x100000, "flow_label = 1048576", "0 .. 1048575"},
       {&ConnectionSettings::hop_limit, 0, "hop_limit = 0", "1 .. 255"},
       {&ConnectionSettings::src_path_bits, 128, "src_path_bits = 128", "0 .. 127"},
-      {&ConnectionSettings::static_rate, 1, "static_rate = 1", "none such"},
+      {&ConnectionSettings::static_rate, 1, "static_rate = 1", "no such value"},
       {&ConnectionSettings::static_rate, 25, "static_rate = 25", "0 .. 24"},
-      {&ConnectionSettings::port, 0, "port = 0", "none such"},
+      {&ConnectionSettings::port, 0, "port = 0", "no such value"},
       {&ConnectionSettings::gid_index, 256, "gid_index = 256", "255"},
       {&ConnectionSettings::pkey_index, 65536, "pkey_index = 65536", "0 .. 65535"},
   };
