@@ -390,7 +390,7 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
     base::log(LogLevel::info, "{} is refused: {}", h.exchange.peer_address(), why.message());
   }
   const wire::Refuse refusal = wire::make_refuse(why.status, why.message());
-  h.dialogue = Refusing{};
+  h.dialogue.emplace<Refusing>();
   if (h.exchange.state() == Exchange::State::connecting ||
       h.exchange.refuse(refusal) != Progress::waiting)
     return drop(h);

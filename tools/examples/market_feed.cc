@@ -356,8 +356,9 @@ int strategy(const Options& o) {
   return end->run();
 }
 
-/// A child has no exceptions that leave it.
-int guarded(const Callback<int()>& work) {
+/// Runs one end in a child process, which no exception may leave.
+template <typename Work>
+int guarded(const Work& work) {
   try {
     return work();
   } catch (const Failure& failure) {

@@ -260,7 +260,9 @@ ConnectionStats Connection::stats() const noexcept {
 }
 
 ConnectionSnapshot Connection::snapshot() const noexcept {
-  const auto [core, a] = locate(slot_, index_, generation_);
+  const auto found = locate(slot_, index_, generation_);
+  const detail::EngineCore* const core = found.core;
+  const agent::Agent* const a = found.agent;
   if (a == nullptr) return {};
   const agent::EngineContext& s = core->context;
   const auto count = [a](std::initializer_list<OperationKind> kinds) {
