@@ -67,7 +67,7 @@ asan_start=$SECONDS
 asan=$!
 test_stage tsan "${make[@]}" tsan
 # A fixed number of inputs: `make fuzz` runs the fuzzers for a time.
-FUZZ_RUNS=20000 test_stage fuzz "${make[@]}" fuzz-coverage
+FUZZ_RUNS=50000 test_stage fuzz "${make[@]}" fuzz-coverage
 stage counts "${make[@]}" count
 code=0
 wait "$asan" || code=$?

@@ -1,4 +1,4 @@
-// Offers of long messages, and the answers to them.
+// Offers of rendezvous messages, and the answers to them.
 #include "fuzz/exact.h"
 #include "fuzz/fuzz.h"
 #include "wire/rendezvous_messages.h"
@@ -9,9 +9,9 @@ using namespace spinwire::wire;
 
 void run(std::span<const std::byte> data) {
   const Bytes body = alone(data);
-  run_exact<Offer>(body);
-  run_exact<Answer>(body);
-  Offer offer;
+  run_exact<RendezvousOffer>(body);
+  run_exact<RendezvousAnswer>(body);
+  RendezvousOffer offer;
   if (decode(body, offer)) {
     expect(offer.length != 0 && offer.address <= ~std::uint64_t{0} - offer.length,
            "an offer lies within memory");
@@ -19,10 +19,10 @@ void run(std::span<const std::byte> data) {
 }
 
 void sow(Seeds& seeds) {
-  seeds.add(encode(Offer{0x7fff00001000, 1u << 20, 0xabcd, 65536, true}));
-  seeds.add(encode(Offer{~std::uint64_t{0} - 9, 9, 1, 0, false}));
+  seeds.add(encode(RendezvousOffer{0x7fff00001000, 1u << 20, 0xabcd, 65536, true}));
+  seeds.add(encode(RendezvousOffer{~std::uint64_t{0} - 9, 9, 1, 0, false}));
   for (std::uint8_t verdict = 0; verdict < 5; ++verdict)
-    seeds.add(encode(Answer{65536, static_cast<Verdict>(verdict)}));
+    seeds.add(encode(RendezvousAnswer{65536, static_cast<RendezvousVerdict>(verdict)}));
 }
 
 }  // namespace fuzz
