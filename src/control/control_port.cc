@@ -420,9 +420,8 @@ Result<void> ControlPort::open_cm_channel() {
   return {};
 }
 
-Result<CmId> ControlPort::make_cm_id(CmOwner& owner) {
+Result<CmId> ControlPort::make_cm_id() {
   if (auto opened = open_cm_channel(); !opened) return tl::unexpected(opened.error());
-  cm_owner_ = &owner;
   return CmId::create(cm_, nullptr);
 }
 

@@ -81,9 +81,11 @@ class ControlPort {
   void drop(HandshakeId id) noexcept;
 
   // rdma_cm.
-  /// Makes an identifier that reports to `owner`. Errors: those of CmChannel::open() and
-  /// CmId::create().
-  Result<CmId> make_cm_id(CmOwner& owner);
+  /// Sets the receiver of the events of all identifiers, those of accepted requests included.
+  /// Set-up: before the first listener or make_cm_id().
+  void set_cm_owner(CmOwner& owner) noexcept { cm_owner_ = &owner; }
+  /// Makes an identifier. Errors: those of CmChannel::open() and CmId::create().
+  Result<CmId> make_cm_id();
   /// What on_cm_event() is told with the identifier's events. Call it before poll().
   static void set_cm_subject(const CmId& id, std::uint64_t subject) noexcept;
   /// The bits of a subject that rdma_cm carries.

@@ -31,7 +31,9 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
         port_(port),
         device_(device),
         completions_(completions),
-        schedule_(schedule) {}
+        schedule_(schedule) {
+    port_.set_cm_owner(*this);
+  }
 
   // For the application. Errors: as Engine's functions of the same names.
   /// `sessions` serves the sessions that peers open at the listener.

@@ -71,7 +71,7 @@ Result<void> Connector::check_cm() const {
 Result<std::unique_ptr<CmLink>> Connector::begin_cm(const control::Address& to,
                                                     Nanoseconds timeout) {
   if (auto able = check_cm(); !able) return tl::unexpected(able.error());
-  auto id = port_.make_cm_id(*this);
+  auto id = port_.make_cm_id();
   if (!id) return tl::unexpected(id.error());
   auto link = std::make_unique<CmLink>();
   link->id = std::move(*id);
