@@ -544,12 +544,13 @@ clang-others: $(filter-out $(patsubst %.cc,$(BUILD)/clang/%.ok,$(LIB_APART) \
 define clang
 $(call say,CLANG,$*)
 @mkdir -p $(@D)
-$(Q)$(CLANGXX) $(CLANG_FLAGS) -Werror $(call inc_of,$(patsubst test/units/%,test,$*)/) -fsyntax-only \
+$(Q)$(CLANGXX) $(CLANG_FLAGS) -Werror $(or $(CLANG_INC),$(call inc_of,$*/)) -fsyntax-only \
   -MMD -MP -MT $@ -MF $(@:.ok=.d) $<
 @touch $@
 endef
 $(CLANG_UNITS): $(BUILD)/clang/%.ok: $(GEN)/%.cc Makefile
 	$(clang)
+$(CLANG_TESTS): CLANG_INC = $(INC_test)
 $(CLANG_TESTS): $(BUILD)/clang/test/units/%.ok: $(GEN)/test/%.cc Makefile
 	$(clang)
 $(BUILD)/clang/%.ok: %.cc Makefile
