@@ -73,5 +73,4 @@ code=0
 wait "$asan" || code=$?
 asan=
 judge asan "$code" "$asan_start"
-stage sim-proof "${make[@]}" sim-proof
 stage install test/install/run.sh
