@@ -18,7 +18,7 @@ packages=(
   googletest libbenchmark-dev libucx-dev valgrind
   clang-14 libclang-rt-14-dev llvm-14 'clang-format-14|clang-format' 'clang-tidy-14|clang-tidy'
   ibverbs-utils perftest
-  cmake git patch ca-certificates
+  cmake git patch graphviz ca-certificates
 )
 
 # For the machines with Soft-RoCE: what starts them, and what runs in them. The kernel is fetched
