@@ -12,7 +12,7 @@
 namespace spinwire {
 
 /// What became of a call or an operation. One byte, no allocation.
-enum class Status : std::uint8_t {
+enum class [[nodiscard]] Status : std::uint8_t {
   ok = 0,
   // The call was refused and took nothing; the caller still owns what it passed.
   would_block,       ///< A queue or the peer's credit is used up; try again after poll().

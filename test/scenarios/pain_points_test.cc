@@ -211,7 +211,8 @@ TEST(PainPoint9, NoRandomLoadOverfillsASendQueue) {
   }
   // A list that the device refused would have ended its connection as a local error.
   ASSERT_TRUE(p.until([&] {
-    (void)(p.client.engine.flush(), p.server.engine.flush());
+    (void)p.client.engine.flush();
+    (void)p.server.engine.flush();
     return p.client.tally.idle() && p.server.tally.idle();
   }));
   EXPECT_GT(refused, 50u);

@@ -129,7 +129,7 @@ class End {
   void expect_close() { closing_ = true; }
   void close() {
     closing_ = true;
-    (void)(void)peer_.close();
+    (void)peer_.close();
   }
   /// Ends the transfer here and, if it can be told, at the peer.
   void give_up(std::string why, bool tell = true) {
@@ -142,7 +142,7 @@ class End {
     }
     Note note;
     fault_.copy(note.text.data(), note.text.size() - 1);
-    if (tell) (void)(void)peer_.send_copy(std::as_bytes(std::span(&note, 1)));
+    if (tell) (void)peer_.send_copy(std::as_bytes(std::span(&note, 1)));
     close();
   }
 

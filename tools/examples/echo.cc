@@ -50,7 +50,7 @@ int serve(const std::string& address, bool once, int announce) {
   options.handlers.on_message = [](Connection client, Message& message) {
     // take() keeps the received buffer, and send() sends that very buffer back: nothing is copied.
     // A client that sends without taking its replies runs us out of credit: it has to go.
-    if (client.send(message.take()) != Status::ok) (void)(void)client.close();
+    if (client.send(message.take()) != Status::ok) (void)client.close();
   };
   options.handlers.on_closed = [&left](Connection, const Error& error) {
     if (error.status != Status::ok) fail(error);
@@ -94,7 +94,7 @@ struct Client {
     due = status == Status::would_block || status == Status::no_buffer;
     if (status == Status::ok || due) return;
     refusal = status;
-    (void)(void)connection.close();
+    (void)connection.close();
   }
 
   void on_message(const Message& answer) {
@@ -102,7 +102,7 @@ struct Client {
     wrong = answer.size() != payload.size() ||
             std::memcmp(answer.data(), payload.data(), payload.size()) != 0;
     due = ++number < count && !wrong;
-    if (!due) (void)(void)connection.close();
+    if (!due) (void)connection.close();
   }
 };
 

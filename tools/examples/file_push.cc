@@ -82,7 +82,7 @@ class Receiver final : public End {
     options.on_accept = [this](Connection sender) {
       if (met_) return static_cast<void>(sender.close());  // one file, one sender
       set_peer(sender);
-      (void)(void)sender.set_handlers(handlers());
+      (void)sender.set_handlers(handlers());
     };
     auto listener = engine_.listen(options_.address, options);
     if (!listener) return tl::unexpected(listener.error());

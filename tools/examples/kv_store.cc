@@ -127,7 +127,7 @@ class Server {
     const auto token = client.token(region_);
     if (token) w.table = *token;
     if (!token || client.send_copy(std::as_bytes(std::span(&w, 1))) != Status::ok)
-      (void)(void)client.close();
+      (void)client.close();
   }
 
   // Inside poll(). What comes from a client is checked before it is believed.

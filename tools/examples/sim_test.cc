@@ -119,7 +119,7 @@ class Run {
     (void)engine.serve(kAdd, [this, node](Request& r) {
       if (node == kSecond) {
         stores_[kSecond].take(read(r));
-        (void)(void)r.reply(std::span<const std::byte>());
+        (void)r.reply(std::span<const std::byte>());
       } else {
         pass_on(r);
       }
@@ -134,14 +134,14 @@ class Run {
     const PendingCall client = request.defer();
     const ReplyCallback done = [client](Reply& r) {
       if (r.status() == Status::ok) {
-        (void)(void)client.reply(std::span<const std::byte>());
+        (void)client.reply(std::span<const std::byte>());
       } else {
-        (void)(void)client.refuse(to_string(r.status()));
+        (void)client.refuse(to_string(r.status()));
       }
     };
     stores_[kFirst].take(add);
     if (to_second_.call(kAdd, bytes_of(add), done, {.timeout = 20ms}) != Status::ok)
-      (void)(void)client.refuse("the second node is not there");
+      (void)client.refuse("the second node is not there");
   }
 
   /// The client: one request after the other, each until it is confirmed.
