@@ -55,10 +55,9 @@ TEST(Sim, TimeOutsCostNothing) {
   CallOptions options;
   options.timeout = 10s;
   ASSERT_EQ(s.state(), SessionState::ready);
-  ASSERT_EQ(
-      Session(s).call(
-          kNever, std::span<const std::byte>(), [&ended](Reply&) { ++ended; }, options),
-      Status::ok);
+  ASSERT_EQ(Session(s).call(
+                kNever, std::span<const std::byte>(), [&ended](Reply&) { ++ended; }, options),
+            Status::ok);
   const auto begun = town.sim.now();
   const std::uint64_t steps = town.sim.stats().steps;
   ASSERT_TRUE(town.sim.run_until([&] { return ended == 1; }, 20s));
