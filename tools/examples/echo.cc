@@ -49,7 +49,9 @@ int serve(const std::string& address, bool once, int announce) {
   ListenOptions options;
   options.handlers.on_message = [](Connection client, Message& message) {
     // take() keeps the received buffer, and send() sends that very buffer back: nothing is copied.
-    // A client that sends without taking its replies runs us out of credit: it has to go.
+    // If a client sends without taking its replies, our credit runs out and send() answers
+    // would_block. This server disconnects such a client. close() itself can only answer that the
+    // connection is closing already.
     if (client.send(message.take()) != Status::ok) (void)client.close();
   };
   options.handlers.on_closed = [&left](Connection, const Error& error) {
@@ -94,7 +96,7 @@ struct Client {
     due = status == Status::would_block || status == Status::no_buffer;
     if (status == Status::ok || due) return;
     refusal = status;
-    (void)connection.close();
+    (void)connection.close();  // not_connected: it is closing already
   }
 
   void on_message(const Message& answer) {

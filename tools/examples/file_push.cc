@@ -81,8 +81,7 @@ class Receiver final : public End {
     ListenOptions options;
     options.on_accept = [this](Connection sender) {
       if (met_) return static_cast<void>(sender.close());  // one file, one sender
-      set_peer(sender);
-      (void)sender.set_handlers(handlers());
+      if (sender.set_handlers(handlers()) == Status::ok) set_peer(sender);
     };
     auto listener = engine_.listen(options_.address, options);
     if (!listener) return tl::unexpected(listener.error());

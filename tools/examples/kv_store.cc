@@ -145,7 +145,8 @@ class Server {
     kv::Slot* slot = kv::place_of(table[kv::bucket_of(key, buckets_)], key);
     if (slot == nullptr) return static_cast<void>(request.refuse("the key's bucket is full"));
     kv::write(*slot, key, {text + head.key_size, head.value_size});
-    // Only now: whoever hears of it finds it.
+    // Reply only now: a client that has the reply finds the value. If the reply is not accepted, the
+    // library refuses the call.
     (void)request.reply(std::as_bytes(std::span(&slot->version, 1)));
   }
 
@@ -257,6 +258,7 @@ class Client {
   }
   void close() {
     closing_ = true;
+    // Both may be closed already, which is what is wanted.
     (void)session_.close();
     (void)connection_.close();
     until([this] { return engine_.stats().connections + engine_.rpc_stats().sessions == 0; });

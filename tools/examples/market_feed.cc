@@ -184,6 +184,7 @@ class Exchange {
     feed_ = wanted;
     step_ = clock_.ticks(Nanoseconds(wanted.interval));
     due_ = clock_.now() + step_;
+    // If the reply is not accepted, the library refuses the call, and the strategy gives up.
     (void)request.reply(std::span<const std::byte>());
   }
 
@@ -253,6 +254,7 @@ class Strategy {
     until([this] { return ticks_ == options_.count && fills_ == orders_; });
     report(std::chrono::duration<double>(clock_.duration(clock_.now() - begin)).count());
     closing_ = true;
+    // Both may be closed already, which is what is wanted.
     (void)session_.close();
     until([this] { return engine_.rpc_stats().sessions == 0; });
     (void)feed_.close();

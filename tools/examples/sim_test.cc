@@ -116,14 +116,16 @@ class Run {
   /// What a process of the store does first.
   void start(NodeId node) {
     Engine& engine = sim_.engine(node);
-    (void)engine.serve(kAdd, [this, node](Request& r) {
+    const auto served = engine.serve(kAdd, [this, node](Request& r) {
       if (node == kSecond) {
         stores_[kSecond].take(read(r));
+        // A reply that is not accepted makes the library refuse the call: the client asks again.
         (void)r.reply(std::span<const std::byte>());
       } else {
         pass_on(r);
       }
     });
+    served.value();  // throws if the method is not served
     listeners_[node] = engine.listen(Simulation::address(node), {}).value();
     if (node == kFirst) to_second_ = engine.open_session(Simulation::address(kSecond), {}).value();
   }
@@ -132,6 +134,8 @@ class Run {
   void pass_on(Request& request) {
     const Add add = read(request);
     const PendingCall client = request.defer();
+    // The client may have given the call up by now. Then the answer is refused with not_connected,
+    // and there is nothing left to do.
     const ReplyCallback done = [client](Reply& r) {
       if (r.status() == Status::ok) {
         (void)client.reply(std::span<const std::byte>());
