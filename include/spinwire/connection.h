@@ -441,9 +441,10 @@ class SPINWIRE_API Connection {
   /// after messages sent from now on. Ends with the connection, or by Connection::revoke(). Errors:
   /// those, and would_block.
   Result<RemoteRegion> expose(const BufferSlice& slice, Access access, KeyScope scope);
-  /// Ends such an exposure: on_returned tells when no peer can reach the memory any more. The peer
-  /// is not told, and loses the connection if it goes on to use the key. Errors: invalid_argument
-  /// (no exposure of this connection's), not_connected, wrong_thread, forked_child.
+  /// Closes a key that expose() made, with the answers of Engine::revoke(). A key of
+  /// KeyScope::connection always answers would_block first, and on_returned also reports its end.
+  /// The peer is not told, and loses the connection if it uses the key again. Runs no callback.
+  /// Set-up.
   Status revoke(const RemoteRegion& region);
   /// A region of our memory that was exposed, as bytes to be passed on by any means: for
   /// import_token() at a peer. Errors: invalid_argument (empty, or of a lease), not_connected.

@@ -225,9 +225,13 @@ class SPINWIRE_API Engine {
   /// that queue_pair.access leaves out), unsupported (remote_atomic, and the device has no
   /// atomics), no_memory, limit.
   Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
-  /// Ends an exposure: when it answers ok no peer can reach the memory any more. would_block: a
-  /// peer is in the midst of an access; the key is dead, call again to learn when it ended. Set-up.
-  /// Errors: invalid_argument (not exposed).
+  /// Closes the key of an exposure; call it, between polls, until it answers something other than
+  /// would_block. Runs no callback. Set-up. Answers:
+  ///   ok                no peer can reach the memory any more, and the reference to it is dropped;
+  ///                     answered once for a key
+  ///   would_block       the key is closing, and an access may be under way; call again
+  ///   local_error       the device refused to deregister the memory, which stays held; call again
+  ///   invalid_argument  no exposure of this engine, or revoked already
   Status revoke(const RemoteRegion& region);
 
   /// Who is told of what the device reports, from inside poll() or poll_control(); none if empty.

@@ -114,6 +114,7 @@ void finish_loan(EngineContext& ctx, LeaseGranted& loan, bool memory) noexcept {
   const bool told = loan.opened || !loan.requested;
   const bool replies = loan.reply_pending;
   const std::uint32_t id = loan.reply;
+  if (loan.revoked) ctx.registrations->remember_ended(loan.rkey);
   Returned returned;
   returned.lease.value = loan.id;
   returned.how = loan.how;
@@ -443,11 +444,8 @@ Status recall_lease(EngineContext& ctx, Agent& a, LeaseId lease) noexcept {
   if (loan == nullptr || loan->manual || loan->recalled ||
       loan->state == LeaseGranted::State::closing || loan->state == LeaseGranted::State::unbinding)
     return Status::invalid_argument;
-  if (loan->state == LeaseGranted::State::waiting) {
-    close_loan(ctx, *loan, ReturnedBy::recall);
-    return Status::ok;
-  }
   loan->recalled = true;
+  if (loan->state == LeaseGranted::State::waiting) return Status::ok;  // advance_leases() ends it
   wire::LeaseCall call;
   call.lease = loan->id;
   call.action = LeaseAction::recall;
@@ -463,10 +461,10 @@ Status recall_lease(EngineContext& ctx, Agent& a, LeaseId lease) noexcept {
 
 namespace {
 
-LeaseGranted* find_by_hand(const Agent& a, std::uint32_t rkey) noexcept {
+/// The exposure to the peer with this key, open or closing; null if there is none.
+LeaseGranted* find_exposure(const Agent& a, std::uint32_t rkey) noexcept {
   for (LeaseGranted& lease : a.leases.granted) {
-    if (lease.manual && lease.rkey == rkey && lease.state == LeaseGranted::State::open)
-      return &lease;
+    if (lease.manual && lease.rkey == rkey) return &lease;
   }
   return nullptr;
 }
@@ -474,15 +472,24 @@ LeaseGranted* find_by_hand(const Agent& a, std::uint32_t rkey) noexcept {
 }  // namespace
 
 Status revoke_from_peer(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
-  LeaseGranted* const loan = find_by_hand(a, rkey);
+  LeaseGranted* const loan = find_exposure(a, rkey);
   if (loan == nullptr) return Status::invalid_argument;
-  close_loan(ctx, *loan, ReturnedBy::recall);
+  close_loan(ctx, *loan, ReturnedBy::recall);  // none if it is closing already
   return Status::ok;
 }
 
+Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
+  LeaseGranted* const loan = find_exposure(a, rkey);
+  // A key of the engine's or the connection's domain, or one that this function has closed.
+  if (loan == nullptr) return ctx.registrations->revoke(rkey);
+  loan->revoked = true;
+  close_loan(ctx, *loan, ReturnedBy::recall);
+  return Status::would_block;
+}
+
 bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept {
-  const LeaseGranted* const loan = find_by_hand(a, rkey);
-  return loan != nullptr && loan->window != kNoWindow;
+  const LeaseGranted* const loan = find_exposure(a, rkey);
+  return loan != nullptr && loan->state == LeaseGranted::State::open && loan->window != kNoWindow;
 }
 
 void on_lease_bound(EngineContext& ctx, Agent& a) noexcept {
@@ -503,6 +510,10 @@ LeaseWork advance_leases(EngineContext& ctx, bool verb_allowed) noexcept {
   LeaseGranted* const loan = &ctx.leases->work_queue.pop_front();
   if (loan->agent->stage != Stage::up) return LeaseWork::some;  // end_loans() will see to it
   const bool waits = loan->state == LeaseGranted::State::waiting;
+  if (waits && loan->recalled) {
+    close_loan(ctx, *loan, ReturnedBy::recall);
+    return LeaseWork::some;
+  }
   const std::uint64_t zeroed = loan->zeroed;
   const Step step = waits ? prepare(ctx, *loan, kZeroedInStep, verb_allowed)
                           : close_key(ctx, *loan, verb_allowed);

@@ -222,7 +222,8 @@ void on_lease_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) 
 void on_lease_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& reply) noexcept {
   LeaseHeld* const h = holding_of(ctx, a, reply.id);
   if (h == nullptr || !h->call_pending || h->state == LeaseHeld::State::requested) {
-    if (h == nullptr) return;  // a recall has ended the call
+    // A recall or a release has ended the call.
+    if (h == nullptr || h->state == LeaseHeld::State::released) return;
     return fail_lease_protocol(ctx, a, "it replies to no call");
   }
   LeaseReply told;
@@ -261,14 +262,25 @@ Status give_back_lease(EngineContext& ctx, LeaseHeld& h, const LeaseCallback& do
 
 void release_lease(EngineContext& ctx, LeaseHeld& h) noexcept {
   if (h.state != LeaseHeld::State::held) return;
-  // A call that is under way finds nobody when it is answered.
+  // The reply to a pending renewal finds no lease.
   if (h.agent->state == ConnectionState::ready) call(ctx, h, LeaseAction::release, true);
+  if (!h.call_pending || !h.done) return forget_lease_held(ctx, h);
+  h.state = LeaseHeld::State::released;
+  h.call_pending = false;
+  ctx.timers.reschedule(h.timer, ctx.clock.now());
+}
+
+void on_lease_held_timer(EngineContext& ctx, LeaseHeld& h) noexcept {
+  if (h.state != LeaseHeld::State::released) {
+    return fail(ctx, *h.agent,
+                {Status::peer_lost, "ask the peer about a lease", "no answer came in time",
+                 "the peer's process hangs, or is hostile"});
+  }
   LeaseReply told;
   told.status = Status::cancelled;
-  const bool calling = std::exchange(h.call_pending, false);
   const LeaseCallback done = std::exchange(h.done, {});
   forget_lease_held(ctx, h);
-  if (calling && done) done(told);
+  done(told);
 }
 
 void end_leases_held(EngineContext& ctx, Agent& a) noexcept {

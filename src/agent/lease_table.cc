@@ -94,9 +94,7 @@ void on_lease_message(EngineContext& ctx, Agent& a, MessageKind kind,
 void on_lease_timer(EngineContext& ctx, const base::Timer& timer) noexcept {
   if (timer.kind == kLeaseGrantedTimer)
     return on_lease_granted_timer(ctx, ctx.leases->granted.at(timer.index));
-  fail(ctx, *ctx.leases->held.at(timer.index).agent,
-       {Status::peer_lost, "ask the peer about a lease", "no answer came in time",
-        "the peer's process hangs, or is hostile"});
+  on_lease_held_timer(ctx, ctx.leases->held.at(timer.index));
 }
 
 bool end_leases(EngineContext& ctx, Agent& a) noexcept {

@@ -48,7 +48,8 @@ struct LeaseGranted {
   bool manual = false;         ///< an exposure to one peer: the protocol does not know it
   bool opened = false;         ///< it has a key
   bool ending = false;         ///< its key is dead, but an access may be under way
-  bool recalled = false;       ///< the peer was asked to stop
+  bool recalled = false;       ///< the application wants it back
+  bool revoked = false;        ///< revoke_exposure() closes its key
   bool reply_pending = false;  ///< the peer waits for the reply to give_back
   std::uint32_t reply = 0;     ///< id of that call
   Agent* agent = nullptr;
@@ -63,7 +64,8 @@ struct LeaseHeld {
   enum class State : std::uint8_t {
     requested,  ///< until the peer grants it
     held,       ///< until we return it
-    returning   ///< until the peer replies to give_back
+    returning,  ///< until the peer replies to give_back
+    released    ///< given up amid a renewal; until its timer runs the renewal's callback
   };
   RemoteRegion region;              ///< with the key
   std::uint64_t start = 0;          ///< tick at which its time starts
@@ -78,7 +80,7 @@ struct LeaseHeld {
   bool call_pending = false;  ///< a request or call waits for its reply
   Agent* agent = nullptr;
   base::IntrusiveLinks<LeaseHeld> links;  ///< in LeaseTable::held
-  base::Timer timer;                      ///< by when the peer must have replied
+  base::Timer timer;                      ///< by when the peer must have replied; see `released`
   LeaseCallback done;
 };
 
@@ -150,6 +152,8 @@ Status expose_to_peer(EngineContext& ctx, Agent& a, const BufferSlice& memory, A
                       RemoteRegion& region) noexcept;
 /// Ends what expose_to_peer() opened; on_returned follows. Errors: invalid_argument.
 Status revoke_from_peer(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
+/// Connection::revoke(), which documents the answers.
+Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
 /// Whether this is the key of a window that expose_to_peer() has bound for the agent.
 bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept;
 /// The device has bound a window.
@@ -182,6 +186,7 @@ void release_lease(EngineContext& ctx, LeaseHeld& lease) noexcept;
 void forget_lease_held(EngineContext& ctx, LeaseHeld& lease) noexcept;
 /// Drops all leases that the agent holds; their calls end as flushed.
 void end_leases_held(EngineContext& ctx, Agent& a) noexcept;
+void on_lease_held_timer(EngineContext& ctx, LeaseHeld& lease) noexcept;
 void on_lease_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept;
 void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept;
 void on_lease_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept;

@@ -187,6 +187,17 @@ Status RegistrationTable::revoke(std::uint32_t rkey) noexcept {
   return Status::ok;
 }
 
+void RegistrationTable::remember_ended(std::uint32_t rkey) noexcept {
+  const std::uint32_t index = find(rkey) == nullptr ? take_entry() : kNone;
+  if (index == kNone) return;
+  Entry& entry = entries_.at(index) = Entry{};
+  entry.rkey = rkey;
+  entry.exposure = true;
+  entry.state = State::ended;
+  entry.chain = std::exchange(bucket(rkey), index);
+  push(ended_, index);
+}
+
 bool RegistrationTable::has_ended(std::uint32_t rkey) noexcept {
   const std::uint32_t* found = find(rkey);
   if (found == nullptr) return true;

@@ -206,9 +206,10 @@ TEST(EngineLeasesKeys, AKeyOfOneConnectionIsRefusedToOthers) {
     t.client.closed.clear();
   }
   EXPECT_EQ(t.ends.server.revoke(RemoteRegion{}), Status::invalid_argument);
+  EXPECT_EQ(t.ends.server.revoke(*region), Status::would_block);
+  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   EXPECT_EQ(t.ends.server.revoke(*region), Status::ok);
   EXPECT_EQ(t.ends.server.revoke(*region), Status::invalid_argument);
-  ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   EXPECT_EQ(t.returned[0].how, ReturnedBy::recall);
   EXPECT_EQ(t.write(*came, 8, Status::remote_access), Status::ok);
   EXPECT_TRUE(Node::holds(b.slice().bytes(), 6));

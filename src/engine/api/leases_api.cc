@@ -135,8 +135,8 @@ Status Connection::recall(LeaseId lease) {
 Status Connection::revoke(const RemoteRegion& region) {
   const auto [core, a] = engine::locate(slot_, index_, generation_);
   if (a == nullptr) return engine::diagnose(slot_);
-  const Status status = agent::revoke_from_peer(core->context, *a, region.rkey);
-  if (status == Status::ok) send_notes(*core, *a);
+  const Status status = agent::revoke_exposure(core->context, *a, region.rkey);
+  if (status == Status::would_block) send_notes(*core, *a);
   return status;
 }
 
