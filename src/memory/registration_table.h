@@ -91,8 +91,8 @@ class RegistrationTable {
   ///   invalid_argument  no such exposure
   /// The call that first answers ok ends the key's life here; later ones answer invalid_argument.
   Status revoke(std::uint32_t rkey) noexcept;
-  /// Makes revoke(rkey) answer ok once: for a key, such as a window's, that was closed elsewhere. Has
-  /// no effect while all entries are in use.
+  /// Makes revoke(rkey) answer ok once: for a key, such as a window's, that was closed elsewhere.
+  /// Has no effect while all entries are in use.
   void remember_ended(std::uint32_t rkey) noexcept;
   /// Whether the access is over that revoke() answered would_block for; once it is, the key's life
   /// here ends. Takes no control verb: poll_revocations() does.

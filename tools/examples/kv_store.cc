@@ -145,8 +145,8 @@ class Server {
     kv::Slot* slot = kv::place_of(table[kv::bucket_of(key, buckets_)], key);
     if (slot == nullptr) return static_cast<void>(request.refuse("the key's bucket is full"));
     kv::write(*slot, key, {text + head.key_size, head.value_size});
-    // Reply only now: a client that has the reply finds the value. If the reply is not accepted, the
-    // library refuses the call.
+    // Reply only now: a client that has the reply finds the value. If the reply is not accepted,
+    // the library refuses the call.
     (void)request.reply(std::as_bytes(std::span(&slot->version, 1)));
   }
 
