@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/internals.h"
 #include "common/setup.h"
 #include "engine/engine_core.h"
 #include "peers/placement.h"
@@ -116,7 +117,7 @@ class Ends {
     if (auto served = server_.serve(method, handler); !served) give_up(served.error().message());
   }
   [[nodiscard]] ibv_context* device(std::size_t end) const {
-    return (end == 0 ? client_ : server_).core()->context.device->context();
+    return spinwire::detail::core_of(end == 0 ? client_ : server_)->context.device->context();
   }
   /// Without loss and limit the device is the plain one.
   std::array<softverbs::FaultStatistics, 2> set_loss(double drop) {

@@ -76,14 +76,18 @@ class BufferSlice {
     return BufferSlice(block_, data_ + offset, length);
   }
 
-  /// For the library: adds a reference to `block`.
+ private:
+  friend struct detail::Internals;
+  friend class Buffer;
+  friend class Reply;
+  friend class Request;
+
+  /// Adds a reference to `block`.
   BufferSlice(detail::Block* block, std::byte* data, std::size_t size) noexcept
       : block_(block), data_(data), size_(size) {
     detail::retain(block_);
   }
-  [[nodiscard]] detail::Block* block() const noexcept { return block_; }
 
- private:
   detail::Block* block_ = nullptr;
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
@@ -144,11 +148,13 @@ class Buffer {
     size_ = 0;
   }
 
-  /// For the library: takes over one reference.
-  Buffer(detail::Block* block, std::size_t size) noexcept : block_(block), size_(size) {}
-  [[nodiscard]] detail::Block* block() const noexcept { return block_; }
-
  private:
+  friend struct detail::Internals;
+  friend class Message;
+
+  /// Takes over one reference.
+  Buffer(detail::Block* block, std::size_t size) noexcept : block_(block), size_(size) {}
+
   detail::Block* block_ = nullptr;
   std::size_t size_ = 0;
 };

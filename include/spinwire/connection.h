@@ -94,26 +94,18 @@ class Message {
     return taken;
   }
 
-  /// For the library.
-  struct Parts {
-    detail::Block* block;
-    const std::byte* data;
-    std::size_t size;
-    std::uint32_t immediate;
-    bool has_immediate;
-    bool is_write;
-  };
-  explicit Message(const Parts& p) noexcept
-      : block_(p.block),
-        data_(p.data),
-        size_(p.size),
-        immediate_(p.immediate),
-        has_immediate_(p.has_immediate),
-        is_write_(p.is_write) {}
-  [[nodiscard]] bool taken() const noexcept { return block_ == nullptr; }
-  [[nodiscard]] detail::Block* block() const noexcept { return block_; }
-
  private:
+  friend struct detail::Internals;
+
+  Message(detail::Block* block, const std::byte* data, std::size_t size, std::uint32_t immediate,
+          bool has_immediate, bool is_write) noexcept
+      : block_(block),
+        data_(data),
+        size_(size),
+        immediate_(immediate),
+        has_immediate_(has_immediate),
+        is_write_(is_write) {}
+
   detail::Block* block_;
   const std::byte* data_;
   std::size_t size_;
@@ -140,13 +132,12 @@ class Offer {
   /// Does not want it: the sender's operation ends as `refused`, on_message tells nothing.
   void refuse() noexcept { refused_ = true; }
 
-  /// For the library.
+ private:
+  friend struct detail::Internals;
+
   Offer(std::size_t size, std::optional<std::uint32_t> immediate) noexcept
       : size_(size), immediate_(immediate) {}
-  [[nodiscard]] bool refused() const noexcept { return refused_; }
-  [[nodiscard]] const BufferSlice& destination() const noexcept { return to_; }
 
- private:
   std::size_t size_;
   std::optional<std::uint32_t> immediate_;
   BufferSlice to_;
@@ -505,15 +496,15 @@ class SPINWIRE_API Connection {
 
   friend bool operator==(const Connection&, const Connection&) noexcept = default;
 
-  /// For the library.
-  Connection(detail::EngineSlot* slot, std::uint32_t index, std::uint32_t generation) noexcept
-      : slot_(slot), index_(index), generation_(generation) {}
   /// A number unique among the engine's living connections, below Config::connections.maximum: for
   /// arrays of per-connection state.
   [[nodiscard]] std::uint32_t index() const noexcept { return index_; }
-  [[nodiscard]] std::uint32_t generation() const noexcept { return generation_; }
 
  private:
+  friend struct detail::Internals;
+
+  Connection(detail::EngineSlot* slot, std::uint32_t index, std::uint32_t generation) noexcept
+      : slot_(slot), index_(index), generation_(generation) {}
   Status identify(Status accepted, OperationId* id) const noexcept {
     if (id != nullptr && accepted == Status::ok) *id = last_operation();
     return accepted;

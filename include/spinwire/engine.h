@@ -83,11 +83,12 @@ class SPINWIRE_API MemoryRegion {
   [[nodiscard]] RemoteRegion remote() const noexcept { return remote_; }
   explicit operator bool() const noexcept { return static_cast<bool>(whole_); }
 
-  /// For the library.
+ private:
+  friend struct detail::Internals;
+
   MemoryRegion(BufferSlice whole, RemoteRegion remote) noexcept
       : whole_(std::move(whole)), remote_(remote) {}
 
- private:
   BufferSlice whole_;
   RemoteRegion remote_;
 };
@@ -148,11 +149,12 @@ class SPINWIRE_API Listener {
   [[nodiscard]] std::string address() const;
   explicit operator bool() const noexcept { return slot_ != nullptr; }
 
-  /// For the library.
+ private:
+  friend struct detail::Internals;
+
   Listener(detail::EngineSlot* slot, std::uint32_t index, std::uint32_t generation) noexcept
       : slot_(slot), index_(index), generation_(generation) {}
 
- private:
   detail::EngineSlot* slot_ = nullptr;
   std::uint32_t index_ = 0;
   std::uint32_t generation_ = 0;
@@ -259,11 +261,11 @@ class SPINWIRE_API Engine {
   [[nodiscard]] const DeviceInfo& device() const noexcept;
   explicit operator bool() const noexcept { return core_ != nullptr; }
 
-  /// For the library.
-  explicit Engine(std::unique_ptr<detail::EngineCore> core) noexcept;
-  [[nodiscard]] detail::EngineCore* core() const noexcept { return core_.get(); }
-
  private:
+  friend struct detail::Internals;
+
+  explicit Engine(std::unique_ptr<detail::EngineCore> core) noexcept;
+
   detail::EngineSlot* slot_;  ///< that of no engine, if there is none
   std::unique_ptr<detail::EngineCore> core_;
 };

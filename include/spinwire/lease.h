@@ -100,11 +100,12 @@ class SPINWIRE_API RemoteMemory {
   /// done through the key, which then costs the connection. Empty if there is none.
   [[nodiscard]] RemoteRegion detach() noexcept;
 
-  /// For the library.
+ private:
+  friend struct detail::Internals;
+
   RemoteMemory(detail::EngineSlot* slot, std::uint32_t lease) noexcept
       : slot_(slot), lease_(lease) {}
 
- private:
   detail::EngineSlot* slot_ = nullptr;
   std::uint32_t lease_ = 0;  ///< 0: none
 };

@@ -87,15 +87,15 @@ class SPINWIRE_API Reply {
     kept_ = true;
     std::byte* const data = detail::in_block(block_, const_cast<std::byte*>(data_), size_);
     data_ = data;  // so that they are copied once
-    return {block_, data, size_};
+    return BufferSlice(block_, data, size_);
   }
 
-  /// For the library.
+ private:
+  friend struct detail::Internals;
+
   Reply(Status status, detail::Block* block, const std::byte* data, std::size_t size) noexcept
       : block_(block), data_(data), size_(size), status_(status) {}
-  [[nodiscard]] bool kept() const noexcept { return kept_; }
 
- private:
   detail::Block* block_;
   const std::byte* data_;
   std::size_t size_;
@@ -136,11 +136,12 @@ class SPINWIRE_API PendingCall {
   /// not asked for as many). Hot.
   Status commit_reply(std::size_t size) const noexcept;
 
-  /// For the library.
+ private:
+  friend struct detail::Internals;
+
   PendingCall(detail::EngineSlot* slot, std::uint32_t session, std::uint32_t number) noexcept
       : slot_(slot), session_(session), number_(number) {}
 
- private:
   detail::EngineSlot* slot_ = nullptr;
   std::uint32_t session_ = 0;
   std::uint32_t number_ = 0;
@@ -159,7 +160,7 @@ class SPINWIRE_API Request {
     if (size_ == 0) return {};
     kept_ = true;
     data_ = detail::in_block(block_, data_, size_);
-    return {block_, data_, size_};
+    return BufferSlice(block_, data_, size_);
   }
   /// As PendingCall's. Hot.
   Status reply(std::span<const std::byte> bytes) noexcept { return note(call_.reply(bytes)); }
@@ -176,14 +177,12 @@ class SPINWIRE_API Request {
     return call_;
   }
 
-  /// For the library.
+ private:
+  friend struct detail::Internals;
+
   Request(const PendingCall& call, Method method, detail::Block* block, std::byte* data,
           std::size_t size) noexcept
       : call_(call), block_(block), data_(data), size_(size), method_(method) {}
-  [[nodiscard]] bool kept() const noexcept { return kept_; }
-  [[nodiscard]] bool answered() const noexcept { return answered_; }
-
- private:
   /// What could not be sent is no answer.
   Status note(Status status) noexcept {
     answered_ |= status == Status::ok;
@@ -283,12 +282,11 @@ class SPINWIRE_API Session {
   Status close() noexcept;
 
   friend bool operator==(const Session&, const Session&) noexcept = default;
-  /// For the library.
-  Session(detail::EngineSlot* slot, std::uint64_t id) noexcept : slot_(slot), id_(id) {}
-  /// As peers call it, too: it comes again after some thousand sessions.
-  [[nodiscard]] std::uint32_t name() const noexcept { return static_cast<std::uint32_t>(id_); }
 
  private:
+  friend struct detail::Internals;
+
+  Session(detail::EngineSlot* slot, std::uint64_t id) noexcept : slot_(slot), id_(id) {}
   Status identify(Status accepted, CallId* id) const noexcept {
     if (id != nullptr && accepted == Status::ok) *id = last_call();
     return accepted;

@@ -193,10 +193,9 @@ class SPINWIRE_API Simulation {
   [[nodiscard]] Result<void> audit() const;
   [[nodiscard]] SimulationStats stats() const noexcept;
 
-  /// For the library.
-  struct State;
-
  private:
+  struct State;
+  friend struct detail::Internals;
   explicit Simulation(std::unique_ptr<State> state) noexcept;
   std::unique_ptr<State> state_;
 };

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "agent/engine_context.h"
+#include "base/internals.h"
 #include "spinwire/connection.h"
 #include "spinwire/status.h"
 #include "wire/handshake.h"
@@ -232,7 +233,7 @@ void fall_silent(EngineContext& ctx) noexcept;
 Result<void> audit(EngineContext& ctx);
 
 inline Connection handle(const EngineContext& ctx, const Agent& a) noexcept {
-  return {ctx.slot, a.index, a.generation};
+  return detail::make<Connection>(ctx.slot, a.index, a.generation);
 }
 
 }  // namespace spinwire::agent

@@ -7,6 +7,7 @@
 #include "agent/agent.h"
 #include "agent/completion.h"
 #include "base/error.h"
+#include "base/internals.h"
 
 namespace spinwire::agent {
 namespace {
@@ -169,10 +170,11 @@ bool take_message(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) 
   count_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0, is_holding(a));
   if (is_holding(a)) [[unlikely]]
     return hold_message(ctx, a, block, header.length, wc);
-  Message message({block, block->payload, header.length, be32toh(wc.imm_data),
-                   (wc.wc_flags & IBV_WC_WITH_IMM) != 0, false});
+  Message message =
+      detail::make<Message>(block, block->payload, header.length, be32toh(wc.imm_data),
+                            (wc.wc_flags & IBV_WC_WITH_IMM) != 0, false);
   deliver(ctx, a, message);
-  return message.taken();
+  return detail::block_of(message) == nullptr;
 }
 
 /// A peer's write with immediate: the receive carries no bytes.
@@ -183,7 +185,8 @@ void take_write(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
   count_credit(ctx, a, peer_credits(a) == 1, is_holding(a));
   if (is_holding(a)) [[unlikely]]
     return (void)hold_message(ctx, a, nullptr, wc.byte_len, wc);
-  Message message({nullptr, nullptr, wc.byte_len, be32toh(wc.imm_data), true, true});
+  Message message =
+      detail::make<Message>(nullptr, nullptr, wc.byte_len, be32toh(wc.imm_data), true, true);
   deliver(ctx, a, message);
 }
 
@@ -401,9 +404,10 @@ inline bool take_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_w
   ++a.credit.received;
   ++a.traffic.messages_received;
   a.traffic.bytes_received += size;
-  Message message({block, reinterpret_cast<std::byte*>(block + 1), size, 0, false, false});
+  Message message =
+      detail::make<Message>(block, reinterpret_cast<std::byte*>(block + 1), size, 0, false, false);
   if (a.handlers.on_message) a.handlers.on_message(handle(ctx, a), message);
-  return message.taken();
+  return detail::block_of(message) == nullptr;
 }
 
 /// Receives of one queue pair in a row: its agent is looked up, and its credit settled, once.

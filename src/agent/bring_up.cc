@@ -8,6 +8,7 @@
 
 #include "agent/agent.h"
 #include "base/error.h"
+#include "base/internals.h"
 #include "base/random.h"
 
 namespace spinwire::agent {
@@ -33,7 +34,8 @@ bool step_expose(EngineContext& ctx, Agent& a) noexcept {
                           "the control pool is used up", "lower connections.maximum"});
   }
   a.credit.cell = new (a.credit_cells.block->payload) CreditCell{};
-  const BufferSlice cell(a.credit_cells.block, a.credit_cells.block->payload, sizeof(CreditCell));
+  const BufferSlice cell = detail::make<BufferSlice>(
+      a.credit_cells.block, a.credit_cells.block->payload, sizeof(CreditCell));
   auto exposed = ctx.registrations->expose(cell, Access::remote_write, registrations_of(a));
   if (!exposed) return set_up_failed(ctx, a, exposed.error());
   a.credit_cells.region = *exposed;

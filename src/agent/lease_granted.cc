@@ -10,6 +10,7 @@
 #include "agent/lease_table.h"
 #include "agent/rendezvous.h"
 #include "agent/submit.h"
+#include "base/internals.h"
 
 namespace spinwire::agent {
 namespace {
@@ -119,7 +120,7 @@ void finish_loan(EngineContext& ctx, LeaseGranted& loan, bool memory) noexcept {
   returned.lease.value = loan.id;
   returned.how = loan.how;
   returned.requested = loan.requested;
-  if (memory) returned.memory = BufferSlice(loan.block, loan.data, loan.bytes);
+  if (memory) returned.memory = detail::make<BufferSlice>(loan.block, loan.data, loan.bytes);
   tell_pushed(loan,
               loan.how == ReturnedBy::refusal ? LeaseVerdict::unwanted : LeaseVerdict::closing);
   detail::Block* const block = drop_loan(ctx, loan);
@@ -183,8 +184,9 @@ Step open(EngineContext& ctx, LeaseGranted& loan, bool verb_allowed) noexcept {
   }
   if (!verb_allowed) return Step::later;
   try {
-    auto region = ctx.registrations->expose(BufferSlice(loan.block, loan.data, loan.bytes),
-                                            loan.access, registrations_of(*loan.agent));
+    auto region =
+        ctx.registrations->expose(detail::make<BufferSlice>(loan.block, loan.data, loan.bytes),
+                                  loan.access, registrations_of(*loan.agent));
     if (!region) return Step::failed;
     loan.rkey = region->rkey;
     loan.window = kNoWindow;
@@ -414,7 +416,7 @@ Status grant_lease(EngineContext& ctx, Agent& a, const BufferSlice& memory,
     return Status::invalid_argument;
   if (!can_queue_control(a)) return Status::would_block;
   LeaseGranted* const loan =
-      make_loan(ctx, a, memory.block(), memory.data(), memory.size(), options.access);
+      make_loan(ctx, a, detail::block_of(memory), memory.data(), memory.size(), options.access);
   if (loan == nullptr) return Status::would_block;
   loan->time = options.time;
   loan->done = done;
@@ -426,7 +428,7 @@ Status grant_lease(EngineContext& ctx, Agent& a, const BufferSlice& memory,
 Status expose_to_peer(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
                       RemoteRegion& region) noexcept {
   LeaseGranted* const loan =
-      make_loan(ctx, a, memory.block(), memory.data(), memory.size(), access);
+      make_loan(ctx, a, detail::block_of(memory), memory.data(), memory.size(), access);
   if (loan == nullptr) return Status::would_block;
   loan->manual = true;
   const Step step = open(ctx, *loan, true);

@@ -5,6 +5,7 @@
 #include "agent/agent.h"
 #include "agent/lease_table.h"
 #include "agent/rendezvous.h"
+#include "base/internals.h"
 
 namespace spinwire::agent {
 namespace {
@@ -171,7 +172,7 @@ void on_lease_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant)
     return fail_lease_protocol(ctx, a, "it grants what was not asked for");
   take_over(ctx, *h, grant);
   told.time = time;
-  told.memory = RemoteMemory(ctx.slot, h->id);
+  told.memory = detail::make<RemoteMemory>(ctx.slot, h->id);
   end_call(ctx, *h, told);
 }
 
@@ -198,7 +199,7 @@ void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) 
   }
   take_over(ctx, *h, grant);
   call(ctx, *h, LeaseAction::took, false);
-  RemoteMemory memory(ctx.slot, h->id);
+  RemoteMemory memory = detail::make<RemoteMemory>(ctx.slot, h->id);
   a.handlers.on_lease(handle(ctx, a), memory);
 }
 

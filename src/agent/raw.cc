@@ -11,6 +11,7 @@
 #include "agent/completion.h"
 #include "agent/submit.h"
 #include "base/error.h"
+#include "base/internals.h"
 #include "base/random.h"
 
 namespace spinwire::agent {
@@ -111,11 +112,11 @@ inline Extent measure(const EngineContext& ctx, const Agent& a,
     return {Status::invalid_argument};
   Extent extent;
   for (const BufferSlice& e : elements) {
-    if (e.block() == nullptr || e.size() == 0) [[unlikely]]
+    if (detail::block_of(e) == nullptr || e.size() == 0) [[unlikely]]
       return {Status::out_of_bounds};
     if (e.size() > kLongestRaw - extent.bytes) [[unlikely]]
       return {Status::message_too_long};
-    if (!has_key(ctx, a, *e.block())) [[unlikely]]
+    if (!has_key(ctx, a, *detail::block_of(e))) [[unlikely]]
       return {Status::invalid_argument};
     extent.bytes += static_cast<std::uint32_t>(e.size());
   }
@@ -126,10 +127,10 @@ inline Extent measure(const EngineContext& ctx, const Agent& a,
 inline void keep(std::span<const BufferSlice> elements, ibv_sge* sges, Block** blocks) noexcept {
   for (std::size_t i = 0; i < elements.size(); ++i) {
     const BufferSlice& e = elements[i];
-    detail::retain(e.block());
-    blocks[i] = e.block();
+    detail::retain(detail::block_of(e));
+    blocks[i] = detail::block_of(e);
     sges[i] = {reinterpret_cast<std::uint64_t>(e.data()), static_cast<std::uint32_t>(e.size()),
-               e.block()->lkey};
+               detail::block_of(e)->lkey};
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "agent/submit.h"
+#include "base/internals.h"
 
 namespace spinwire::agent {
 namespace {
@@ -62,9 +63,10 @@ void deliver_receive(EngineContext& ctx, Agent& a, RendezvousReceive& record) no
   if (r.kind == Kind::goodbye) return on_goodbye(ctx, a);
   if (!r.refused) {
     Block* const block = r.named ? nullptr : r.block;
-    Message message({block, r.data, r.length, r.immediate, r.has_immediate, r.kind == Kind::write});
+    Message message = detail::make<Message>(block, r.data, r.length, r.immediate, r.has_immediate,
+                                            r.kind == Kind::write);
     deliver(ctx, a, message);
-    if (block != nullptr && message.taken()) return;
+    if (block != nullptr && detail::block_of(message) == nullptr) return;
   }
   if (r.block != nullptr) detail::release(r.block);
 }
@@ -127,14 +129,15 @@ void feed_buffer_waiters(EngineContext& ctx) noexcept {
 void ask_destination(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
   if ((a.detour & kReplaced) != 0) replace_handlers(a);
   if (!a.handlers.on_offer) return;
-  Offer offer(r.length, r.has_immediate ? std::optional(r.immediate) : std::nullopt);
+  Offer offer =
+      detail::make<Offer>(r.length, r.has_immediate ? std::optional(r.immediate) : std::nullopt);
   a.handlers.on_offer(handle(ctx, a), offer);
   if (a.state != ConnectionState::ready) return;  // closing has answered the offer
-  if (offer.refused()) return refuse(ctx, a, r, RendezvousVerdict::refused);
-  const BufferSlice& to = offer.destination();
+  if (detail::Internals::is_refused(offer)) return refuse(ctx, a, r, RendezvousVerdict::refused);
+  const BufferSlice& to = detail::Internals::destination(offer);
   // A protection domain of the connection's own may have no key to the destination.
-  if (!to || (a.domain != nullptr && !reaches(ctx, *a.domain, *to.block()))) return;
-  r.block = to.block();
+  if (!to || (a.domain != nullptr && !reaches(ctx, *a.domain, *detail::block_of(to)))) return;
+  r.block = detail::block_of(to);
   detail::retain(r.block);
   r.data = to.data();
   r.named = true;

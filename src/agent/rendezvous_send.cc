@@ -9,6 +9,7 @@
 #include "agent/completion.h"
 #include "agent/rendezvous.h"
 #include "agent/submit.h"
+#include "base/internals.h"
 
 namespace spinwire::agent {
 namespace {
@@ -106,7 +107,7 @@ Status expose(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& r)
   t.window = kNoWindow;
   if (a.domain == nullptr && fits_window(ctx, r.block)) return bind(ctx, a, t, r);
   try {
-    auto region = ctx.registrations->expose(BufferSlice(r.block, r.data, r.size),
+    auto region = ctx.registrations->expose(detail::make<BufferSlice>(r.block, r.data, r.size),
                                             Access::remote_read, registrations_of(a));
     if (!region)
       return region.error().status == Status::limit ? Status::would_block : region.error().status;

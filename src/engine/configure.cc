@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/internals.h"
 #include "config/connection_settings.h"
 #include "engine/engine_core.h"
 
@@ -115,7 +116,7 @@ Result<MemoryRegion> Connection::register_memory(std::span<std::byte> bytes, Acc
     auto registered = slot_->core->context.registrations->register_memory(
         bytes, access, agent::registrations_of(**a));
     if (!registered) return tl::unexpected(registered.error());
-    return MemoryRegion(std::move(registered->whole), registered->remote);
+    return detail::make<MemoryRegion>(std::move(registered->whole), registered->remote);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/internals.h"
 #include "config/connection_settings.h"
 #include "engine/session_dialogues.h"
 
@@ -105,7 +106,7 @@ Result<Listener> Connector::listen(std::string_view text, const ListenOptions& o
   const auto id = through_cm ? port_.listen_cm(*address, std::move(owner))
                              : port_.listen(*address, std::move(owner));
   if (!id) return tl::unexpected(id.error());
-  return Listener(context_.slot, id->index, id->generation);
+  return detail::make<Listener>(context_.slot, id->index, id->generation);
 }
 
 Result<Connector::Attempt> Connector::begin(const control::Address& to, Via via,

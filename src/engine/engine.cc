@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/internals.h"
 #include "base/units.h"
 #include "engine/devices.h"
 #include "engine/engine_core.h"
@@ -218,7 +219,7 @@ Result<Session> EngineCore::open_session(std::string_view address, const Session
   if (auto open = check_open("make remote calls possible"); !open)
     return tl::unexpected(open.error());
   return sessions.open(address, options).map([this](const rpc::ClientSession* c) {
-    return Session(&guard.slot(), rpc::id_of(*c));
+    return detail::make<Session>(&guard.slot(), rpc::id_of(*c));
   });
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/internals.h"
 #include "base/log.h"
 #include "base/memlock.h"
 #include "base/random.h"
@@ -96,7 +97,7 @@ Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte>
     own->block.owner = own.get();
     RegisteredMemory memory;
     // From here on the references own it.
-    memory.whole = BufferSlice(&own.release()->block, bytes.data(), bytes.size());
+    memory.whole = detail::make<BufferSlice>(&own.release()->block, bytes.data(), bytes.size());
     if (access != Access::local) {
       memory.remote = {reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size(), entry.rkey,
                        access};
@@ -122,7 +123,7 @@ Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access 
       forget(*old);
     }
     entry.exposure = true;
-    entry.held = slice.block();
+    entry.held = detail::block_of(slice);
     detail::retain(entry.held);
     entry.chain = std::exchange(bucket(entry.rkey), *index);
     return RemoteRegion{reinterpret_cast<std::uint64_t>(slice.data()), slice.size(), entry.rkey,

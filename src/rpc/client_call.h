@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/internals.h"
 #include "rpc/rpc.h"
 #include "rpc/slots.h"
 #include "rpc/transport/connection_transport.h"
@@ -110,7 +111,7 @@ namespace spinwire::rpc {
 }
 
 inline void end_call(const ReplyCallback& done, Status status) noexcept {
-  Reply reply(status, nullptr, nullptr, 0);
+  Reply reply = detail::make<Reply>(status, nullptr, nullptr, 0);
   done(reply);
 }
 

@@ -1,6 +1,7 @@
 // A reply ends the call of its slot, whatever transport brought it here. Hot.
 #pragma once
 
+#include "base/internals.h"
 #include "rpc/client_call.h"
 #include "rpc/retransmission_timeout.h"
 
@@ -50,11 +51,12 @@ namespace spinwire::rpc {
   const ReplyCallback done = k.done;
   release_slot(r, c, k, slot);
   ++r.stats.replies;
-  Reply reply(static_cast<Status>(header.status), block, payload, header.length);
+  Reply reply =
+      detail::make<Reply>(static_cast<Status>(header.status), block, payload, header.length);
   done(reply);
   if (c.backlog_count != 0) [[unlikely]]  // none of a session that the callback has ended
     send_backlog(r, c);
-  return reply.kept();
+  return detail::Internals::is_kept(reply);
 }
 
 }  // namespace spinwire::rpc

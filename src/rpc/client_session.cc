@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/internals.h"
 #include "rpc/client_call.h"
 #include "rpc/transport/connection_transport.h"
 
@@ -69,7 +70,7 @@ void mark_ready(Rpc& r, ClientSession& c) noexcept {
   update_send_window(c);
   c.last_heard = c.last_control = c.last_liveness_check = r.context.clock.now();
   r.context.timers.reschedule(c.timer, c.last_heard + r.keepalive_interval);
-  if (c.on_ready) c.on_ready(Session(r.context.slot, id_of(c)));
+  if (c.on_ready) c.on_ready(detail::make<Session>(r.context.slot, id_of(c)));
 }
 
 void on_server_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
@@ -167,7 +168,7 @@ void fail_session(Rpc& r, ClientSession& c, const Error& why) noexcept {
   c.state = SessionState::closed;
   update_send_window(c);
   end_calls(r, c, why.status == Status::ok ? Status::flushed : why.status);
-  if (c.on_closed) c.on_closed(Session(r.context.slot, id_of(c)), why);
+  if (c.on_closed) c.on_closed(detail::make<Session>(r.context.slot, id_of(c)), why);
   r.context.timers.cancel(c.timer);
   if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
   if (c.is_blocked) {  // in a line that is short, if there is one

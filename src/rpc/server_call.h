@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "base/internals.h"
 #include "rpc/at_most_once.h"
 #include "rpc/client_call.h"
 
@@ -94,13 +95,14 @@ namespace spinwire::rpc {
     return false;
   }
   ++r.stats.served;
-  Request request({r.context.slot, header.session, header.number}, header.method, block, payload,
-                  header.length);
+  Request request = detail::make<Request>(
+      detail::make<PendingCall>(r.context.slot, header.session, header.number), header.method,
+      block, payload, header.length);
   r.current_call = {words.low, &s, &v};
   r.handlers[header.method](request);
-  if (!request.answered()) [[unlikely]]
+  if (!detail::Internals::is_answered(request)) [[unlikely]]
     refuse(r, header.session, header.number, Status::refused, "the handler has not answered");
-  return request.kept();
+  return detail::Internals::is_kept(request);
 }
 
 }  // namespace spinwire::rpc

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/internals.h"
 #include "sim/state.h"
 
 namespace spinwire::sim {
@@ -127,7 +128,7 @@ Result<void> Simulation::State::apply_faults(NodeId number) {
 Result<void> Simulation::State::apply_faults(NodeId from, NodeId to) {
   if (!nodes[from]->engine || !nodes[to]->engine) return {};
   ibv_context* const device = nodes[from]->device();
-  const ibv_gid& gid = nodes[to]->engine.core()->context.device->place().gid;
+  const ibv_gid& gid = detail::core_of(nodes[to]->engine)->context.device->place().gid;
   return softverbs::set_faults(device, gid, sim::plan_of(roads.faults(from, to), 0));
 }
 
@@ -137,7 +138,8 @@ void Simulation::State::apply_link(NodeId a, NodeId b) noexcept {
   const auto state = roads.open(a, b) ? softverbs::LinkState::up : softverbs::LinkState::down;
   for (const auto& [here, there] : {sim::Way{a, b}, sim::Way{b, a}}) {
     (void)softverbs::set_link(nodes[here]->device(),
-                              nodes[there]->engine.core()->context.device->place().gid, state);
+                              detail::core_of(nodes[there]->engine)->context.device->place().gid,
+                              state);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/internals.h"
 #include "base/memory_store.h"
 #include "base/owner_guard.h"
 #include "sim/state.h"
@@ -117,7 +118,7 @@ Result<void> Simulation::State::begin_life(Node& node) {
   if (auto opened = core->open({.network = node.host, .sparse = true}); !opened) return opened;
   softverbs::keep_to_thread(core->context.device->context());
   stir();
-  node.engine = Engine(std::move(core));
+  node.engine = detail::make<Engine>(std::move(core));
   ++node.life;
   const NodeId number = node.host->number();
   if (auto set = apply_faults(number); !set) return set;
@@ -128,7 +129,7 @@ Result<void> Simulation::State::begin_life(Node& node) {
 }
 
 void Simulation::State::end_life(Node& node) noexcept {
-  detail::EngineCore& core = *node.engine.core();
+  detail::EngineCore& core = *detail::core_of(node.engine);
   stir();
   note(core.polls ^ base::Random::mix(core.context.stats.completions));
   core.abort();

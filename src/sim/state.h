@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/internals.h"
 #include "base/random.h"
 #include "engine/engine_core.h"
 #include "sim/local_network.h"
@@ -37,7 +38,7 @@ struct Node {
 
   [[nodiscard]] bool alive() const noexcept { return static_cast<bool>(engine) && !doomed; }
   [[nodiscard]] ibv_context* device() const noexcept {
-    return engine.core()->context.device->context();
+    return detail::core_of(engine)->context.device->context();
   }
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/internals.h"
 #include "sim/state.h"
 #include "softverbs/objects.h"
 
@@ -98,7 +99,7 @@ std::uint64_t Simulation::State::next_due() const {
 /// And its engine: timers are looked at by control steps.
 std::uint64_t Simulation::State::next_timer(const Node& node) const {
   if (!node.engine) return sim::kNever;
-  const detail::EngineCore& core = *node.engine.core();
+  const detail::EngineCore& core = *detail::core_of(node.engine);
   const std::uint64_t due = core.context.timers.next_deadline();
   if (due == sim::kNever) return due;
   const bool manual = core.schedule.next_control == sim::kNever;
@@ -108,7 +109,7 @@ std::uint64_t Simulation::State::next_timer(const Node& node) const {
 /// Whether control steps have something before them that no timer tells of.
 bool Simulation::State::has_errands(const Node& node) noexcept {
   if (!node.engine) return false;
-  const detail::EngineCore& core = *node.engine.core();
+  const detail::EngineCore& core = *detail::core_of(node.engine);
   return core.context.setup_first != agent::kNone ||
          (core.calls != nullptr && core.calls->connections_wanted != 0);
 }
@@ -172,7 +173,7 @@ Result<void> Simulation::State::audit() const {
       return tl::make_unexpected(std::move(error));
     };
     if (auto good = nodes[i]->engine.audit(); !good) return fails(std::move(good.error()));
-    const detail::EngineCore& core = *nodes[i]->engine.core();
+    const detail::EngineCore& core = *detail::core_of(nodes[i]->engine);
     if (core.calls == nullptr || core.calls->port == nullptr) continue;
     const rpc::DatagramPort& port = *core.calls->port;
     const std::uint32_t have =

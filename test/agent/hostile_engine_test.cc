@@ -7,6 +7,7 @@
 
 #include "agent/agent.h"
 #include "agent/rendezvous.h"
+#include "base/internals.h"
 #include "base/owner_guard.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
@@ -76,7 +77,7 @@ struct Inside {
     server.closed.clear();
   }
   void tell(const ControlMessage& message) {
-    Agent* const a = core.find(hostile.index(), hostile.generation());
+    Agent* const a = core.find(hostile.index(), spinwire::detail::Internals::generation(hostile));
     ASSERT_NE(a, nullptr);
     spinwire::agent::queue_control_message(core.context, *a, message);
   }
@@ -142,7 +143,8 @@ TEST(HostileEngine, OffersThatNobodyCouldHaveSentEndItsConnection) {
   Inside t;
   t.begin();
   // Memory that the engine has, under a key that opens other memory of it: the credit cell's.
-  const Agent& a = *t.core.find(t.hostile.index(), t.hostile.generation());
+  const Agent& a =
+      *t.core.find(t.hostile.index(), spinwire::detail::Internals::generation(t.hostile));
   wire::RendezvousOffer offer{reinterpret_cast<std::uint64_t>(t.core.context.staging), 5000,
                               a.credit_cells.region.rkey, 1, false};
   t.tell(make_control_message(MessageKind::rendezvous_offer, wire::encode(offer)));

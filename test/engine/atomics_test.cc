@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/internals.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
 #include "verbs/providers.h"
@@ -345,7 +346,8 @@ TEST(EngineAtomics, ADeviceWithoutThemIsUsedWithout) {
   EXPECT_EQ(c.compare_swap(region.slice(0, 8), 0, 1), Status::unsupported);
   EXPECT_EQ(c.fetch_add(region.slice(0, 8), 1), Status::unsupported);
   EXPECT_EQ(c.stats().outstanding, 0u);
-  const Buffer own(core.context.arena->allocate(spinwire::memory::PoolId::send, 64), 64);
+  const Buffer own = spinwire::detail::make<Buffer>(
+      core.context.arena->allocate(spinwire::memory::PoolId::send, 64), 64);
   const auto refused = c.expose(own.slice(), Access::remote_all);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().status, Status::unsupported);
@@ -361,7 +363,7 @@ TEST(EngineAtomics, ADeviceWithoutThemIsUsedWithout) {
   // Its queue pair does not take them either.
   ibv_qp_attr attr{};
   ibv_qp_init_attr init{};
-  const auto* agent = core.find(c.index(), c.generation());
+  const auto* agent = core.find(c.index(), spinwire::detail::Internals::generation(c));
   ASSERT_EQ(without.provider.query_qp(agent->qp, &attr, IBV_QP_ACCESS_FLAGS, &init), 0);
   EXPECT_EQ(attr.qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC, 0u);
   EXPECT_NE(attr.qp_access_flags & IBV_ACCESS_REMOTE_READ, 0u);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/internals.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
 
@@ -31,7 +32,8 @@ struct Open {
     region = server.engine.expose(memory.slice(), Access::remote_read_write).value();
     own.resize(4096);
     registered = core.context.registrations->register_memory(own, Access::remote_read).value();
-    message = Buffer(core.context.arena->allocate(spinwire::memory::PoolId::send, 100), 100);
+    message = spinwire::detail::make<Buffer>(
+        core.context.arena->allocate(spinwire::memory::PoolId::send, 100), 100);
     exposed = c.expose(message.slice(), Access::remote_read).value();
     // A message and a write are deferred, so that nothing ends by itself.
     EXPECT_EQ(c.send(message, {}, Post::defer), Status::ok);
@@ -44,7 +46,9 @@ struct Open {
       return done();
     });
   }
-  [[nodiscard]] Agent& agent() { return *core.find(c.index(), c.generation()); }
+  [[nodiscard]] Agent& agent() {
+    return *core.find(c.index(), spinwire::detail::Internals::generation(c));
+  }
   [[nodiscard]] EngineContext& context() { return core.context; }
 
   Node server;
@@ -78,7 +82,8 @@ TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
   config.connections.max_message_bytes = 1u << 20;
   Open o(config);
   ASSERT_TRUE(o.until([&] { return o.c.stats().send_credits != 0; }));
-  const Buffer data(o.context().arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
+  const Buffer data = spinwire::detail::make<Buffer>(
+      o.context().arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
   ASSERT_EQ(o.c.send(data, {}, Post::defer), Status::ok);
   Agent& a = o.agent();
   auto& all = *o.context().rendezvous;
@@ -193,16 +198,18 @@ TEST(EngineAudit, FindsConnectionsInWrongLists) {
 
 TEST(EngineAudit, FindsDamagedMemory) {
   Open o;
-  Block& block = *o.message.block();
+  Block& block = *spinwire::detail::block_of(o.message);
   ASSERT_EQ(block.refs, 4u);  // ours, two operations' and an exposure's
   expect_found(o, block.refs, 0, "uses memory that is free");
   expect_found(o, block.header_in_use, 0, "may be overwritten");
   expect_found(o, block.capacity, 5, "were overwritten");
   void* const nobody = nullptr;
   expect_found(o, block.owner, nobody, "were overwritten");
-  expect_found(o, o.registered.whole.block()->owner, nobody, "registered memory");
-  const Buffer idle(o.context().arena->allocate(spinwire::memory::PoolId::send, 100), 100);
-  expect_found(o, idle.block()->refs, 0, "has 0 references");
+  expect_found(o, spinwire::detail::block_of(o.registered.whole)->owner, nobody,
+               "registered memory");
+  const Buffer idle = spinwire::detail::make<Buffer>(
+      o.context().arena->allocate(spinwire::memory::PoolId::send, 100), 100);
+  expect_found(o, spinwire::detail::block_of(idle)->refs, 0, "has 0 references");
   expect_found(o, o.agent().credit_cells.block->refs, 0, "credit cell");
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/internals.h"
 #include "engine/harness.h"
 
 namespace cancel_test {
@@ -93,15 +94,15 @@ TEST(EngineCancel, TheBlockOfADeferredOneGoesBackWithItsCallback) {
   Bench b;
   Buffer message = b.client.filled(100, 1);
   ASSERT_EQ(b.c().send(message, {}, Post::defer), Status::ok);
-  EXPECT_EQ(message.block()->refs, 2u);
-  EXPECT_EQ(message.block()->header_in_use, 1u);
+  EXPECT_EQ(spinwire::detail::block_of(message)->refs, 2u);
+  EXPECT_EQ(spinwire::detail::block_of(message)->header_in_use, 1u);
   EXPECT_EQ(b.c().stats().outstanding, 1u);
   ASSERT_EQ(b.c().cancel(b.c().last_operation()), Status::ok);
   EXPECT_FALSE(b.c().last_operation());
-  EXPECT_EQ(message.block()->refs, 2u);
+  EXPECT_EQ(spinwire::detail::block_of(message)->refs, 2u);
   (void)b.client.engine.poll();
-  EXPECT_EQ(message.block()->refs, 1u);
-  EXPECT_EQ(message.block()->header_in_use, 0u);
+  EXPECT_EQ(spinwire::detail::block_of(message)->refs, 1u);
+  EXPECT_EQ(spinwire::detail::block_of(message)->header_in_use, 0u);
   EXPECT_EQ(b.c().snapshot().messages, 0u);
   b.settle();
   EXPECT_EQ(b.client.engine.stats().operations, 0u);
@@ -195,7 +196,7 @@ TEST(EngineCancel, WhatTheDeviceHasRunsAndIsToldOnce) {
   EXPECT_EQ(b.client.tally.completed, 1u);
   EXPECT_EQ(b.c().stats().writes, 1u);
   EXPECT_TRUE(Node::holds(b.memory.slice(0, 64).bytes(), 1));
-  EXPECT_EQ(ones.block()->refs, 1u);
+  EXPECT_EQ(spinwire::detail::block_of(ones)->refs, 1u);
   ones.reset();
   b.finish();
 }
@@ -208,7 +209,7 @@ TEST(EngineCancel, WithoutACallbackToo) {
   ASSERT_EQ(b.c().write(ones.slice(), b.region, {}, Post::defer), Status::ok);
   ASSERT_EQ(b.c().cancel(b.c().last_operation()), Status::ok);
   ASSERT_TRUE(b.until([&] { return b.c().stats().outstanding == 0; }));
-  EXPECT_EQ(ones.block()->refs, 1u);
+  EXPECT_EQ(spinwire::detail::block_of(ones)->refs, 1u);
   EXPECT_EQ(b.c().stats().writes, 1u);
   EXPECT_TRUE(b.c().ready());
 }
@@ -230,17 +231,17 @@ TEST(EngineCancel, ToldLongBeforeTheDeviceIsDone) {
   EXPECT_EQ(b.cancelled(), 1u);  // before the older one
   EXPECT_EQ(b.client.tally.completed, 1u);
   EXPECT_EQ(b.c().stats().outstanding, 2u);
-  EXPECT_EQ(ones.block()->refs, 3u);
+  EXPECT_EQ(spinwire::detail::block_of(ones)->refs, 3u);
   // The message, too: it arrives all the same.
   ASSERT_EQ(b.c().cancel(send), Status::ok);
   for (int i = 0; i < 100; ++i) (void)b.client.poll();
   EXPECT_EQ(b.cancelled(), 2u);
-  EXPECT_EQ(ones.block()->refs, 3u);
+  EXPECT_EQ(spinwire::detail::block_of(ones)->refs, 3u);
   ASSERT_TRUE(b.until([&] { return b.c().stats().outstanding == 0; }));
   EXPECT_EQ(b.arrived.size(), 1u);
   EXPECT_TRUE(Node::holds(b.memory.slice(0, 64).bytes(), 1));
-  EXPECT_EQ(ones.block()->refs, 1u);
-  EXPECT_EQ(ones.block()->header_in_use, 0u);
+  EXPECT_EQ(spinwire::detail::block_of(ones)->refs, 1u);
+  EXPECT_EQ(spinwire::detail::block_of(ones)->header_in_use, 0u);
   EXPECT_EQ(b.c().stats().messages_sent, 1u);
   ones.reset();
   b.finish();

@@ -2,6 +2,7 @@
 #include <infiniband/verbs.h>
 
 #include "agent/agent.h"
+#include "base/internals.h"
 #include "base/owner_guard.h"
 #include "engine/engine_core.h"
 #include "engine/lease_ends.h"
@@ -158,7 +159,7 @@ TEST(EngineRevoke, AnswersOkOnceWhenNoPeerCanReachTheMemory) {
         return answers.back() != Status::would_block;
       }));
       EXPECT_EQ(answers.back(), Status::ok);
-      EXPECT_EQ(b.block()->refs, 1u);  // the key's reference is given up
+      EXPECT_EQ(spinwire::detail::block_of(b)->refs, 1u);  // the key's reference is given up
       EXPECT_EQ(t.ends.server.revoke(*region), Status::invalid_argument);
       EXPECT_EQ(t.server.engine.revoke(*region), Status::invalid_argument);
       t.server.on_returned = nullptr;
@@ -178,7 +179,7 @@ TEST(EngineRevoke, OfTheEngineAnswersAlike) {
     return status != Status::would_block;
   }));
   EXPECT_EQ(status, Status::ok);
-  EXPECT_EQ(b.block()->refs, 1u);
+  EXPECT_EQ(spinwire::detail::block_of(b)->refs, 1u);
   EXPECT_EQ(t.server.engine.revoke(*region), Status::invalid_argument);
   EXPECT_EQ(t.server.engine.revoke(RemoteRegion{}), Status::invalid_argument);
   t.finish(b);
@@ -199,10 +200,10 @@ TEST(EngineLeasesCalls, AWindowServesAgainWhenTheDeviceHasEndedItsKey) {
   // The window is not free before its completion is handled.
   EXPECT_EQ(free(), before - 1);
   EXPECT_TRUE(t.returned.empty());
-  EXPECT_EQ(b.block()->refs, 2u);
+  EXPECT_EQ(spinwire::detail::block_of(b)->refs, 2u);
   ASSERT_TRUE(t.until([&] { return t.returned.size() == 1; }));
   EXPECT_EQ(free(), before);
-  EXPECT_EQ(b.block()->refs, 1u);
+  EXPECT_EQ(spinwire::detail::block_of(b)->refs, 1u);
   t.finish(b);
 }
 
@@ -254,10 +255,11 @@ TEST(EngineLeasesCalls, GivingUpIsFencedBehindReads) {
       ASSERT_EQ(c.request_memory(64, {}, [&](LeaseReply& r) { memory = std::move(r.memory); }),
                 Status::ok);
       ASSERT_TRUE(until([&] { return static_cast<bool>(memory); }));
-      const Buffer b(holder.context.arena->allocate(spinwire::memory::PoolId::send, 64), 64);
+      const Buffer b = spinwire::detail::make<Buffer>(
+          holder.context.arena->allocate(spinwire::memory::PoolId::send, 64), 64);
       ASSERT_TRUE(b);
       bool read = false;
-      const Posted posted(holder.find(c.index(), c.generation())->qp);
+      const Posted posted(holder.find(c.index(), spinwire::detail::Internals::generation(c))->qp);
       ASSERT_EQ(
           c.read(
               b.slice(), memory.region(), [&](const Completion&) { read = true; }, Post::defer),

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/internals.h"
 #include "base/random.h"
 #include "engine/engine_core.h"
 #include "engine/harness.h"
@@ -197,7 +198,7 @@ class Side {
   }
   [[nodiscard]] Buffer take(std::size_t size, PoolId pool) {
     spinwire::detail::Block* block = core->context.arena->allocate(pool, size);
-    return block != nullptr ? Buffer(block, size) : Buffer();
+    return block != nullptr ? spinwire::detail::make<Buffer>(block, size) : Buffer();
   }
   [[nodiscard]] Step peers_step(std::uint64_t number) const {
     return step_of(peers_seed_, number, eager_);

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/internals.h"
 #include "control/loopback.h"
 #include "engine/harness.h"
 
@@ -71,7 +72,7 @@ TEST(EngineRefusals, MessagesAndSlicesOutOfBounds) {
   writable.access = Access::remote_write;
   EXPECT_EQ(c.read(some, writable), Status::remote_access);
   EXPECT_EQ(c.stats().outstanding, outstanding);
-  EXPECT_EQ(b.client.engine.allocate(0).block(), nullptr);
+  EXPECT_EQ(spinwire::detail::block_of(b.client.engine.allocate(0)), nullptr);
   EXPECT_EQ(b.client.engine.allocate_status(), Status::invalid_argument);
   EXPECT_FALSE(b.client.engine.allocate(std::size_t{1} << 40));
   EXPECT_EQ(b.client.engine.allocate_status(), Status::invalid_argument);
@@ -182,13 +183,13 @@ TEST(EngineRefusals, CreditUsedUpTakesNothing) {
     if (s != Status::ok) break;
   }
   EXPECT_EQ(s, Status::would_block);
-  EXPECT_EQ(sent, 1);              // the credit of an idle connection
-  EXPECT_EQ(b.block()->refs, 2u);  // ours and the one operation's
+  EXPECT_EQ(sent, 1);                                  // the credit of an idle connection
+  EXPECT_EQ(spinwire::detail::block_of(b)->refs, 2u);  // ours and the one operation's
   EXPECT_EQ(p.ends.client.send_copy(b.bytes()), Status::would_block);
   EXPECT_EQ(p.client.engine.memory_stats(Pool::send).blocks_used, 1u);
   EXPECT_EQ(p.ends.client.stats().send_credits, 0u);
   ASSERT_TRUE(p.until([&] { return p.client.tally.idle(); }));
-  EXPECT_EQ(b.block()->refs, 1u);
+  EXPECT_EQ(spinwire::detail::block_of(b)->refs, 1u);
   ASSERT_TRUE(p.until([&] { return p.ends.client.send(b) == Status::ok; }));
   ASSERT_TRUE(p.until([&] { return p.server.messages == 2; }));
   b.reset();
@@ -211,10 +212,10 @@ TEST(EngineRefusals, SendQueueFullTakesNothingAndRecovers) {
     while (write() == Status::ok) ASSERT_LT(++taken, 1000u);
     EXPECT_EQ(write(), Status::would_block);
     EXPECT_EQ(b.client.tally.accepted - before, 6u);  // all but the control requests' room
-    EXPECT_EQ(local.block()->refs, 1u + 6u);
+    EXPECT_EQ(spinwire::detail::block_of(local)->refs, 1u + 6u);
     b.expect_others_work();
     ASSERT_TRUE(b.until([&] { return b.client.tally.idle(); }));
-    EXPECT_EQ(local.block()->refs, 1u);
+    EXPECT_EQ(spinwire::detail::block_of(local)->refs, 1u);
   }
   EXPECT_EQ(b.client.tally.ended(Status::ok), 18u);
   local.reset();

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/internals.h"
 #include "engine/harness.h"
 
 namespace cancel_long_test {
@@ -123,14 +124,14 @@ TEST_P(EngineCancelLong, OneThatWasOfferedKeepsItsMemoryUntilTheAnswer) {
   b.audit();
   for (int i = 0; i < 100; ++i) (void)b.client.poll();
   EXPECT_EQ(b.cancelled(), 1u);
-  EXPECT_GE(data.block()->refs, 2u);
+  EXPECT_GE(spinwire::detail::block_of(data)->refs, 2u);
   EXPECT_EQ(b.c().snapshot().messages, 1u);
   EXPECT_EQ(b.windows_free(), windows - (windows != 0 ? 1 : 0));
   b.audit();
   ASSERT_TRUE(b.until([&] { return b.c().stats().outstanding == 0; }));
   EXPECT_EQ(b.client.tally.completed, 1u);
   EXPECT_EQ(b.windows_free(), windows);
-  EXPECT_EQ(data.block()->refs, 1u);
+  EXPECT_EQ(spinwire::detail::block_of(data)->refs, 1u);
   // It was pulled all the same.
   EXPECT_EQ(b.arrived, std::vector<std::size_t>{kLong});
   EXPECT_EQ(b.c().stats().messages_sent, sent + 1);
@@ -153,7 +154,7 @@ TEST_P(EngineCancelLong, AtAnyStepItEndsOnce) {
     }
     ASSERT_TRUE(b.until([&] { return b.client.tally.idle(); }));
     EXPECT_EQ(b.cancelled(), ended ? 0u : 1u);
-    ASSERT_TRUE(b.until([&] { return data.block()->refs == 1; }));
+    ASSERT_TRUE(b.until([&] { return spinwire::detail::block_of(data)->refs == 1; }));
     EXPECT_EQ(b.arrived, std::vector<std::size_t>{kLong});
     data.reset();
     b.finish();
@@ -261,7 +262,7 @@ TEST(EngineCancelLong, FromCallbacks) {
   b.settle();
   std::sort(order.begin(), order.end());
   EXPECT_EQ(order, (std::vector<int>{1, 2, 3}));
-  EXPECT_EQ(data.block()->refs, 1u);
+  EXPECT_EQ(spinwire::detail::block_of(data)->refs, 1u);
 }
 
 /// Of everything at once, at random: each ends once, credit and windows come back, and what arrives

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "agent/attacked.h"
+#include "base/internals.h"
 #include "engine/harness.h"
 
 namespace snapshot_test {
@@ -113,7 +114,7 @@ TEST(EngineSnapshot, ALongMessageIsOneOperationWhateverItTakes) {
       return c.stats().outstanding == 0;
     }));
     EXPECT_GE(most, 2u);
-    EXPECT_EQ(b.block()->refs, 1u);
+    EXPECT_EQ(spinwire::detail::block_of(b)->refs, 1u);
     ASSERT_TRUE(p.until([&] { return p.ends.server.snapshot().control == 0; }));
     EXPECT_EQ(p.server.messages, 1u);
     b.reset();

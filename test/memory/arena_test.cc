@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/internals.h"
 #include "base/random.h"
 #include "base/shared_memory.h"
 #include "memory/chunk_map.h"
@@ -388,8 +389,9 @@ TEST(ArenaTest, FreshChunksAreCutLazily) {
 TEST(ArenaTest, BuffersOutliveTheArenasOwner) {
   ArenaPtr arena = make_arena(2);
   const std::byte* slab = arena->slab().data();
-  Buffer buffer(arena->allocate(PoolId::send, 100), 100);
-  Buffer large(arena->allocate(PoolId::send, kChunkBytes - 64), 10);
+  Buffer buffer = spinwire::detail::make<Buffer>(arena->allocate(PoolId::send, 100), 100);
+  Buffer large =
+      spinwire::detail::make<Buffer>(arena->allocate(PoolId::send, kChunkBytes - 64), 10);
   BufferSlice slice = buffer.slice(10, 20);
   arena.reset();
   ASSERT_TRUE(spinwire::base::find_shared_memory(slab, 1).has_value());
@@ -491,7 +493,7 @@ TEST(ArenaTest, MisuseTraps) {
   const auto late_key = [] {
     log_to_stderr();
     const ArenaPtr arena = make_arena(1);
-    const Buffer buffer(arena->allocate(PoolId::send, 256), 256);
+    const Buffer buffer = spinwire::detail::make<Buffer>(arena->allocate(PoolId::send, 256), 256);
     arena->set_lkey(1);
   };
   EXPECT_DEATH(twice(256), "a block is freed once");

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/internals.h"
 #include "base/random.h"
 #include "memory/arena.h"
 
@@ -100,7 +101,7 @@ struct FakeBlock {
     block.payload = bytes.data();
     block.owner = this;
     block.recycle = [](Block* b) { static_cast<FakeBlock*>(b->owner)->recycled = true; };
-    slice = BufferSlice(&block, bytes.data(), bytes.size());
+    slice = spinwire::detail::make<BufferSlice>(&block, bytes.data(), bytes.size());
     spinwire::detail::release(&block);
   }
   std::vector<std::byte> bytes{4096};
@@ -137,8 +138,8 @@ TEST(RegistrationTest, RegistersOwnMemoryWithTheRightsAsked) {
     EXPECT_EQ(call.access, c.flags);
     EXPECT_EQ(memory->whole.data(), bytes.data());
     EXPECT_EQ(memory->whole.size(), bytes.size());
-    EXPECT_EQ(memory->whole.block()->lkey, key + 1);
-    EXPECT_EQ(memory->whole.block()->capacity, bytes.size());
+    EXPECT_EQ(spinwire::detail::block_of(memory->whole)->lkey, key + 1);
+    EXPECT_EQ(spinwire::detail::block_of(memory->whole)->capacity, bytes.size());
     if (c.access == Access::local) {
       EXPECT_FALSE(memory->remote) << "no key leaves for local memory";
     } else {

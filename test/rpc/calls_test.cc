@@ -1,4 +1,5 @@
 // Small calls: what is asked comes back, once, or tells why not.
+#include "base/internals.h"
 #include "engine/engine_core.h"
 #include "rpc/ends.h"
 
@@ -342,7 +343,7 @@ TEST(RpcCalls, ALateReplyTellsThatTheServerIsThere) {
   now += 1000;
   EXPECT_EQ(t.later[0].call.reply(filled(5, 2)), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.client.engine.rpc_stats().late == 1; }));
-  EXPECT_EQ(t.client.engine.core()->calls->clients.find(0)->last_heard, now);
+  EXPECT_EQ(spinwire::detail::core_of(t.client.engine)->calls->clients.find(0)->last_heard, now);
   t.finish();
 }
 

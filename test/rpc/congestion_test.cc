@@ -2,6 +2,7 @@
 #include <deque>
 #include <vector>
 
+#include "base/internals.h"
 #include "base/random.h"
 #include "rpc/bare.h"
 
@@ -50,7 +51,7 @@ class Incast {
       c.engine->set({.drop = drop, .link = *link});
       auto* const block =
           c.engine->core->context.arena->allocate(spinwire::memory::PoolId::send, kRequest);
-      c.request = Buffer(block, kRequest);
+      c.request = spinwire::detail::make<Buffer>(block, kRequest);
     }
   }
   /// Calls for so long; what was counted before is forgotten.
@@ -115,7 +116,8 @@ class Incast {
     std::uint32_t open = 0;
   };
   static spinwire::rpc::ClientSession& session_of(const Client& c) {
-    return *spinwire::rpc::find_client(*c.engine->core->calls, c.session.name());
+    return *spinwire::rpc::find_client(*c.engine->core->calls,
+                                       spinwire::detail::Internals::name(c.session));
   }
   bool call(Client& c) {
     const auto done = [this, &c](Reply& r) {

@@ -1,6 +1,7 @@
 // Test helpers: engines on a device that has short datagrams beside the verbs.
 #pragma once
 
+#include "base/internals.h"
 #include "rpc/bare.h"
 #include "rpc/client_call.h"
 #include "softverbs/objects.h"
@@ -8,7 +9,7 @@
 namespace rpc_test {
 
 inline const spinwire::rpc::DatagramPort& port_of(const Node& node) {
-  return *node.engine.core()->calls->port;
+  return *spinwire::detail::core_of(node.engine)->calls->port;
 }
 inline const spinwire::softverbs::Qp& queue_pair_of(const Node& node) {
   return *static_cast<const spinwire::softverbs::Qp*>(port_of(node).queue_pair());

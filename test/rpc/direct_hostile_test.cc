@@ -2,6 +2,7 @@
 #include <array>
 #include <optional>
 
+#include "base/internals.h"
 #include "rpc/direct.h"
 
 namespace rpc_direct_hostile_test {
@@ -37,13 +38,13 @@ class RpcDirectHostile : public RpcDirect {
     t_->finish();
   }
   [[nodiscard]] spinwire::verbs::Device& device() const {
-    return *t_->client.engine.core()->context.device;
+    return *spinwire::detail::core_of(t_->client.engine)->context.device;
   }
   [[nodiscard]] ibv_qp* known() const {
     return const_cast<ibv_qp*>(port_of(t_->client).queue_pair());
   }
   [[nodiscard]] const spinwire::rpc::ClientSession& session() const {
-    return *t_->client.engine.core()->calls->clients.find(0);
+    return *spinwire::detail::core_of(t_->client.engine)->calls->clients.find(0);
   }
   /// A good request; its slot was not used so far.
   [[nodiscard]] spinwire::wire::RpcHeader request() const {
@@ -139,10 +140,10 @@ TEST_F(RpcDirectHostile, AReplyOfAStrangerEndsNoCall) {
   options.send_depth = options.receive_depth = 8;
   options.inline_bytes = 64;
   options.qkey = 5;
-  spinwire::verbs::Device& device = *t_->server.engine.core()->context.device;
+  spinwire::verbs::Device& device = *spinwire::detail::core_of(t_->server.engine)->context.device;
   ibv_qp* const other = device.create_datagram_qp(options).value();
-  const auto& s =
-      *spinwire::rpc::find_server(*t_->server.engine.core()->calls, session().peer_session);
+  const auto& s = *spinwire::rpc::find_server(*spinwire::detail::core_of(t_->server.engine)->calls,
+                                              session().peer_session);
   const auto words =
       spinwire::wire::pack({s.peer_session, session().slots[0].number, 0, RpcKind::reply, 0, 4, 8});
   const auto& direct = *device.provider().direct;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/internals.h"
 #include "engine/run_again.h"
 
 namespace rpc_direct_test {
@@ -30,7 +31,7 @@ Bytes numbered(std::size_t size, std::uint32_t number) {
 class Posted {
  public:
   void watch(const Node& node) {
-    ibv_context& device = *node.engine.core()->context.device->context();
+    ibv_context& device = *spinwire::detail::core_of(node.engine)->context.device->context();
     real = device.ops.post_send;
     device.ops.post_send = [](ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad) {
       for (const ibv_send_wr* each = wr; each != nullptr; each = each->next)
@@ -397,11 +398,11 @@ TEST_F(RpcDirect, ARunIsLeftWhereTheLastBlockIsKept) {
   Keeper keeper(t);
   const spinwire::rpc::DatagramPort& port = port_of(t.server);
   std::vector<BufferSlice> taken;
-  auto& arena = *t.server.engine.core()->context.arena;
+  auto& arena = *spinwire::detail::core_of(t.server.engine)->context.arena;
   for (;;) {
     spinwire::detail::Block* const block = arena.allocate(spinwire::memory::PoolId::receive, 4096);
     if (block == nullptr) break;
-    taken.emplace_back(block, block->payload, 1);
+    taken.push_back(spinwire::detail::make<BufferSlice>(block, block->payload, 1u));
     spinwire::detail::release(block);
   }
   ASSERT_EQ(t.call(kEcho, {}).status, Status::ok);
@@ -486,8 +487,8 @@ TEST_F(RpcDirect, APollTakesATurnOfWhatLiesInALane) {
 
 TEST_F(RpcDirect, WhatTheDeviceCallsASourceIsLearntFromTheFirst) {
   Calls t;
-  auto& client = *t.client.engine.core()->calls;
-  auto& server = *t.server.engine.core()->calls;
+  auto& client = *spinwire::detail::core_of(t.client.engine)->calls;
+  auto& server = *spinwire::detail::core_of(t.server.engine)->calls;
   const spinwire::rpc::ClientSession& c = *client.clients.find(0);
   const spinwire::rpc::ServerSession& s = *spinwire::rpc::find_server(server, c.peer_session);
   const std::uint64_t unknown = spinwire::rpc::PeerAddress().direct_source;
@@ -506,9 +507,10 @@ TEST_F(RpcDirect, WhatTheDeviceCallsASourceIsLearntFromTheFirst) {
 TEST_F(RpcDirect, ThereIsNoLaneToWhatIsNoNumberOfAQueuePair) {
   Calls t;
   ASSERT_EQ(t.call(kEcho, filled(4, 1)).status, Status::ok);
-  auto& calls = *t.client.engine.core()->calls;
+  auto& calls = *spinwire::detail::core_of(t.client.engine)->calls;
   spinwire::base::DatagramAddress to = calls.clients.find(0)->peer_address->destination;
-  const auto& direct = *t.client.engine.core()->context.device->provider().direct;
+  const auto& direct =
+      *spinwire::detail::core_of(t.client.engine)->context.device->provider().direct;
   EXPECT_EQ(to.lane, direct.lane(to.ah));
   to.qp_num |= 1u << 24;  // would be a part of the datagram's source
   calls.port->resolve(to);
@@ -547,7 +549,7 @@ TEST_F(RpcDirect, AnAnswerWithinThePollIsNoRoundTrip) {
   (void)t.calls.client.poll();
   t.polling = false;
   EXPECT_TRUE(t.within);
-  auto& clients = t.calls.client.engine.core()->calls->clients;
+  auto& clients = spinwire::detail::core_of(t.calls.client.engine)->calls->clients;
   EXPECT_EQ(clients.find(0)->min_rtt, 1000u);
   EXPECT_EQ(clients.find(1)->min_rtt, ~std::uint64_t{0});
   EXPECT_EQ(t.other.close(), Status::ok);

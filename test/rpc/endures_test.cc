@@ -1,6 +1,7 @@
 // What breaks engines of remote calls elsewhere: servers that take longer than the time-out,
 // answers to the set-up that get lost, refused sessions, more requests than there are receives for,
 // devices that take long to send.
+#include "base/internals.h"
 #include "rpc/bare.h"
 #include "rpc/client_call.h"
 
@@ -139,7 +140,7 @@ struct Crowd {
     }
   }
   [[nodiscard]] const spinwire::rpc::DatagramPort& port() const {
-    return *server.engine.core()->calls->port;
+    return *spinwire::detail::core_of(server.engine)->calls->port;
   }
   [[nodiscard]] bool sends_directly() const { return port().sends_directly(); }
   /// So many receives are not posted, as there is no control step: they wait to be posted together
@@ -288,7 +289,7 @@ TEST(RpcEndures, ARequestThatIsSentAgainBeforeItHasLeft) {
   const Bytes bytes = filled(300, 1);
   auto* const block = client.core->context.arena->allocate(spinwire::memory::PoolId::send, 300);
   ASSERT_NE(block, nullptr);
-  Buffer b(block, bytes.size());
+  Buffer b = spinwire::detail::make<Buffer>(block, bytes.size());
   std::copy(bytes.begin(), bytes.end(), b.data());
   {
     const HeldBack held(client.core->context.device->context());

@@ -1,5 +1,6 @@
 // Servers that have forgotten a session, or are not those that opened it any more: their clients
 // hear so, long before they have waited for connections.peer_timeout.
+#include "base/internals.h"
 #include "rpc/bare.h"
 
 namespace rpc_forgotten_test {
@@ -55,7 +56,7 @@ class RpcForgottenSessions : public testing::Test {
               Status::ok);
   }
   [[nodiscard]] rpc::ClientSession& ours() const {
-    return *rpc::find_client(*client_->core->calls, session_.name());
+    return *rpc::find_client(*client_->core->calls, spinwire::detail::Internals::name(session_));
   }
   [[nodiscard]] std::uint32_t served() const {
     return rpc::stats(*server_->core->calls).served_sessions;
@@ -143,8 +144,8 @@ TEST_F(RpcForgottenSessions, AnswersAreAsRareAsRepeatedRequests) {
 TEST_F(RpcForgottenSessions, OnlyTheServerOfASessionHasForgottenIt) {
   const rpc::ServerSession& s = *rpc::find_server(*server_->core->calls, ours().peer_session);
   // What it says of an earlier session of that name.
-  say(s.peer_address->destination,
-      {session_.name(), s.name ^ 0x100000, 0, RpcKind::unknown, 0, 0, 0});
+  say(s.peer_address->destination, {spinwire::detail::Internals::name(session_), s.name ^ 0x100000,
+                                    0, RpcKind::unknown, 0, 0, 0});
   // And somebody else, who knows all of it.
   Bare other(rpc_config(), &now_);
   Session theirs = other.core->open_session(listener_.address(), {}).value();
@@ -157,7 +158,8 @@ TEST_F(RpcForgottenSessions, OnlyTheServerOfASessionHasForgottenIt) {
   ASSERT_TRUE(route);
   static const std::byte nothing[kShortCall]{};
   other.core->calls->port->send((*route)->destination,
-                                wire::pack({session_.name(), s.name, 0, RpcKind::unknown, 0, 0, 0}),
+                                wire::pack({spinwire::detail::Internals::name(session_), s.name, 0,
+                                            RpcKind::unknown, 0, 0, 0}),
                                 0, nothing);
   other.core->calls->port->flush();
   ASSERT_TRUE(until([&] { return rpc::stats(*client_->core->calls).bad_datagrams == 1; }));

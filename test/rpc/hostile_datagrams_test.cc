@@ -1,4 +1,5 @@
 // Datagrams that nobody should have sent: dropped and counted, and no session is the worse for it.
+#include "base/internals.h"
 #include "rpc/bare.h"
 
 namespace rpc_hostile_test {
@@ -57,12 +58,14 @@ class RpcHostile : public testing::Test {
     other_.core->calls->port->flush();
   }
   [[nodiscard]] spinwire::base::DatagramAddress to_server() {
-    return spinwire::rpc::find_client(*other_.core->calls, theirs_.name())
+    return spinwire::rpc::find_client(*other_.core->calls,
+                                      spinwire::detail::Internals::name(theirs_))
         ->peer_address->destination;
   }
   /// The server's record of the client's session.
   [[nodiscard]] ServerSession& victim() {
-    const ClientSession& c = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
+    const ClientSession& c = *spinwire::rpc::find_client(
+        *client_.core->calls, spinwire::detail::Internals::name(session_));
     return *spinwire::rpc::find_server(*server_.core->calls, c.peer_session);
   }
   /// The call of the beginning is answered as if nothing had been.
@@ -103,7 +106,8 @@ TEST_F(RpcHostile, WhatMakesNoSenseIsCounted) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   const auto to = to_server();
   const std::uint32_t name =
-      spinwire::rpc::find_client(*other_.core->calls, theirs_.name())->peer_session;
+      spinwire::rpc::find_client(*other_.core->calls, spinwire::detail::Internals::name(theirs_))
+          ->peer_session;
   const std::uint32_t first =
       spinwire::rpc::find_server(*server_.core->calls, name)->slots[0].number;
   const std::vector<RpcHeader> nonsense = {
@@ -148,7 +152,8 @@ TEST_F(RpcHostile, AReplyThatIsShorterThanItsHeaderSaysNothing) {
 TEST_F(RpcHostile, AReplyThatAllowsNoCallsIsNone) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   static const std::byte nothing[kShortCall]{};
-  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
+  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls,
+                                                 spinwire::detail::Internals::name(session_));
   spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
   port.send(victim().peer_address->destination,
             spinwire::wire::pack({ours.name, ours.slots[0].number, 0, RpcKind::reply, 0, 0, 0}), 0,
@@ -162,7 +167,8 @@ TEST_F(RpcHostile, AReplyThatAllowsNoCallsIsNone) {
 TEST_F(RpcHostile, NoReplyAllowsMoreCallsThanThereArePlaces) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   static const std::byte nothing[kShortCall]{};
-  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
+  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls,
+                                                 spinwire::detail::Internals::name(session_));
   spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
   port.send(victim().peer_address->destination,
             spinwire::wire::pack({ours.name, ours.slots[0].number, 0, RpcKind::reply, 0, 0, 65535}),
@@ -180,7 +186,8 @@ TEST_F(RpcHostile, NoReplyAllowsMoreCallsThanThereArePlaces) {
 TEST_F(RpcHostile, AReplyToACallThatIsYetToBeMadeIsLate) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "numbers are known";
   static const std::byte nothing[kShortCall]{};
-  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls, session_.name());
+  const auto& ours = *spinwire::rpc::find_client(*client_.core->calls,
+                                                 spinwire::detail::Internals::name(session_));
   spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
   ASSERT_EQ(ours.free_slots & 3, 2u);
   for (const std::uint32_t number : {ours.slots[1].number, ours.slots[0].number + ours.window}) {
@@ -200,8 +207,10 @@ TEST_F(RpcHostile, NobodyIsTheServerOfASessionThatIsBeingOpened) {
   static const std::byte nothing[kShortCall]{};
   spinwire::rpc::DatagramPort& port = *server_.core->calls->port;
   for (const RpcKind kind : {RpcKind::reply, RpcKind::pong, RpcKind::closed})
-    port.send(victim().peer_address->destination,
-              spinwire::wire::pack({opening.name(), 0, 0, kind, 0, 0, 1}), 0, nothing);
+    port.send(
+        victim().peer_address->destination,
+        spinwire::wire::pack({spinwire::detail::Internals::name(opening), 0, 0, kind, 0, 0, 1}), 0,
+        nothing);
   port.flush();
   while (bad(client_) != 3) (void)client_.core->poll();
   EXPECT_EQ(opening.state(), spinwire::SessionState::opening);

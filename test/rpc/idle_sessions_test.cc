@@ -1,4 +1,5 @@
 // Sessions that have no calls for a while: what they give back, and what comes late all the same.
+#include "base/internals.h"
 #include "rpc/bare.h"
 #include "rpc/client_call.h"
 
@@ -78,7 +79,8 @@ struct Idle {
     return server.core->context.arena->stats(PoolId::send).blocks_used;
   }
   [[nodiscard]] ClientSession& ours() const {
-    return *spinwire::rpc::find_client(*client.core->calls, session.name());
+    return *spinwire::rpc::find_client(*client.core->calls,
+                                       spinwire::detail::Internals::name(session));
   }
   [[nodiscard]] ServerSession& theirs() const {
     return *spinwire::rpc::find_server(*server.core->calls, ours().peer_session);

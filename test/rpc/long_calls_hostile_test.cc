@@ -3,6 +3,7 @@
 #include <endian.h>
 
 #include "agent/raw_peer.h"
+#include "base/internals.h"
 #include "rpc/bare.h"
 #include "rpc/long_calls.h"
 #include "rpc/transport/connection_transport.h"
@@ -75,7 +76,8 @@ class RpcBulkHostile : public testing::Test {
     (void)run([&] { return left-- == 0; });
   }
   [[nodiscard]] ClientSession& opened() const {
-    return *spinwire::rpc::find_client(*client_->core->calls, session_.name());
+    return *spinwire::rpc::find_client(*client_->core->calls,
+                                       spinwire::detail::Internals::name(session_));
   }
   [[nodiscard]] ServerSession& served() const {
     return *spinwire::rpc::find_server(*server_->core->calls, opened().peer_session);
@@ -142,7 +144,7 @@ class RpcBulkHostile : public testing::Test {
     auto* const block =
         client_->core->context.arena->allocate(spinwire::memory::PoolId::send, size);
     EXPECT_NE(block, nullptr);
-    return {block, size};
+    return spinwire::detail::make<Buffer>(block, size);
   }
   [[nodiscard]] static std::uint64_t bad(const Bare& node) {
     return spinwire::rpc::stats(*node.core->calls).bad_bulk;
@@ -360,7 +362,8 @@ TEST_F(RpcBulkHostile, AConnectionFitsItsSessionOrNone) {
   ASSERT_TRUE(run([&] { return other.ready(); }));
   const std::uint32_t right = opened().peer_session;
   const std::uint32_t others =
-      spinwire::rpc::find_client(*client_->core->calls, other.name())->peer_session;
+      spinwire::rpc::find_client(*client_->core->calls, spinwire::detail::Internals::name(other))
+          ->peer_session;
   std::uint64_t count = 0;
   for (const std::uint32_t wrong : {others, right ^ (1u << 20), 0x7fffffffu}) {
     opened().peer_session = wrong;

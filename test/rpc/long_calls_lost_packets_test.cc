@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "base/internals.h"
 #include "engine/engine_core.h"
 #include "rpc/long_calls.h"
 #include "softverbs/faults/fault_plan.h"
@@ -58,7 +59,7 @@ struct LossyCalls : BulkCalls {
     }
   }
   static ibv_context* device(const Node& node) {
-    return node.engine.core()->context.device->context();
+    return spinwire::detail::core_of(node.engine)->context.device->context();
   }
   void take(std::uint64_t number) {
     stamp(from_.bytes(), number);

@@ -1,4 +1,5 @@
 // Datagrams that are lost, doubled, late and out of order; peers that die.
+#include "base/internals.h"
 #include "rpc/bare.h"
 
 namespace rpc_loss_test {
@@ -77,7 +78,7 @@ class Storm {
     auto* const block =
         client_.core->context.arena->allocate(spinwire::memory::PoolId::send, bytes.size());
     if (block == nullptr) return false;
-    const Buffer b(block, bytes.size());
+    const Buffer b = spinwire::detail::make<Buffer>(block, bytes.size());
     std::copy(bytes.begin(), bytes.end(), b.data());
     return s.call(kEcho, b.slice(), done) == Status::ok;
   }

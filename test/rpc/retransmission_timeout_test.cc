@@ -1,5 +1,6 @@
 // When calls without an answer end, or go out again: to the tick, where the watch alone would be
 // late, and no more often than that is worth.
+#include "base/internals.h"
 #include "rpc/bare.h"
 #include "rpc/client_call.h"
 
@@ -47,7 +48,8 @@ struct Patience {
     ASSERT_EQ(session.call(method, std::span<const std::byte>(), done, options), Status::ok);
   }
   [[nodiscard]] ClientSession& ours() const {
-    return *spinwire::rpc::find_client(*client.core->calls, session.name());
+    return *spinwire::rpc::find_client(*client.core->calls,
+                                       spinwire::detail::Internals::name(session));
   }
   [[nodiscard]] std::uint64_t again() const { return client.core->calls->stats.retransmits; }
 

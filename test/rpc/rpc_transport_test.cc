@@ -1,6 +1,7 @@
 // Calls where one of the ends has no datagrams: all of them go over connections.
 #include <utility>
 
+#include "base/internals.h"
 #include "engine/run_again.h"
 #include "rpc/bare.h"
 #include "rpc/long_calls.h"
@@ -133,12 +134,14 @@ TEST(RpcTransport, AConnectionForLongCallsKeepsNoReceivesOfDatagrams) {
   Session session = client.open(server);
   ASSERT_TRUE(all.until([&] { return session.ready(); }));
   expect_echoes(all, session, 1);
-  const ClientSession& ours = *spinwire::rpc::find_client(*client.core.calls, session.name());
+  const ClientSession& ours =
+      *spinwire::rpc::find_client(*client.core.calls, spinwire::detail::Internals::name(session));
   const auto granted = [&] {
     return spinwire::rpc::find_server(*server.core.calls, ours.peer_session)->advertised_window;
   };
   EXPECT_EQ(granted(), c.rpc.window);
-  Buffer b(client.core.context.arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
+  Buffer b = spinwire::detail::make<Buffer>(
+      client.core.context.arena->allocate(spinwire::memory::PoolId::send, 5000), 5000);
   bool done = false;
   ASSERT_TRUE(server.core.serve(kFold, [](Request& r) { (void)r.reply(fold_of(r.bytes())); }));
   ASSERT_EQ(session.call(kFold, b.slice(), [&done](Reply&) { done = true; }), Status::ok);
@@ -264,7 +267,8 @@ struct Losing {
     EXPECT_TRUE(all.until([&] { return session.ready(); }));
   }
   [[nodiscard]] ClientSession& record() const {
-    return *spinwire::rpc::find_client(*client.core.calls, session.name());
+    return *spinwire::rpc::find_client(*client.core.calls,
+                                       spinwire::detail::Internals::name(session));
   }
   /// As if the network had.
   void lose() const {

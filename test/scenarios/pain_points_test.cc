@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "base/internals.h"
 #include "base/owner_guard.h"
 #include "base/random.h"
 #include "engine/engine_core.h"
@@ -42,7 +43,9 @@ struct Open {
     const auto opened = core.open();
     EXPECT_TRUE(opened) << opened.error().message();
   }
-  spinwire::agent::Agent* agent(Connection c) { return core.find(c.index(), c.generation()); }
+  spinwire::agent::Agent* agent(Connection c) {
+    return core.find(c.index(), spinwire::detail::Internals::generation(c));
+  }
   ibv_qp_attr attributes(Connection c) {
     ibv_qp_attr attr{};
     ibv_qp_init_attr init{};
@@ -51,7 +54,8 @@ struct Open {
     return attr;
   }
   Buffer buffer(std::size_t size, std::uint32_t seed) {
-    Buffer b(core.context.arena->allocate(spinwire::memory::PoolId::send, size), size);
+    Buffer b = spinwire::detail::make<Buffer>(
+        core.context.arena->allocate(spinwire::memory::PoolId::send, size), size);
     for (std::size_t i = 0; i < size; ++i) b.data()[i] = Node::pattern(seed, i);
     return b;
   }

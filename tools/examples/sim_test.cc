@@ -20,6 +20,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -125,7 +126,7 @@ class Run {
         pass_on(r);
       }
     });
-    served.value();  // throws if the method is not served
+    if (!served) throw std::runtime_error(served.error().message());
     listeners_[node] = engine.listen(Simulation::address(node), {}).value();
     if (node == kFirst) to_second_ = engine.open_session(Simulation::address(kSecond), {}).value();
   }

@@ -5,6 +5,7 @@
 
 #include "agent/submit.h"
 #include "base/error.h"
+#include "base/internals.h"
 #include "engine/api/operate.h"
 #include "engine/engine_core.h"
 #include "spinwire/connection.h"
@@ -41,16 +42,16 @@ Status Connection::send(const BufferSlice& data, const CompletionCallback& done,
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
-  return agent::submit_message(core->context, *a, data.block(), data.data(), data.size(), done,
-                               deferred(*core, post));
+  return agent::submit_message(core->context, *a, detail::block_of(data), data.data(), data.size(),
+                               done, deferred(*core, post));
 }
 
 Status Connection::send(const Buffer& data, const CompletionCallback& done, Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
-  return agent::submit_message(core->context, *a, data.block(), data.data(), data.size(), done,
-                               deferred(*core, post));
+  return agent::submit_message(core->context, *a, detail::block_of(data), data.data(), data.size(),
+                               done, deferred(*core, post));
 }
 
 Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediate,
@@ -60,7 +61,8 @@ Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediat
     return diagnose(slot_);
   return agent::submit_any<OperationKind::send_imm>(
       core->context, *a,
-      {data.block(), data.data(), data.size(), nullptr, immediate, done, deferred(*core, post)});
+      {detail::block_of(data), data.data(), data.size(), nullptr, immediate, done,
+       deferred(*core, post)});
 }
 
 Status Connection::send_copy(std::span<const std::byte> bytes, const CompletionCallback& done,
@@ -73,7 +75,7 @@ Status Connection::send_copy(std::span<const std::byte> bytes, const CompletionC
   detail::Block* block =
       core->context.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
   if (block == nullptr) return Status::no_buffer;
-  const Buffer copy(block, bytes.size());
+  const Buffer copy = detail::make<Buffer>(block, bytes.size());
   std::copy(bytes.begin(), bytes.end(), copy.data());
   return agent::submit_message(core->context, *a, block, copy.data(), bytes.size(), done,
                                deferred(*core, post));
@@ -86,7 +88,8 @@ Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
     return diagnose(slot_);
   return agent::submit_any<OperationKind::write>(
       core->context, *a,
-      {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core, post)});
+      {detail::block_of(local), local.data(), local.size(), &remote, 0, done,
+       deferred(*core, post)});
 }
 
 Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
@@ -97,7 +100,8 @@ Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& 
     return diagnose(slot_);
   return agent::submit_any<OperationKind::write_imm>(
       core->context, *a,
-      {local.block(), local.data(), local.size(), &remote, immediate, done, deferred(*core, post)});
+      {detail::block_of(local), local.data(), local.size(), &remote, immediate, done,
+       deferred(*core, post)});
 }
 
 Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
@@ -107,7 +111,8 @@ Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
     return diagnose(slot_);
   return agent::submit_any<OperationKind::read>(
       core->context, *a,
-      {local.block(), local.data(), local.size(), &remote, 0, done, deferred(*core, post)});
+      {detail::block_of(local), local.data(), local.size(), &remote, 0, done,
+       deferred(*core, post)});
 }
 
 Status Connection::compare_swap(const RemoteRegion& remote, std::uint64_t expected,

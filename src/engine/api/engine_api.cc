@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/internals.h"
 #include "engine/api/operate.h"
 #include "spinwire/engine.h"
 
@@ -101,7 +102,7 @@ Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
         core_->context.arena->fits(id, size) ? Status::no_buffer : Status::invalid_argument;
     return {};
   }
-  return {block, size};
+  return detail::make<Buffer>(block, size);
 }
 
 Status Engine::allocate_status() const noexcept {
@@ -115,7 +116,7 @@ Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access 
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
     auto registered = core_->context.registrations->register_memory(bytes, access);
     if (!registered) return tl::unexpected(registered.error());
-    return MemoryRegion(std::move(registered->whole), registered->remote);
+    return detail::make<MemoryRegion>(std::move(registered->whole), registered->remote);
   });
 }
 

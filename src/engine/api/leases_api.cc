@@ -4,6 +4,7 @@
 
 #include "agent/lease_table.h"
 #include "base/error.h"
+#include "base/internals.h"
 #include "engine/api/operate.h"
 #include "spinwire/lease.h"
 #include "wire/region_token.h"
@@ -118,7 +119,7 @@ Status Connection::lease(const BufferSlice& memory, const LeaseOptions& options,
                          const LeaseCallback& done) {
   const auto [core, a] = engine::locate(slot_, index_, generation_);
   if (a == nullptr) return engine::diagnose(slot_);
-  if (memory && !core->context.owns(*memory.block())) return Status::invalid_argument;
+  if (memory && !core->context.owns(*detail::block_of(memory))) return Status::invalid_argument;
   const Status status = agent::grant_lease(core->context, *a, memory, options, done);
   if (status == Status::ok) send_notes(*core, *a);
   return status;

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/internals.h"
 #include "engine/api/operate.h"
 #include "engine/engine_core.h"
 #include "rpc/server_call.h"
@@ -149,14 +150,14 @@ std::size_t Session::max_call() const noexcept {
 
 Status Session::call(Method method, const BufferSlice& request,
                      const ReplyCallback& done) noexcept {
-  return begin_call(slot_, id_, method, request.data(), request.size(), request.block(), done,
-                    nullptr);
+  return begin_call(slot_, id_, method, request.data(), request.size(), detail::block_of(request),
+                    done, nullptr);
 }
 
 Status Session::call(Method method, const BufferSlice& request, const ReplyCallback& done,
                      const CallOptions& options) noexcept {
-  return begin_call(slot_, id_, method, request.data(), request.size(), request.block(), done,
-                    &options);
+  return begin_call(slot_, id_, method, request.data(), request.size(), detail::block_of(request),
+                    done, &options);
 }
 
 Status Session::call(Method method, std::span<const std::byte> request,
@@ -181,7 +182,8 @@ CallId Session::last_call() const noexcept {
 void Session::prefetch() const noexcept {
   const EngineCore* const core = engine::core_of(slot_);
   if (core == nullptr || core->calls == nullptr) return;
-  core->calls->clients.prefetch(wire::RpcName::index(name()), 0);  // most have none under way
+  core->calls->clients.prefetch(wire::RpcName::index(static_cast<std::uint32_t>(id_)),
+                                0);  // most have none under way
 }
 
 Status Session::cancel(CallId id) noexcept {
@@ -234,7 +236,8 @@ Status PendingCall::reply(std::span<const std::byte> bytes) const noexcept {
 }
 
 Status PendingCall::reply(const BufferSlice& bytes) const noexcept {
-  return answer(slot_, session_, number_, Status::ok, bytes.data(), bytes.size(), bytes.block());
+  return answer(slot_, session_, number_, Status::ok, bytes.data(), bytes.size(),
+                detail::block_of(bytes));
 }
 
 std::span<std::byte> PendingCall::reserve_reply(std::size_t size) const noexcept {

@@ -7,6 +7,7 @@
 
 #include "agent/lease_table.h"
 #include "agent/submit.h"
+#include "base/internals.h"
 
 namespace spinwire::rpc {
 
@@ -30,15 +31,15 @@ void complete_call(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcep
   const std::byte* data = nullptr;
   std::size_t bytes = 0;
   if (message) {
-    block = message.block();
+    block = detail::block_of(message);
     data = message.data() + wire::kRpcMessageHeaderBytes;
     bytes = message.size() - wire::kRpcMessageHeaderBytes;
   } else if (status == Status::ok && call.reply) {
-    block = call.reply.block();
+    block = detail::block_of(call.reply);
     data = call.reply.data();
     bytes = size;
   }
-  Reply reply(status, block, data, bytes);
+  Reply reply = detail::make<Reply>(status, block, data, bytes);
   call.done(reply);
 }
 

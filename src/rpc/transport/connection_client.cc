@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 
+#include "base/internals.h"
 #include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {
@@ -15,7 +16,7 @@ void end_call(ConnectionCall& call, Status status) noexcept {
   release_payload(call.payload);
   const ReplyCallback done = std::exchange(call.done, nullptr);
   const BufferSlice reply = std::move(call.reply);  // goes after the callback
-  Reply sent(status, nullptr, nullptr, 0);
+  Reply sent = detail::make<Reply>(status, nullptr, nullptr, 0);
   done(sent);
 }
 
@@ -39,7 +40,7 @@ Status validate_reply_region(const Rpc& r, const BufferSlice& reply) noexcept {
     return Status::invalid_argument;
   const std::span<std::byte> slab = s.arena->slab();
   const bool within = reply.data() >= slab.data() && reply.data() < slab.data() + slab.size();
-  if (!within && !s.registrations->owns(reply.block())) return Status::invalid_argument;
+  if (!within && !s.registrations->owns(detail::block_of(reply))) return Status::invalid_argument;
   const bool may_write = allows(s.attributes.access, Access::remote_write);
   return may_write && s.config.leases.maximum != 0 ? Status::ok : Status::unsupported;
 }

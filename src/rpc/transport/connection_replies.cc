@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/internals.h"
 #include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {
@@ -16,7 +17,8 @@ using Sent = ConnectionClientSlot::Sent;
 using Cancel = ConnectionClientSlot::Cancel;
 
 bool is_connection_of(const Rpc& r, const ConnectionClient& b, const Connection& named) noexcept {
-  return b.agent != kNone && Connection(r.context.slot, b.agent, b.agent_generation) == named;
+  return b.agent != kNone &&
+         detail::make<Connection>(r.context.slot, b.agent, b.agent_generation) == named;
 }
 
 /// Gives the rest of a call, such as closing its key, time of its own.
@@ -48,9 +50,9 @@ void on_reply_message(Rpc& r, ConnectionClient& b, agent::Agent& a, const RpcMes
     const std::uint32_t session = b.session;
     ++r.stats.replies;
     const ConnectionCall call = release_slot(b, *k);
-    Reply reply(status, m.block(), payload.data(), payload.size());
+    Reply reply = detail::make<Reply>(status, detail::block_of(m), payload.data(), payload.size());
     call.done(reply);
-    if (reply.kept()) (void)m.take();  // the slice holds it now
+    if (detail::Internals::is_kept(reply)) (void)m.take();  // the slice holds it now
     return advance_backlog(r, &b, session);
   }
   k->reply_message = m.take();

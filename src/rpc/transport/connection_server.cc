@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "agent/submit.h"
+#include "base/internals.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {
@@ -143,11 +144,12 @@ void run_handler(Rpc& r, const ServerSession& s, ConnectionServerSlot& v, Messag
   if (v.method >= r.handlers.size() || !r.handlers[v.method])
     return refuse_call(r, session, number, Status::unsupported);
   ++r.stats.served;
-  Request request({r.context.slot, session | kConnectionCall, number}, v.method, m.block(),
-                  const_cast<std::byte*>(data), size);
+  Request request = detail::make<Request>(
+      detail::make<PendingCall>(r.context.slot, session | kConnectionCall, number), v.method,
+      detail::block_of(m), const_cast<std::byte*>(data), size);
   r.handlers[v.method](request);
-  if (!request.answered()) refuse_call(r, session, number, Status::refused);
-  if (request.kept()) (void)m.take();  // the slices hold it now
+  if (!detail::Internals::is_answered(request)) refuse_call(r, session, number, Status::refused);
+  if (detail::Internals::is_kept(request)) (void)m.take();  // the slices hold it now
 }
 
 void on_call(Rpc& r, ServerSession& s, agent::Agent& a, const RpcMessageHeader& header, Message& m,
@@ -227,7 +229,7 @@ void on_server_closed(Rpc& r, std::uint32_t name, const Connection& gone,
   ServerSession* const s = find_server(r, name);
   if (s == nullptr || s->connection == nullptr) return;
   ConnectionServer& b = *s->connection;
-  if (!(Connection(r.context.slot, b.agent, b.agent_generation) == gone)) return;
+  if (!(detail::make<Connection>(r.context.slot, b.agent, b.agent_generation) == gone)) return;
   b.agent = kNone;
   // Without datagrams a client ends its session with its connection. A client that lost the
   // connection makes another; else its session is forgotten after connections.peer_timeout.

@@ -7,6 +7,7 @@
 
 #include "agent/submit.h"
 #include "base/error.h"
+#include "base/internals.h"
 #include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {
@@ -65,7 +66,7 @@ Status send_message(Rpc& r, agent::Agent& a, const wire::RpcMessageHeader& heade
   const std::size_t size = wire::kRpcMessageHeaderBytes + payload.size();
   Block* const block = block_to_send(r, size);
   if (block == nullptr) return Status::no_buffer;
-  const Buffer message(block, size);
+  const Buffer message = detail::make<Buffer>(block, size);
   const auto bytes = wire::encode(header);
   std::memcpy(message.data(), bytes.data(), bytes.size());
   if (!payload.empty()) std::memcpy(message.data() + bytes.size(), payload.data(), payload.size());

@@ -1,0 +1,68 @@
+// The library's access to the private members of the public API's types.
+#pragma once
+
+#include <utility>
+
+#include "spinwire/buffer.h"
+#include "spinwire/export.h"
+
+namespace spinwire::detail {
+
+class EngineCore;
+
+struct Internals {
+  template <typename T, typename... Args>
+  [[gnu::always_inline]] static T make(Args&&... args) noexcept {
+    return T(std::forward<Args>(args)...);
+  }
+  template <typename T>
+  static Block* block(const T& owner) noexcept {
+    return owner.block_;
+  }
+  template <typename T>
+  static bool is_kept(const T& call) noexcept {
+    return call.kept_;
+  }
+  template <typename T>
+  static bool is_answered(const T& request) noexcept {
+    return request.answered_;
+  }
+  template <typename T>
+  static bool is_refused(const T& offer) noexcept {
+    return offer.refused_;
+  }
+  template <typename T>
+  static const BufferSlice& destination(const T& offer) noexcept {
+    return offer.to_;
+  }
+  template <typename T>
+  static EngineCore* core(const T& engine) noexcept {
+    return engine.core_.get();
+  }
+  template <typename T>
+  static auto generation(const T& connection) noexcept {
+    return connection.generation_;
+  }
+  /// How peers name the session, too. A name is used again after some thousand sessions.
+  template <typename T>
+  static std::uint32_t name(const T& session) noexcept {
+    return static_cast<std::uint32_t>(session.id_);
+  }
+};
+
+/// Constructs a type of the public API whose constructor is private.
+template <typename T, typename... Args>
+[[gnu::always_inline]] inline T make(Args&&... args) noexcept {
+  return Internals::make<T>(std::forward<Args>(args)...);
+}
+/// The block of a buffer, a slice or a message; null if it has none.
+template <typename T>
+Block* block_of(const T& owner) noexcept {
+  return Internals::block(owner);
+}
+template <typename T>
+EngineCore* core_of(const T& engine) noexcept {
+  return Internals::core(engine);
+}
+
+}  // namespace spinwire::detail
