@@ -1,10 +1,12 @@
-// What happens to a connection: operations in, completions out, credit, life cycle. The hot part
-// is in operations.cc and arrivals.cc, the cold in lifecycle.cc and bring_up.cc.
+// One connection: operations in, completions out, credit, stages. The hot part is in operations.cc
+// and message_receive.cc, the cold in lifecycle.cc, bring_up.cc, liveness.cc and
+// completion_errors.cc.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "agent/engine_context.h"
 #include "base/internals.h"
@@ -40,7 +42,7 @@ void flush_everything(EngineContext& ctx, Agent& a) noexcept;
 /// has none such.
 bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept;
 /// Runs the callbacks of those given up so far.
-void tell_cancelled(EngineContext& ctx) noexcept;
+void run_cancel_callbacks(EngineContext& ctx) noexcept;
 /// A cancelled operation that the device had has ended there.
 void end_cancelled(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept;
 /// The name of the application's operation accepted last of those that have not ended; that of none
@@ -122,11 +124,11 @@ bool find_credit(EngineContext& ctx, Agent& a) noexcept;
 /// ends.
 bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept;
 /// What the agent's allotment is counted in.
-inline std::uint32_t& allotted_with(EngineContext& ctx, const Agent& a) noexcept {
+inline std::uint32_t& reserved_total(EngineContext& ctx, const Agent& a) noexcept {
   return a.own_queue != kNone ? ctx.own_queues->reserved_receives : ctx.reserved_receives;
 }
 /// Keeps up to `wanted` receives for the peer, as many as the budget has.
-void grow_allotment(EngineContext& ctx, Agent& a, std::uint32_t wanted) noexcept;
+void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) noexcept;
 /// Receives that each connection gets when there are too few for all.
 std::uint32_t fair_share(const EngineContext& ctx) noexcept;
 /// Takes the receive of a message just arrived from an agent that has more than its share.
@@ -181,16 +183,28 @@ inline memory::RegistrationTable::Group* registrations_of(const Agent& a) noexce
 /// Parts of acquire(), for an agent that begins anew.
 void prepare_timers(Agent& a) noexcept;
 /// Keeps a receive for the peer to begin with; false if none is left.
-[[nodiscard]] bool promise_receive(EngineContext& ctx, Agent& a) noexcept;
+[[nodiscard]] bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept;
 /// The only writer of Agent::state; stamps the deadline of the new one.
 void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept;
+/// The only writer of Agent::stage.
+void set_stage(Agent& a, Stage stage) noexcept;
+/// What happens outside of an agent and moves it to another stage.
+enum class Event : std::uint8_t {
+  route_resolved,     ///< rdma_cm knows the device and the route
+  endpoint_received,  ///< accept_endpoint() has taken the peer's endpoint
+  peer_ready,         ///< the handshake is complete at the peer
+  timeout,            ///< Setup::deadline has passed
+  aborted,            ///< the engine ends and waits for nothing
+};
+/// Moves the agent on after an event that came from the engine or the control port.
+void advance(EngineContext& ctx, Agent& a, Event event) noexcept;
 /// Takes the next step of the agent's set-up or tear-down, with at most one control verb.
-/// Answers true if it used one.
-bool advance(EngineContext& ctx, Agent& a) noexcept;
-/// The part of advance() for stages from `domain` to `rts`.
+/// Returns true if it used one.
+bool run_setup_step(EngineContext& ctx, Agent& a) noexcept;
+/// The part of run_setup_step() for stages from `domain` to `rts`.
 bool bring_up(EngineContext& ctx, Agent& a) noexcept;
 /// Puts the agent in line for a control verb.
-void list_setup(EngineContext& ctx, Agent& a) noexcept;
+void queue_setup(EngineContext& ctx, Agent& a) noexcept;
 /// The connection ends, with this as its cause if it has none yet.
 void fail(EngineContext& ctx, Agent& a, Error cause) noexcept;
 /// The same for what no peer says, which is counted.
@@ -205,10 +219,21 @@ void on_goodbye(EngineContext& ctx, Agent& a) noexcept;
 /// The last outstanding operation ended while draining.
 void on_drained(EngineContext& ctx, Agent& a) noexcept;
 void on_timer(EngineContext& ctx, Agent& a, TimerKind kind) noexcept;
+
+// Liveness.
+
+/// Checks the peer at intervals from now on, while the connection is ready.
+void start_liveness_checks(EngineContext& ctx, Agent& a) noexcept;
+/// Ends the connection if its peer has been silent for too long.
+void check_liveness(EngineContext& ctx, Agent& a) noexcept;
+/// The peer is dead, hung or out of reach: ends the connection with Status::peer_lost.
+void peer_lost(EngineContext& ctx, Agent& a, std::string asked, std::string found,
+               const char* remedy) noexcept;
+
 /// Ready for traffic: the handshake is done at both ends.
 void become_ready(EngineContext& ctx, Agent& a) noexcept;
 /// A message has come while the connection is being made: it vouches for the peer.
-void overtake_handshake(EngineContext& ctx, Agent& a) noexcept;
+void on_early_message(EngineContext& ctx, Agent& a) noexcept;
 /// Our side of the handshake.
 Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept;
 /// The peer's side; false and an error if it cannot be connected to.
@@ -227,8 +252,8 @@ inline void replace_handlers(Agent& a) noexcept {
 /// Tells the application and gives the record back.
 void finish(EngineContext& ctx, Agent& a) noexcept;
 
-/// No callback of the application's runs any more. Cold.
-void fall_silent(EngineContext& ctx) noexcept;
+/// Drops every callback of the application, as if its process had died. Cold.
+void abort(EngineContext& ctx) noexcept;
 /// Checks that what the agents count is what there is, from outside of a poll; see Engine::audit().
 Result<void> audit(EngineContext& ctx);
 

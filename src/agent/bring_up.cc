@@ -24,7 +24,7 @@ bool set_up_failed(EngineContext& ctx, Agent& a, const Error& error) noexcept {
 
 bool step_expose(EngineContext& ctx, Agent& a) noexcept {
   if (a.raw != nullptr) {  // the peer tells no credit
-    a.stage = Stage::create;
+    set_stage(a, Stage::create);
     return false;
   }
   a.credit_cells.block = ctx.arena->allocate(memory::PoolId::control, 2 * kCellBytes);
@@ -39,7 +39,7 @@ bool step_expose(EngineContext& ctx, Agent& a) noexcept {
   auto exposed = ctx.registrations->expose(cell, Access::remote_write, registrations_of(a));
   if (!exposed) return set_up_failed(ctx, a, exposed.error());
   a.credit_cells.region = *exposed;
-  a.stage = Stage::create;
+  set_stage(a, Stage::create);
   return true;
 }
 
@@ -56,7 +56,7 @@ bool step_create(EngineContext& ctx, Agent& a) noexcept {
   const std::int32_t psn = a.attributes.psn;
   a.setup.psn = static_cast<std::uint32_t>(psn >= 0 ? static_cast<std::uint64_t>(psn)
                                                     : base::random_seed() & 0xffffff);
-  a.stage = a.setup.cm != nullptr && !a.setup.cm->resolved ? Stage::resolve : Stage::init;
+  set_stage(a, a.setup.cm != nullptr && !a.setup.cm->resolved ? Stage::resolve : Stage::init);
   return true;
 }
 
@@ -140,7 +140,7 @@ bool step_up(EngineContext& ctx, Agent& a) noexcept {
     if (const int error = post_raw_receives(ctx, a); error != 0)
       return receives_refused(ctx, a, error);
   }
-  a.stage = step.next;
+  set_stage(a, step.next);
   return true;
 }
 

@@ -172,7 +172,7 @@ bool cancel(EngineContext& ctx, Agent& a, std::uint64_t name) noexcept {
   return false;
 }
 
-void tell_cancelled(EngineContext& ctx) noexcept {
+void run_cancel_callbacks(EngineContext& ctx) noexcept {
   const std::uint32_t due = std::exchange(ctx.pending_cancellations, 0);
   // Those that callbacks give up meanwhile come into a list of their own: the next poll's.
   Operation* op = ctx.first_cancelled;

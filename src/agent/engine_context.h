@@ -236,7 +236,7 @@ struct alignas(8) Work {
 
 using config::kControlRequests;
 using config::kRendezvousRecords;
-using config::kSpareReceives;
+using config::kUnreservedReceives;
 /// Work requests for long messages that an agent may have posted.
 inline constexpr std::uint32_t kRendezvousRequests =
     kRendezvousReadsPerAgent + kControlMessagesAtOnce;

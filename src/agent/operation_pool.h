@@ -126,7 +126,7 @@ class OperationPool {
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
 
   /// No operation calls back any more. Cold.
-  void fall_silent() noexcept {
+  void drop_callbacks() noexcept {
     for (std::uint32_t i = 0; i < capacity_; ++i) records_[i].calls_back = false;
   }
 

@@ -217,7 +217,7 @@ void flush_everything(EngineContext& ctx, Agent& a) noexcept {
   if (a.send_queue.deferred != nullptr)
     join_deferred(a);  // a flush() from a callback finds nothing to post
   while (a.send_queue.posted != nullptr) end_posted(ctx, a, Status::flushed);
-  tell_cancelled(ctx);
+  run_cancel_callbacks(ctx);
 }
 
 }  // namespace spinwire::agent

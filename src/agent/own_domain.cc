@@ -41,7 +41,7 @@ bool take_receives(EngineContext& ctx, Agent& a) noexcept {
 }  // namespace
 
 bool step_domain(EngineContext& ctx, Agent& a) noexcept {
-  a.stage = Stage::slab;
+  set_stage(a, Stage::slab);
   const auto made = base::no_throw(kAsked, [&]() -> Result<void> {
     if (ctx.own_domains >= ctx.config.connections.own_domains) return tl::unexpected(too_many(ctx));
     if (!take_receives(ctx, a)) {
@@ -74,7 +74,7 @@ bool step_slab(EngineContext& ctx, Agent& a) noexcept {
   }
   a.domain->lkey = mr->lkey;
   if (a.own_queue != kNone) aim_own_receives(ctx, a, mr->lkey);
-  a.stage = Stage::expose;
+  set_stage(a, Stage::expose);
   return true;
 }
 
@@ -86,7 +86,7 @@ bool step_leave(EngineContext& ctx, Agent& a) noexcept {
   if (!more) ctx.device->leave_domain(own.domain);
   a.domain.reset();
   --ctx.own_domains;
-  a.stage = Stage::over;
+  set_stage(a, Stage::over);
   return true;
 }
 

@@ -130,7 +130,7 @@ int post_own_receives(EngineContext& ctx, Agent& a) noexcept {
   return post(ctx, ctx.own_queues->queues.at(a.own_queue));
 }
 
-bool lacks_own_receives(EngineContext& ctx, const Agent& a) noexcept {
+bool has_own_receive_shortage(EngineContext& ctx, const Agent& a) noexcept {
   return missing(ctx, a.own_queue) != 0;
 }
 

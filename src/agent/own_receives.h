@@ -62,7 +62,7 @@ void aim_own_receives(EngineContext& ctx, const Agent& a, std::uint32_t lkey) no
 /// Posts everything to the agent's queue pair, which is at INIT. 0 or an errno value.
 int post_own_receives(EngineContext& ctx, Agent& a) noexcept;
 /// Whether slots of the agent's lack memory, so that less is posted than it might be granted.
-bool lacks_own_receives(EngineContext& ctx, const Agent& a) noexcept;
+bool has_own_receive_shortage(EngineContext& ctx, const Agent& a) noexcept;
 /// How many of the agent's receives the device has.
 std::uint32_t own_receives_posted(EngineContext& ctx, const Agent& a) noexcept;
 /// A receive of the agent's failed: nothing is posted any more.

@@ -140,7 +140,7 @@ void release_all(Block** blocks, int count) noexcept {
 
 /// Gives back what the agent was promised of receives that it does not need.
 void give_promised_back(EngineContext& ctx, Agent& a) noexcept {
-  allotted_with(ctx, a) -= a.credit.reserved;
+  reserved_total(ctx, a) -= a.credit.reserved;
   a.credit.reserved = a.credit.granted = a.credit.advertised = 0;
   if (a.own_queue != kNone) reclaim_own_receives(ctx, a);
 }
@@ -223,7 +223,7 @@ Result<std::unique_ptr<RawQueue>> make_raw(EngineContext& ctx,
 bool use_raw(EngineContext& ctx, Agent& a, std::unique_ptr<RawQueue> queue) noexcept {
   if (queue == nullptr) {
     const bool was = std::exchange(a.raw, nullptr) != nullptr;
-    return !was || promise_receive(ctx, a);
+    return !was || reserve_first_receive(ctx, a);
   }
   if (a.raw == nullptr) give_promised_back(ctx, a);
   a.raw = std::move(queue);
@@ -338,7 +338,7 @@ inline void take(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
     return;
   }
   if (a.stage == Stage::drain) [[unlikely]]
-    list_setup(ctx, a);  // it may be the last to wait for
+    queue_setup(ctx, a);  // it may be the last to wait for
   if (q.told == q.completed) tell_next(q);
   RawReceive how;
   if (wc.status != IBV_WC_SUCCESS) [[unlikely]] {
@@ -348,7 +348,7 @@ inline void take(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
   a.liveness.last_heard = ctx.now;
   // It may overtake the last frame of the handshake, or our own last step.
   if (a.state == ConnectionState::exchanging) [[unlikely]]
-    overtake_handshake(ctx, a);
+    on_early_message(ctx, a);
   how.bytes = wc.byte_len;
   how.is_write = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM;
   if ((wc.wc_flags & IBV_WC_WITH_IMM) != 0) how.immediate = be32toh(wc.imm_data);

@@ -69,7 +69,7 @@ void forget_attempt(Agent& a) noexcept {
 
 }  // namespace
 
-bool tries_again(const Agent& a) noexcept {
+bool can_reconnect(const Agent& a) noexcept {
   const Again* again = a.reconnect.get();
   if (again == nullptr || a.closing) return false;
   return !again->permanent && !is_permanent(a.cause.status) &&
@@ -96,10 +96,10 @@ void rest(EngineContext& ctx, Agent& a) noexcept {
 
 bool revive(EngineContext& ctx, Agent& a) noexcept {
   a.reconnect->resting = false;
-  if (!promise_receive(ctx, a)) return false;
-  a.stage = Stage::domain;
+  if (!reserve_first_receive(ctx, a)) return false;
+  set_stage(a, Stage::domain);
   enter(ctx, a, ConnectionState::resolving);
-  list_setup(ctx, a);
+  queue_setup(ctx, a);
   return true;
 }
 

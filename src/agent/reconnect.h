@@ -31,7 +31,7 @@ struct Again {
 };
 
 /// Whether the connection that just ended shall be tried again.
-[[nodiscard]] bool tries_again(const Agent& a) noexcept;
+[[nodiscard]] bool can_reconnect(const Agent& a) noexcept;
 /// Instead of the end: forgets this attempt, tells the application that the connection is
 /// interrupted, and waits for the next.
 void rest(EngineContext& ctx, Agent& a) noexcept;

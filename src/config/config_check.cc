@@ -61,12 +61,12 @@ Result<void> check_queues(const Config& config) {
                     "lower the first or raise the second");
   }
   // Receives that wait to be reposted and those kept for goodbyes are reserved for no peer.
-  const std::uint32_t unreserved = queues.receive_postlist + kSpareReceives;
+  const std::uint32_t unreserved = queues.receive_postlist + kUnreservedReceives;
   if (queues.receive_depth <= unreserved) {
     return disagree(
         config, "queues", "receive_depth",
         fmt::format("no receive is left to reserve for a peer: {}, and {} are kept for closing",
-                    setting(config, "queues", "receive_postlist"), kSpareReceives),
+                    setting(config, "queues", "receive_postlist"), kUnreservedReceives),
         fmt::format("give at least {}, or lower the other", unreserved + 1));
   }
   const std::uint64_t entries = completions_needed(config);

@@ -13,7 +13,7 @@ inline constexpr std::uint32_t kControlRequests = 4;
 /// Work requests of rendezvous messages and leases, shared by all connections.
 inline constexpr std::uint32_t kRendezvousRecords = 64;
 /// Receives without credit, because a goodbye needs none.
-inline constexpr std::uint32_t kSpareReceives = 8;
+inline constexpr std::uint32_t kUnreservedReceives = 8;
 
 /// Receives that a connection with its own protection domain has beside the shared receive queue:
 /// as many as its peer's credit can use.

@@ -213,14 +213,13 @@ Result<void> Connector::on_accept(std::uint64_t subject, const Endpoint& peer) {
     agent::fail(context_, *a, taken.error());
     return taken;
   }
-  a->stage = Stage::rtr;
-  agent::list_setup(context_, *a);
+  agent::advance(context_, *a, agent::Event::endpoint_received);
   return {};
 }
 
 void Connector::on_confirmed(std::uint64_t subject) {
   Agent* const a = find(subject);
-  if (a != nullptr && a->state != ConnectionState::draining) agent::become_ready(context_, *a);
+  if (a != nullptr) agent::advance(context_, *a, agent::Event::peer_ready);
 }
 
 void Connector::on_refused(std::uint64_t subject, const wire::Refuse& refusal) {

@@ -37,14 +37,14 @@ bool EngineCore::advance_agents() noexcept {
     // Devices forget the completions of a queue pair that is destroyed.
     if (a.stage == agent::Stage::destroy) drain();
     const agent::Stage before = a.stage;
-    const bool verb = agent::advance(context, a);
+    const bool verb = agent::run_setup_step(context, a);
     connector.on_setup_step(a);
     if (a.stage == agent::Stage::over && a.state == ConnectionState::draining) {
       // If it is in the queue again by now, at its next turn.
       if (!a.setup.in_queue) agent::finish(context, a);
     } else if (verb || a.stage != before) {
       // There is more to do, unless it waits for a peer: then its next step does nothing.
-      agent::list_setup(context, a);
+      agent::queue_setup(context, a);
     }
     if (verb) return true;
   }

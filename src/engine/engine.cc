@@ -111,10 +111,10 @@ Result<void> EngineCore::open_memory(bool sparse) {
 void EngineCore::end_connection(Agent& a) noexcept {
   // A peer that was stopped during an access must not stop this engine.
   constexpr std::uint32_t kMostSteps = 64;
-  a.stage = a.qp != nullptr ? agent::Stage::destroy : agent::Stage::conceal;
+  agent::advance(context, a, agent::Event::aborted);
   const std::uint32_t steps = kMostSteps + context.registrations->size() + a.rendezvous.send_count;
   for (std::uint32_t i = 0; i < steps && a.stage != agent::Stage::over; ++i)
-    (void)agent::advance(context, a);
+    (void)agent::run_setup_step(context, a);
   agent::finish(context, a);
 }
 
@@ -164,7 +164,7 @@ Result<void> EngineCore::audit() {
 void EngineCore::abort() noexcept {
   device_watch.handler = nullptr;
   connector.abort();
-  agent::fall_silent(context);
+  agent::abort(context);
   if (calls != nullptr) rpc::abort(*calls);
 }
 

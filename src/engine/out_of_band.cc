@@ -45,10 +45,7 @@ Result<void> Connector::join(Agent& a, const Endpoint& peer) {
   std::array<char, INET6_ADDRSTRLEN> gid{};
   ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
   name_peer(a, fmt::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
-  if (a.stage == Stage::wait) {
-    a.stage = Stage::rtr;
-    agent::list_setup(context_, a);
-  }
+  agent::advance(context_, a, agent::Event::endpoint_received);
   schedule_.step_soon();
   return {};
 }
@@ -60,8 +57,8 @@ void Connector::on_out_of_band_step(Agent& a) noexcept {
     a.setup.endpoint_delivered = true;
     const auto run = a.setup.on_endpoint;
     if (run) run(agent::handle(context_, a), agent::endpoint(context_, a));
-  } else if (a.stage == Stage::up) {
-    agent::become_ready(context_, a);
+  } else {
+    agent::advance(context_, a, agent::Event::peer_ready);
   }
 }
 

@@ -105,15 +105,11 @@ void Connector::on_cm_event(std::uint64_t subject, const CmEvent& event) {
       return;
     }
     case RDMA_CM_EVENT_ROUTE_RESOLVED:
-      a->setup.cm->resolved = true;
-      if (a->stage != Stage::resolve) return;
-      a->stage = Stage::init;
-      return agent::list_setup(context_, *a);
+      return agent::advance(context_, *a, agent::Event::route_resolved);
     case RDMA_CM_EVENT_CONNECT_RESPONSE:
       return on_cm_response(*a, event);
     case RDMA_CM_EVENT_ESTABLISHED:
-      if (a->stage == Stage::up) agent::become_ready(context_, *a);
-      return;
+      return agent::advance(context_, *a, agent::Event::peer_ready);
     case RDMA_CM_EVENT_REJECTED:
       // A peer whose first message overtook the handshake's end may be gone by then: rdma_cm
       // rejects what it had accepted.
@@ -148,8 +144,7 @@ void Connector::on_cm_response(Agent& a, const CmEvent& event) {
     taken = tl::unexpected(peer.error());
   }
   if (!taken) return agent::fail(context_, a, taken.error());
-  a.stage = Stage::rtr;
-  agent::list_setup(context_, a);
+  agent::advance(context_, a, agent::Event::endpoint_received);
 }
 
 void Connector::on_cm_rejected(Agent& a, const CmEvent& event) {
@@ -169,9 +164,8 @@ void Connector::on_cm_disconnected(Agent& a) {
   // A goodbye that the peer has sent comes first.
   completions_.drain();
   if (a.state == ConnectionState::draining || a.closing) return;
-  agent::fail(context_, a,
-              {Status::peer_lost, fmt::format("the connection to {}", a.peer.name.data()),
-               "rdma_cm reports that the peer disconnected", "the peer has ended"});
+  agent::peer_lost(context_, a, fmt::format("the connection to {}", a.peer.name.data()),
+                   "rdma_cm reports that the peer disconnected", "the peer has ended");
 }
 
 Result<void> Connector::accept_cm(CmId& id, const CmEvent& request, const ListenOptions& options,
@@ -231,7 +225,7 @@ void Connector::on_cm_step(Agent& a) noexcept {
     if (ask && done) agent::enter(context_, a, ConnectionState::exchanging);
   } else if (a.setup.outbound && a.stage == Stage::up) {
     done = link.id.establish();
-    if (done) agent::become_ready(context_, a);
+    if (done) agent::advance(context_, a, agent::Event::peer_ready);
   }
   if (!done) agent::fail(context_, a, done.error());
 }

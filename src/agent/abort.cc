@@ -7,7 +7,7 @@
 namespace spinwire::agent {
 namespace {
 
-void fall_silent(RawQueue& queue) noexcept {
+void drop_callbacks(RawQueue& queue) noexcept {
   for (std::uint32_t i = queue.completed; i != queue.accepted; ++i) {
     queue.slot(i).on_received = nullptr;
     queue.slot(i).on_posted = nullptr;
@@ -23,8 +23,8 @@ void drop_callbacks(base::IndexPool<T>& records) noexcept {
 
 }  // namespace
 
-void fall_silent(EngineContext& ctx) noexcept {
-  ctx.operations.fall_silent();
+void abort(EngineContext& ctx) noexcept {
+  ctx.operations.drop_callbacks();
   drop_callbacks(ctx.rendezvous->sends);
   drop_callbacks(ctx.leases->granted);
   drop_callbacks(ctx.leases->held);
@@ -33,7 +33,7 @@ void fall_silent(EngineContext& ctx) noexcept {
     Agent& a = ctx.agents.at(i);
     a.handlers = a.next_handlers = {};
     a.setup.on_endpoint = nullptr;
-    if (a.raw != nullptr) fall_silent(*a.raw);
+    if (a.raw != nullptr) drop_callbacks(*a.raw);
   }
 }
 

@@ -32,13 +32,14 @@ inline void repost(EngineContext& ctx, std::uint32_t slot) noexcept {
 }
 
 /// Whether fewer receives are posted than this agent's peer might be granted.
-bool lacks_receives(EngineContext& ctx, const Agent& a) noexcept {
-  return a.own_queue != kNone ? lacks_own_receives(ctx, a) : ctx.receive_shortage > kSpareReceives;
+bool has_receive_shortage(EngineContext& ctx, const Agent& a) noexcept {
+  return a.own_queue != kNone ? has_own_receive_shortage(ctx, a)
+                              : ctx.receive_shortage > kUnreservedReceives;
 }
 
 /// Credit has to wait until receives are posted for it; what was granted before is told to a peer
 /// that has none left.
-void starve(EngineContext& ctx, Agent& a) noexcept {
+void wait_for_receives(EngineContext& ctx, Agent& a) noexcept {
   if (a.credit.peer_needs_credit && a.credit.advertised != a.credit.granted) list_grant(ctx, a);
   if (a.credit.waits_for_receives) return;
   a.credit.waits_for_receives = true;
@@ -47,8 +48,8 @@ void starve(EngineContext& ctx, Agent& a) noexcept {
 
 /// Lets the peer have credit up to its allotment, if receives are there for it.
 inline void grant(EngineContext& ctx, Agent& a) noexcept {
-  if (ctx.receive_shortage > ctx.shortage_allowed && lacks_receives(ctx, a)) [[unlikely]]
-    return starve(ctx, a);
+  if (ctx.receive_shortage > ctx.shortage_allowed && has_receive_shortage(ctx, a)) [[unlikely]]
+    return wait_for_receives(ctx, a);
   const std::uint32_t target = a.credit.received + a.credit.returned + a.credit.reserved;
   if (static_cast<std::int32_t>(target - a.credit.granted) <= 0) return;
   a.credit.granted = target;
@@ -60,15 +61,15 @@ inline void grant(EngineContext& ctx, Agent& a) noexcept {
 inline bool is_holding(const Agent& a) noexcept { return (a.detour & kRendezvousAhead) != 0; }
 
 /// A message's credit is used: its receive will be posted again for whoever has credit next, which
-/// take_run() tells the peer, once for all messages of a batch.
-inline void count_credit(EngineContext& ctx, Agent& a, bool wants_more, bool held) noexcept {
+/// process_receives() tells the peer, once for all messages of a batch.
+inline void use_credit(EngineContext& ctx, Agent& a, bool wants_more, bool held) noexcept {
   ++a.credit.received;
   if (held) [[unlikely]]
     return;  // hold() takes it out of the allotment
   if (ctx.reservations_refused) [[unlikely]]
     yield_credit(ctx, a);
   if (wants_more) [[unlikely]] {
-    grow_allotment(ctx, a, a.credit.reserved * 2 + 14);
+    reserve_more_receives(ctx, a, a.credit.reserved * 2 + 14);
     a.credit.peer_needs_credit = true;
   }
 }
@@ -87,13 +88,13 @@ void malformed(EngineContext& ctx, Agent& a, std::uint32_t bytes) noexcept {
 
 /// The peer gives credit back, by a message that took one itself. What it could not know of stays
 /// allotted: credit that is on its way to it; what it was not told of is taken back.
-void take_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexcept {
+void on_credit_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexcept {
   ++a.credit.received;
   a.credit.returned += credits;
   a.credit.granted = a.credit.advertised;
   const std::uint32_t kept = std::max(peer_credits(a), 1u);
   if (kept < a.credit.reserved) {
-    allotted_with(ctx, a) -= a.credit.reserved - kept;
+    reserved_total(ctx, a) -= a.credit.reserved - kept;
     a.credit.reserved = kept;
   }
   grant(ctx, a);
@@ -102,11 +103,11 @@ void take_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexcept {
 /// Whether it costs credit without being a message of the application's.
 constexpr bool is_note(wire::MessageKind kind) noexcept { return wire::body_bytes(kind) != 0; }
 
-void take_note(EngineContext& ctx, Agent& a, const Block* block, const wire::MessageHeader& header,
-               const ibv_wc& wc) noexcept {
+void on_control_message(EngineContext& ctx, Agent& a, const Block* block,
+                        const wire::MessageHeader& header, const ibv_wc& wc) noexcept {
   if (peer_credits(a) == 0) return malformed(ctx, a, wc.byte_len);
-  count_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0,
-               header.kind == wire::MessageKind::rendezvous_offer || is_holding(a));
+  use_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0,
+             header.kind == wire::MessageKind::rendezvous_offer || is_holding(a));
   const std::span<const std::byte> body(block->payload, header.length);
   if (header.kind == wire::MessageKind::rendezvous_offer)
     return on_rendezvous_offer(ctx, a, wc, body);
@@ -117,7 +118,7 @@ void take_note(EngineContext& ctx, Agent& a, const Block* block, const wire::Mes
 }
 
 /// The peer closes, which comes true when all that it sent before is delivered.
-void take_goodbye(EngineContext& ctx, Agent& a) noexcept {
+void on_goodbye_message(EngineContext& ctx, Agent& a) noexcept {
   if (!is_holding(a)) return on_goodbye(ctx, a);
   if (a.goodbye_received) return malformed(ctx, a, wire::kMessageHeaderBytes);
   a.goodbye_received = a.closing = true;
@@ -143,7 +144,7 @@ bool hold_message(EngineContext& ctx, Agent& a, Block* block, std::uint32_t leng
 }
 
 /// A message with its header in the block; answers whether the block was kept.
-bool take_message(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) noexcept {
+bool on_message_received(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) noexcept {
   wire::MessageHeader header{};
   const std::byte* at = block->payload - wire::kMessageHeaderBytes;
   if (!wire::decode(at, wc.byte_len, header)) [[unlikely]] {
@@ -153,13 +154,13 @@ bool take_message(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) 
   a.credit.header_granted = header.granted;
   if (header.kind != wire::MessageKind::data) [[unlikely]] {
     if (is_note(header.kind)) {
-      take_note(ctx, a, block, header, wc);
+      on_control_message(ctx, a, block, header, wc);
     } else if (header.kind == wire::MessageKind::goodbye) {
-      take_goodbye(ctx, a);
+      on_goodbye_message(ctx, a);
     } else if (header.length >= peer_credits(a)) {
       malformed(ctx, a, wc.byte_len);  // the return takes a credit itself
     } else {
-      take_return(ctx, a, header.length);
+      on_credit_return(ctx, a, header.length);
     }
     return false;
   }
@@ -167,7 +168,7 @@ bool take_message(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) 
     malformed(ctx, a, wc.byte_len);  // sent without credit
     return false;
   }
-  count_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0, is_holding(a));
+  use_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0, is_holding(a));
   if (is_holding(a)) [[unlikely]]
     return hold_message(ctx, a, block, header.length, wc);
   Message message =
@@ -178,11 +179,11 @@ bool take_message(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) 
 }
 
 /// A peer's write with immediate: the receive carries no bytes.
-void take_write(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
+void on_write_notice(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
   if (peer_credits(a) == 0) [[unlikely]]
     return malformed(ctx, a, wc.byte_len);
   // No header tells that the peer used its last credit: it is evident here.
-  count_credit(ctx, a, peer_credits(a) == 1, is_holding(a));
+  use_credit(ctx, a, peer_credits(a) == 1, is_holding(a));
   if (is_holding(a)) [[unlikely]]
     return (void)hold_message(ctx, a, nullptr, wc.byte_len, wc);
   Message message =
@@ -198,7 +199,7 @@ inline bool is_own(EngineContext& ctx, std::uint32_t slot) noexcept {
 /// Puts a slot where it will be posted from. `own` is whether it is_own(), which the hot path knows
 /// without a look.
 template <bool own>
-inline void give_back(EngineContext& ctx, std::uint32_t slot) noexcept {
+inline void recycle_slot(EngineContext& ctx, std::uint32_t slot) noexcept {
   own ? repost_own(ctx, slot) : repost(ctx, slot);
 }
 
@@ -209,7 +210,7 @@ bool fill_slot(EngineContext& ctx, std::uint32_t slot) noexcept {
   ctx.receives.memory(slot) = block;
   if (block == nullptr) return false;
   aim_receive(ctx, slot, *block, own ? own_lkey(ctx, slot, *block) : block->lkey);
-  give_back<own>(ctx, slot);
+  recycle_slot<own>(ctx, slot);
   return true;
 }
 bool fill_slot(EngineContext& ctx, std::uint32_t slot) noexcept {
@@ -217,7 +218,7 @@ bool fill_slot(EngineContext& ctx, std::uint32_t slot) noexcept {
 }
 
 template <bool own>
-void replace_kept(EngineContext& ctx, std::uint32_t slot) noexcept {
+void refill_slot(EngineContext& ctx, std::uint32_t slot) noexcept {
   if (!fill_slot<own>(ctx, slot)) ctx.empty_slots[ctx.receive_shortage++] = slot;
 }
 
@@ -229,12 +230,12 @@ bool takes_part(const Agent& a) noexcept {
 }
 
 /// Grants what had to wait, where receives are there again.
-void feed_starved(EngineContext& ctx) noexcept {
+void grant_to_waiters(EngineContext& ctx) noexcept {
   post_receives(ctx);
   std::uint32_t kept = 0;
   for (std::uint32_t i = 0; i < ctx.receive_waiters.count(); ++i) {
     Agent& a = ctx.receive_waiters[i];
-    if (lacks_receives(ctx, a)) {
+    if (has_receive_shortage(ctx, a)) {
       ctx.receive_waiters.keep(kept++, a);
       continue;
     }
@@ -248,14 +249,14 @@ void feed_starved(EngineContext& ctx) noexcept {
   ctx.receive_waiters.cut(kept);
 }
 
-void fill_deficit(EngineContext& ctx) noexcept {
+void fill_empty_slots(EngineContext& ctx) noexcept {
   while (ctx.receive_shortage != 0 && fill_slot(ctx, ctx.empty_slots[ctx.receive_shortage - 1]))
     --ctx.receive_shortage;
-  if (ctx.receive_waiters.count() != 0) feed_starved(ctx);
+  if (ctx.receive_waiters.count() != 0) grant_to_waiters(ctx);
 }
 
 /// Tells peers of credit that no message took along, and what else there is to be told.
-void tell_credit(EngineContext& ctx) noexcept {
+void advertise_credit(EngineContext& ctx) noexcept {
   std::uint32_t kept = 0;
   for (std::uint32_t i = 0; i < ctx.credit_queue.count(); ++i) {
     Agent& a = ctx.credit_queue[i];
@@ -310,7 +311,7 @@ void list_grant(EngineContext& ctx, Agent& a) noexcept {
   ctx.credit_queue.add(a);
 }
 
-void grow_allotment(EngineContext& ctx, Agent& a, std::uint32_t wanted) noexcept {
+void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) noexcept {
   if (a.own_queue != kNone) {  // nobody else could have them
     const std::uint32_t more =
         std::max(std::min(wanted, ctx.own_queues->share.credits), a.credit.reserved) -
@@ -346,36 +347,36 @@ void yield_credit(EngineContext& ctx, Agent& a) noexcept {
 namespace {
 
 /// A receive that is not a message on a connection in order. Answers whether the block was kept.
-bool take_other(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) noexcept {
-  if (a.stage == Stage::drain) list_setup(ctx, a);  // it may be the last to wait for
+bool on_other_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) noexcept {
+  if (a.stage == Stage::drain) queue_setup(ctx, a);  // it may be the last to wait for
   if (wc.status != IBV_WC_SUCCESS) {
     on_receive_failed(ctx, a, wc);
     return false;
   }
   a.liveness.last_heard = ctx.now;
   // A first message may overtake the last frame of the handshake, or our own last step.
-  if (a.state == ConnectionState::exchanging) overtake_handshake(ctx, a);
+  if (a.state == ConnectionState::exchanging) on_early_message(ctx, a);
   if (a.state != ConnectionState::ready) {
     if (a.state == ConnectionState::draining && wc.opcode == IBV_WC_RECV)
       take_while_draining(ctx, a, block, wc);
     return false;
   }
-  if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return take_message(ctx, a, block, wc);
-  take_write(ctx, a, wc);
+  if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return on_message_received(ctx, a, block, wc);
+  on_write_notice(ctx, a, wc);
   return false;
 }
 
 /// A receive that is not a plain message. Answers whether the block was kept.
-[[gnu::noinline]] bool take_unusual(EngineContext& ctx, Agent& a, Block* block,
-                                    const ibv_wc& wc) noexcept {
+[[gnu::noinline]] bool on_unusual_receive(EngineContext& ctx, Agent& a, Block* block,
+                                          const ibv_wc& wc) noexcept {
   const bool message =
       a.state == ConnectionState::ready && is_success(wc) && wc.opcode == IBV_WC_RECV;
-  return message ? take_message(ctx, a, block, wc) : take_other(ctx, a, block, wc);
+  return message ? on_message_received(ctx, a, block, wc) : on_other_receive(ctx, a, block, wc);
 }
 
 /// A receive of a queue pair that is no more. One of its own went back to its queue with it, and
 /// may be posted to another queue pair by now.
-[[gnu::cold, gnu::noinline]] void take_stray(EngineContext& ctx, const ibv_wc& wc) noexcept {
+[[gnu::cold, gnu::noinline]] void on_stale_receive(EngineContext& ctx, const ibv_wc& wc) noexcept {
   ++ctx.stats.stale_completions;
   if (is_own(ctx, slot_of(wc.wr_id))) return;
   --ctx.posted_receives;
@@ -394,11 +395,11 @@ inline bool is_plain(const EngineContext& ctx, const Agent& a, const ibv_wc& wc,
 }
 
 /// A message of an agent's; answers whether the block was kept.
-inline bool take_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) noexcept {
+inline bool on_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& wc) noexcept {
   const std::uint64_t header =
       wire::get(block->header + sizeof block->header - wire::kMessageHeaderBytes);
   if (!is_plain(ctx, a, wc, header)) [[unlikely]]
-    return take_unusual(ctx, a, block, wc);
+    return on_unusual_receive(ctx, a, block, wc);
   const std::uint32_t size = wc.byte_len - std::uint32_t{wire::kMessageHeaderBytes};
   a.credit.header_granted = wire::granted_of(header);
   ++a.credit.received;
@@ -413,17 +414,17 @@ inline bool take_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_w
 /// Receives of one queue pair in a row: its agent is looked up, and its credit settled, once.
 /// Answers the first completion that is not of them.
 template <bool own>
-inline const ibv_wc* take_run_of(EngineContext& ctx, Agent& a, const ibv_wc* wc,
-                                 const ibv_wc* end) noexcept {
+inline const ibv_wc* process_receives_of(EngineContext& ctx, Agent& a, const ibv_wc* wc,
+                                         const ibv_wc* end) noexcept {
   const std::uint32_t qp_num = wc->qp_num;
   do {
     const std::uint32_t slot = slot_of(wc->wr_id);
     Block* const block = ctx.receives.memory(slot);
     --ctx.posted_receives;
-    if (take_receive(ctx, a, block, *wc)) [[unlikely]] {
-      replace_kept<own>(ctx, slot);
+    if (on_receive(ctx, a, block, *wc)) [[unlikely]] {
+      refill_slot<own>(ctx, slot);
     } else {
-      give_back<own>(ctx, slot);
+      recycle_slot<own>(ctx, slot);
     }
   } while (++wc != end && wc->qp_num == qp_num && is_receive(wc->wr_id));
   a.liveness.last_heard = ctx.now;
@@ -432,20 +433,20 @@ inline const ibv_wc* take_run_of(EngineContext& ctx, Agent& a, const ibv_wc* wc,
 }
 
 /// The same of a queue pair that does not share the receive queue, or is no more.
-[[gnu::noinline]] const ibv_wc* take_other_run(EngineContext& ctx, const ibv_wc* wc,
-                                               const ibv_wc* end) noexcept {
+[[gnu::noinline]] const ibv_wc* process_other_receives(EngineContext& ctx, const ibv_wc* wc,
+                                                       const ibv_wc* end) noexcept {
   Agent* const a = ctx.own_queues != nullptr ? ctx.own_queues->by_qpn.find(wc->qp_num) : nullptr;
-  if (a != nullptr) return take_run_of<true>(ctx, *a, wc, end);
+  if (a != nullptr) return process_receives_of<true>(ctx, *a, wc, end);
   if (is_raw_receive(wc->wr_id)) return take_raw_run(ctx, wc, end);
-  take_stray(ctx, *wc);
+  on_stale_receive(ctx, *wc);
   return wc + 1;
 }
 
-const ibv_wc* take_run(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* end) noexcept {
+const ibv_wc* process_receives(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* end) noexcept {
   Agent* const a = ctx.by_qpn.find(wc->qp_num);
   if (a == nullptr) [[unlikely]]
-    return take_other_run(ctx, wc, end);
-  return take_run_of<false>(ctx, *a, wc, end);
+    return process_other_receives(ctx, wc, end);
+  return process_receives_of<false>(ctx, *a, wc, end);
 }
 
 }  // namespace
@@ -461,7 +462,7 @@ std::uint32_t take_completions(EngineContext& ctx, const ibv_wc* wcs, int count)
       events += on_send_completion(ctx, *wc++);
       continue;
     }
-    const ibv_wc* const behind = take_run(ctx, wc, end);
+    const ibv_wc* const behind = process_receives(ctx, wc, end);
     events += static_cast<std::uint32_t>(behind - wc);
     wc = behind;
   }
@@ -487,7 +488,7 @@ void take_while_draining(EngineContext& ctx, Agent& a, const Block* block,
 
 void finish_poll(EngineContext& ctx) noexcept {
   if (ctx.receive_shortage != 0) [[unlikely]]
-    fill_deficit(ctx);
+    fill_empty_slots(ctx);
   // Receives first: credit told below counts on them.
   if (ctx.receives.count() >= ctx.list_length) post_receives(ctx);
   if (ctx.queued_agents != 0) [[unlikely]] {
@@ -496,9 +497,9 @@ void finish_poll(EngineContext& ctx) noexcept {
   }
   flush_all(ctx);
   if (ctx.credit_queue.count() != 0) {
-    tell_credit(ctx);
+    advertise_credit(ctx);
     // Last, so that what is cancelled meanwhile is listed for the next poll.
-    if (ctx.pending_cancellations != 0) tell_cancelled(ctx);
+    if (ctx.pending_cancellations != 0) run_cancel_callbacks(ctx);
     if (ctx.raw != nullptr) tell_raw_posted(ctx);
     flush_all(ctx);
   }
@@ -522,9 +523,9 @@ void make_receives(EngineContext& ctx) {
   const std::uint32_t domains = ctx.config.connections.own_domains;
   ctx.receives.make(depth + domains * share.slots, receive_id);
   for (std::uint32_t i = 0; i < depth; ++i) ctx.receives.queue(i) = kNone;
-  ctx.reservable_receives = depth - ctx.config.queues.receive_postlist - kSpareReceives;
+  ctx.reservable_receives = depth - ctx.config.queues.receive_postlist - kUnreservedReceives;
   ctx.list_length = ctx.config.queues.receive_postlist;
-  ctx.shortage_allowed = kSpareReceives;
+  ctx.shortage_allowed = kUnreservedReceives;
   if (domains != 0) make_own_queues(ctx, share, depth, domains);
 }
 
