@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 #include "softverbs/context_gid.h"
 #include "softverbs/device_control.h"
 #include "softverbs/lane/local_segments.h"
+#include "softverbs/memory/peer_file.h"
 #include "softverbs/queues.h"
 #include "softverbs/ud/ud_datagram.h"
 
@@ -52,22 +52,20 @@ bool is_ending(std::uint32_t pid) {
 }
 
 Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why) {
-  const std::string path = fmt::format("/proc/{}/fd/{}", parts.pid, parts.fd);
-  const base::UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!fd) {
+  const PeerFile file = open_peer_file(parts.pid, parts.fd, PeerFileKind::ordinary_pages);
+  if (!file.fd && errno != ENODEV) {
     const int error = errno == EACCES && is_ending(parts.pid) ? ESRCH : errno;
     why = reach_error(parts, error);
     errno = error;
     return nullptr;
   }
-  struct stat st {};
-  if (fstat(fd.get(), &st) != 0 || static_cast<std::uint64_t>(st.st_size) < sizeof(Segment)) {
+  if (!file.fd || file.size < sizeof(Segment)) {
     why = fmt::format("process {} has no softverbs device of this version under that descriptor",
                       parts.pid);
     errno = ENODEV;
     return nullptr;
   }
-  void* at = mmap(nullptr, sizeof(Segment), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  void* at = mmap(nullptr, sizeof(Segment), PROT_READ | PROT_WRITE, MAP_SHARED, file.fd.get(), 0);
   if (at == MAP_FAILED) {
     why = base::errno_text(errno);
     return nullptr;

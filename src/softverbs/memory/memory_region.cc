@@ -1,20 +1,17 @@
 #include "softverbs/memory/memory_region.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <new>
 
-#include "base/log.h"
 #include "base/shared_memory.h"
 #include "softverbs/lane/lane_cursor.h"
 #include "softverbs/memory/access_tracking.h"
+#include "softverbs/memory/peer_file.h"
+#include "softverbs/memory/private_memory.h"
 
 namespace spinwire::softverbs {
 std::uint32_t acquire_slot(RegionSlots& regions) {
@@ -201,24 +198,14 @@ std::uint64_t read_once(const std::uint64_t& word) noexcept {
   return *static_cast<const volatile std::uint64_t*>(&word);
 }
 
-/// Otherwise its owner could remove the pages during our access.
-bool never_shrinks(const base::UniqueFd& fd) noexcept {
-  const int seals = fcntl(fd.get(), F_GET_SEALS);
-  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
-}
-
 /// Opens and maps object `index` of a peer in another process.
 MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
   const ObjectEntry& entry = peer.segment->objects[index];
   if (entry.generation.load(std::memory_order_acquire) != generation) return nullptr;
   const std::uint64_t size = read_once(entry.size);
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/%u/fd/%d", peer.pid, entry.fd);
-  base::UniqueFd fd(::open(path, O_RDWR | O_CLOEXEC));
-  struct stat st {};
-  if (!fd || fstat(fd.get(), &st) != 0 || st.st_ino != entry.inode || !never_shrinks(fd) ||
-      static_cast<std::uint64_t>(st.st_size) < size)
-    return nullptr;
+  const PeerFile file =
+      open_peer_file(peer.pid, static_cast<std::uint32_t>(entry.fd), PeerFileKind::any_pages);
+  if (!file.fd || file.inode != entry.inode || file.size < size) return nullptr;
   try {
     if (peer.objects.size() <= index) peer.objects.resize(index + 1);
   } catch (const std::bad_alloc&) {
@@ -227,7 +214,7 @@ MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generati
   MappedObject& mapped = peer.objects[index];
   if (mapped.base != nullptr) munmap(mapped.base, mapped.size);
   mapped = {};
-  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd.get(), 0);
   if (at == MAP_FAILED) return nullptr;
   mapped = {static_cast<std::byte*>(at), size, generation};
   return &mapped;
@@ -272,47 +259,10 @@ RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::ui
   return {RemoteBytes::Kind::direct, mapped->base + offset, address};
 }
 
-namespace {
-
-/// Logs the cause of the kernel's refusal, which a completion's status cannot name.
-void explain_refusal(const Peer& peer, int error) noexcept {
-  if (error != EPERM) return;
-  base::log(LogLevel::warning,
-            "softverbs: the kernel forbids access to the private memory of process {}: Yama "
-            "(kernel.yama.ptrace_scope), capabilities of its file, or another PID namespace; "
-            "register memory that lies in a memfd, or set kernel.yama.ptrace_scope=0",
-            peer.pid);
-}
-
-/// Copies memory that we cannot map, through the kernel and its access checks. False and errno.
-bool copy_by_kernel(const Peer& peer, std::uint64_t address, const ibv_sge* sges,
-                    std::uint32_t count, std::size_t length, Copy direction) noexcept {
-  ScatterCursor local(sges, count);
-  while (length != 0) {
-    const ScatterCursor::Piece piece = local.next(length);
-    if (piece.length == 0) return errno = EINVAL, false;
-    iovec here{piece.data, piece.length};
-    iovec there{pointer(address), piece.length};
-    const auto pid = static_cast<pid_t>(peer.pid);
-    const ssize_t n = direction == Copy::to_peer ? process_vm_writev(pid, &here, 1, &there, 1, 0)
-                                                 : process_vm_readv(pid, &here, 1, &there, 1, 0);
-    if (n != static_cast<ssize_t>(piece.length)) {
-      if (n >= 0) errno = EFAULT;  // not all of it is mapped
-      explain_refusal(peer, errno);
-      return false;
-    }
-    address += piece.length;
-    length -= piece.length;
-  }
-  return true;
-}
-
-}  // namespace
-
 bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std::uint32_t count,
                  std::size_t length, Copy direction) noexcept {
   if (remote.kind == RemoteBytes::Kind::kernel)
-    return copy_by_kernel(peer, remote.address, sges, count, length, direction);
+    return copy_private_memory(peer, remote.address, sges, count, length, direction);
   std::byte* there = remote.data;
   ScatterCursor local(sges, count);
   while (length != 0) {

@@ -1,0 +1,75 @@
+#include "softverbs/memory/peer_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+
+#ifndef MFD_HUGE_SHIFT
+#define MFD_HUGE_SHIFT 26
+#endif
+
+namespace spinwire::softverbs {
+namespace {
+
+/// Attributes as the kernel has them: without AT_STATX_DONT_SYNC a remote or user-space file system
+/// would be asked, which may never answer.
+bool stat_unasked(int fd, struct statx& out) noexcept {
+  return ::statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT,
+                 STATX_TYPE | STATX_UID | STATX_SIZE | STATX_INO, &out) == 0;
+}
+
+/// Whether a file lies in the kernel's own file system for memfds made with these flags.
+bool lies_with_memfd(const struct statx& file, unsigned flags) noexcept {
+  const base::UniqueFd memfd(::memfd_create("spinwire-compare", flags | MFD_CLOEXEC));
+  struct statx own {};
+  return memfd && stat_unasked(memfd.get(), own) && own.stx_dev_major == file.stx_dev_major &&
+         own.stx_dev_minor == file.stx_dev_minor;
+}
+
+bool is_memfd(const struct statx& file, PeerFileKind kind) noexcept {
+  if (lies_with_memfd(file, 0)) return true;
+  // Each size of hugepages has a file system of its own, whose blocks have that size.
+  if (kind == PeerFileKind::ordinary_pages || !std::has_single_bit(file.stx_blksize)) return false;
+  const auto size_flag = static_cast<unsigned>(std::countr_zero(file.stx_blksize))
+                         << MFD_HUGE_SHIFT;
+  return lies_with_memfd(file, MFD_HUGETLB | size_flag);
+}
+
+PeerFile refuse(int error) noexcept {
+  errno = error;
+  return {};
+}
+
+}  // namespace
+
+PeerFile open_peer_file(std::uint32_t pid, std::uint32_t fd, PeerFileKind kind) noexcept {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%u/fd/%u", pid, fd);
+  // A handle to the file that opens nothing: what is checked is what is opened after it.
+  const base::UniqueFd handle(::open(path, O_PATH | O_CLOEXEC));
+  if (!handle) return {};
+  struct statx file {};
+  if (!stat_unasked(handle.get(), file)) return {};
+  if (!S_ISREG(file.stx_mode)) return refuse(ENODEV);
+  if (file.stx_uid != ::geteuid()) return refuse(EPERM);
+  if (!is_memfd(file, kind)) return refuse(ENODEV);
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", handle.get());
+  PeerFile opened;
+  // O_NONBLOCK: a lease on the file is not waited for.
+  opened.fd.reset(::open(path, O_RDWR | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (!opened.fd) return {};
+  const int seals = ::fcntl(opened.fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) return refuse(ENODEV);
+  // Read after the seal is seen: the size cannot fall any more.
+  if (!stat_unasked(opened.fd.get(), file)) return {};
+  opened.size = file.stx_size;
+  opened.inode = file.stx_ino;
+  return opened;
+}
+
+}  // namespace spinwire::softverbs

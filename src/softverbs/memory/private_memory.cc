@@ -1,0 +1,70 @@
+#include "softverbs/memory/private_memory.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+#include "base/log.h"
+
+namespace spinwire::softverbs {
+namespace {
+
+/// Logs the cause of the kernel's refusal, which a completion's status cannot name.
+void explain_refusal(const Peer& peer) noexcept {
+  base::log(LogLevel::warning,
+            "softverbs: the kernel forbids access to the private memory of process {}: Yama "
+            "(kernel.yama.ptrace_scope), capabilities of its file, or another PID namespace; "
+            "register memory that lies in a memfd, or set kernel.yama.ptrace_scope=0",
+            peer.pid);
+}
+
+bool has_ended(const base::UniqueFd& process) noexcept {
+  pollfd ended{process.get(), POLLIN, 0};
+  return ::poll(&ended, 1, 0) != 0;
+}
+
+/// Opens the address space of the peer's process. The descriptor stays with that address space: it
+/// never leads to another process that has got the same pid, as process_vm_writev() could.
+bool open_address_space(Peer& peer) noexcept {
+  if (peer.memory) return true;
+  char path[32];
+  std::snprintf(path, sizeof path, "/proc/%u/mem", peer.pid);
+  base::UniqueFd memory(::open(path, O_RDWR | O_CLOEXEC));
+  if (!memory) {
+    if (errno == EPERM || errno == EACCES) explain_refusal(peer);
+    return false;
+  }
+  // The pidfd is older. If its process is alive now, the pid was its own when we opened.
+  if (!peer.pidfd || has_ended(peer.pidfd)) return errno = ESRCH, false;
+  peer.memory = std::move(memory);
+  return true;
+}
+
+}  // namespace
+
+bool copy_private_memory(Peer& peer, std::uint64_t address, const ibv_sge* sges,
+                         std::uint32_t count, std::size_t length, Copy direction) noexcept {
+  if (!open_address_space(peer)) return false;
+  ScatterCursor local(sges, count);
+  while (length != 0) {
+    const ScatterCursor::Piece piece = local.next(length);
+    if (piece.length == 0) return errno = EINVAL, false;
+    const auto there = static_cast<off_t>(address);
+    const ssize_t n = direction == Copy::to_peer
+                          ? ::pwrite(peer.memory.get(), piece.data, piece.length, there)
+                          : ::pread(peer.memory.get(), piece.data, piece.length, there);
+    if (n != static_cast<ssize_t>(piece.length)) {
+      if (n == 0) errno = ESRCH;                  // the address space has ended
+      if (n > 0 || errno == EIO) errno = EFAULT;  // not all of it is mapped
+      return false;
+    }
+    address += piece.length;
+    length -= piece.length;
+  }
+  return true;
+}
+
+}  // namespace spinwire::softverbs
