@@ -1,0 +1,146 @@
+// An engine in a process of its own that serves whoever asks, for attackers to try; and the frames
+// that an attacker sends it.
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <sstream>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "control/loopback.h"
+#include "rpc/ends.h"
+#include "softverbs/context_gid.h"
+#include "wire/handshake.h"
+
+namespace attack_test {
+
+using namespace engine_test;  // names of a test namespace of its own
+using spinwire::base::UniqueFd;
+namespace wire = spinwire::wire;
+
+inline constexpr spinwire::Method kEcho = 1;
+
+/// What a victim says at its end.
+struct VictimReport {
+  std::uint64_t polls = 0;
+  std::uint64_t longest_poll_ms = 0;
+  bool has_terminal = false;
+};
+
+/// A daemon: it leads a session without a terminal, listens, accepts connections and serves calls.
+class Victim {
+ public:
+  explicit Victim(const Config& config)
+      : child_([config](int in, int out) { return run(config, in, out); }),
+        address_(child_.line()) {}
+
+  [[nodiscard]] const std::string& address() const noexcept { return address_; }
+
+  /// Ends it in order and takes its report. Fails if the victim has died.
+  VictimReport stop() {
+    VictimReport report;
+    child_.tell('q');
+    std::istringstream line(child_.line());
+    line >> report.polls >> report.longest_poll_ms >> report.has_terminal;
+    EXPECT_TRUE(line) << "the victim died";
+    EXPECT_EQ(child_.wait(), 0);
+    return report;
+  }
+
+ private:
+  static int run(const Config& config, int in, int out) {
+    (void)setsid();
+    Node node(config);
+    node.listen();
+    if (!node.engine.serve(kEcho, [](spinwire::Request& r) { (void)r.reply(r.bytes()); })) return 2;
+    write_line(out, node.listener.address());
+    VictimReport report;
+    while (command(in) != 'q') {
+      for (int i = 0; i < 64; ++i) {
+        const auto before = std::chrono::steady_clock::now();
+        (void)node.poll();
+        const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(
+            std::chrono::steady_clock::now() - before);
+        ++report.polls;
+        report.longest_poll_ms =
+            std::max(report.longest_poll_ms, static_cast<std::uint64_t>(took.count()));
+      }
+    }
+    report.has_terminal = UniqueFd(::open("/dev/tty", O_RDWR | O_CLOEXEC)).get() >= 0;
+    const bool sound = node.engine.audit().has_value();
+    write_line(out, std::to_string(report.polls) + ' ' + std::to_string(report.longest_poll_ms) +
+                        ' ' + std::to_string(report.has_terminal));
+    return sound ? 0 : 5;
+  }
+
+  Child child_;
+  std::string address_;
+};
+
+/// One TCP stream to the victim.
+class Stream {
+ public:
+  explicit Stream(const std::string& address)
+      : fd_(loopback::plain_client(*spinwire::control::Address::parse(address))) {}
+
+  /// What cannot be sent has been refused already.
+  void send(const wire::Frame& frame) const {
+    (void)::send(fd_.get(), frame.bytes().data(), frame.bytes().size(), MSG_NOSIGNAL);
+  }
+  /// Waits until the victim has answered or closed. Whether it answered.
+  [[nodiscard]] bool answered(int timeout_ms = 5000) const {
+    pollfd end{fd_.get(), POLLIN, 0};
+    char first = 0;
+    return ::poll(&end, 1, timeout_ms) == 1 && ::recv(fd_.get(), &first, 1, MSG_PEEK) == 1;
+  }
+  [[nodiscard]] int fd() const noexcept { return fd_.get(); }
+
+ private:
+  UniqueFd fd_;
+};
+
+/// A client's end of a session, whose device is what the GID says.
+inline wire::SessionEnd session_end(const ibv_gid& gid) {
+  wire::SessionEnd end;
+  std::memcpy(end.gid.data(), gid.raw, sizeof gid.raw);
+  end.gid_type = spinwire::GidType::embedded;
+  end.qp_num = 77;
+  end.qkey = 1;
+  end.name = 1;
+  end.window = 8;
+  end.mtu = 4096;
+  end.incarnation = 5;
+  return end;
+}
+
+/// An endpoint of a connection, whose device is what the GID says.
+inline spinwire::Endpoint endpoint(const ibv_gid& gid) {
+  spinwire::Endpoint e;
+  std::memcpy(e.gid.data(), gid.raw, sizeof gid.raw);
+  e.gid_type = spinwire::GidType::embedded;
+  e.qp_num = 77;
+  e.mtu = 4096;
+  e.max_message = e.eager_bytes = 4096;
+  e.credits = 1;
+  e.incarnation = 5;
+  e.control_address = 4096;
+  e.control_rkey = 9;
+  e.max_rd_atomic = 1;
+  return e;
+}
+
+/// The GID of a device whose segment is descriptor `fd` of this process.
+inline ibv_gid gid_of_descriptor(int fd) {
+  return spinwire::softverbs::make_gid(
+      {static_cast<std::uint32_t>(getpid()), static_cast<std::uint32_t>(fd), 4711});
+}
+
+}  // namespace attack_test
