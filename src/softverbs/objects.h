@@ -228,7 +228,7 @@ struct Peer {
   ibv_gid gid{};
   std::uint32_t pid = 0;
   base::UniqueFd pidfd;
-  base::UniqueFd memory;  ///< its address space, once it was needed
+  base::UniqueFd memory;                      ///< its address space, once it was needed
   std::shared_ptr<base::SharedMemory> local;  ///< keeps `segment` mapped, if in this process
 };
 

@@ -44,8 +44,9 @@ class AttackByDescriptor : public testing::Test {
     EXPECT_TRUE(until({&client}, [&] { return session->ready(); }));
     Status ended = Status::system;
     const auto word = std::byte{7};
-    EXPECT_EQ(session->call(kEcho, {&word, 1}, [&](const spinwire::Reply& r) { ended = r.status(); }),
-              Status::ok);
+    EXPECT_EQ(
+        session->call(kEcho, {&word, 1}, [&](const spinwire::Reply& r) { ended = r.status(); }),
+        Status::ok);
     EXPECT_TRUE(until({&client}, [&] { return ended == Status::ok; }));
   }
 };
