@@ -1,6 +1,6 @@
-// Registered memory as the application sees it: buffers carved from the engine's slabs, and slices
-// of them. Handles are plain: no lock, no atomic, to be used and dropped on the engine's thread,
-// and not in a forked child, which shares their counts. They may outlive their engine.
+// Registered memory: buffers from the engine's pools, and slices of them. Reference counts are not
+// atomic: use and drop buffers on the engine's thread, and not in a forked child. They may outlive
+// their engine.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ struct alignas(64) Block {
   std::uint64_t capacity;       ///< payload bytes
   std::byte* payload;           ///< first payload byte
   void (*recycle)(Block*);      ///< called when the last reference goes
-  void* owner;                  ///< arena or registration; `recycle` knows
+  void* owner;                  ///< arena or registration, for `recycle`
   std::uint32_t link;           ///< free-list link while in the pool
   std::uint16_t header_in_use;  ///< 1 while an operation in flight uses `header`
   std::uint16_t chunk;          ///< chunk of the arena
@@ -41,8 +41,8 @@ inline void release(Block* block) noexcept {
 
 }  // namespace detail
 
-/// Part of a buffer or of a registered region, holding a reference to the memory: it stays valid
-/// while any slice of it is alive or any operation on it is in flight. Copyable. Hot.
+/// Part of a buffer or of registered memory. Holds a reference: the memory stays valid while a
+/// slice of it exists or an operation on it is in flight. Copyable. Hot.
 class BufferSlice {
  public:
   BufferSlice() noexcept = default;
@@ -67,7 +67,7 @@ class BufferSlice {
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::span<std::byte> bytes() const noexcept { return {data_, size_}; }
-  /// False for a default-made slice and for one that was asked for out of bounds.
+  /// False for a default-constructed slice and for one that was out of bounds.
   explicit operator bool() const noexcept { return block_ != nullptr; }
 
   /// Bytes [offset, offset + length) of this slice; empty (false) if they do not lie within it.
@@ -93,8 +93,8 @@ class BufferSlice {
   std::size_t size_ = 0;
 };
 
-/// Owns one block of a pool. Move-only; dropping it while operations are in flight is safe: the
-/// block returns to its pool at the last completion. Payload is aligned to a cacheline. Hot.
+/// Owns one block of a pool. May be dropped while operations on it are in flight: the block returns
+/// to its pool at the last completion. The payload is aligned to a cacheline. Move-only. Hot.
 class Buffer {
  public:
   Buffer() noexcept = default;
@@ -115,7 +115,7 @@ class Buffer {
   [[nodiscard]] std::byte* data() const noexcept {
     return block_ != nullptr ? block_->payload : nullptr;
   }
-  /// Bytes in use: what was asked for, or what a message brought.
+  /// Bytes in use: as allocated or resized, or the length of the received message.
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   /// Bytes the block has room for, at least size().
   [[nodiscard]] std::size_t capacity() const noexcept {
@@ -138,11 +138,11 @@ class Buffer {
     return slice().slice(offset, length);
   }
 
-  /// Whether nobody else holds the memory: no slice of it is alive, and no operation that it was
-  /// given to is in flight. So one sees that a reply's buffer may be written again. Hot.
+  /// Whether nothing else holds the memory: no slice of it exists, and no operation on it is in
+  /// flight. A reply's buffer may then be written again.
   [[nodiscard]] bool unique() const noexcept { return block_ != nullptr && block_->refs == 1; }
 
-  /// Gives the block up. A no-op when empty.
+  /// Releases the block. Does nothing when empty.
   void reset() noexcept {
     if (block_ != nullptr) detail::release(std::exchange(block_, nullptr));
     size_ = 0;
@@ -176,20 +176,20 @@ constexpr bool allows(Access have, Access want) noexcept {
          static_cast<std::uint8_t>(want);
 }
 
-/// Who can use a key.
+/// Which peers can use a key.
 enum class KeyScope : std::uint8_t {
-  domain,      ///< every peer of the engine; or, of a connection with a domain of its own, its peer
+  domain,      ///< every peer of the engine; for a connection with its own domain, its peer
   connection,  ///< the peer of one connection; the device refuses the key to others
 };
 
-/// Memory of a peer that it exposed to us: where it is and the key that opens it. Plain data, meant
-/// to be sent to the peer that shall use it.
+/// Exposed memory of a peer: its address and the key that opens it. Plain data: the owner sends it
+/// to the peer that is to use it.
 struct RemoteRegion {
   std::uint64_t address = 0;
   std::uint64_t length = 0;  ///< bytes
   std::uint32_t rkey = 0;
   Access access = Access::local;
-  std::uint32_t lease = 0;  ///< instead of a key: the lease it is part of, see RemoteMemory
+  std::uint32_t lease = 0;  ///< the lease that it is part of, in place of a key; see RemoteMemory
 
   /// Bytes [offset, offset + size) of the region; empty (false) if they do not lie within it.
   [[nodiscard]] RemoteRegion slice(std::uint64_t offset, std::uint64_t size) const noexcept {

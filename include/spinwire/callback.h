@@ -1,4 +1,4 @@
-// A callable kept in place: no heap, no virtual call, one indirect jump.
+// A callable stored in place: no heap, no virtual call, one indirect jump.
 #pragma once
 
 #include <cstddef>
@@ -12,26 +12,27 @@
 namespace spinwire {
 
 namespace detail {
-/// Logs the exception that is being handled, which has left a callback.
+/// Logs the exception being handled, which has left a callback.
 SPINWIRE_API void report_exception() noexcept;
 }  // namespace detail
 
 template <typename Signature>
 class Callback;
 
-/// Holds a function or a lambda whose captures are trivially copyable and fit into 32 bytes
-/// (anything else is a compile error: capture a pointer instead). Copying copies the captures.
-/// Calling an empty callback is undefined; test it first. Hot.
+/// Holds a function or a lambda whose captures are trivially copyable and fit into 32 bytes.
+/// Anything else does not compile: capture a pointer instead. Copying copies the captures. Calling
+/// an empty callback is undefined; test it first. Hot.
 ///
-/// Callbacks should not throw. An exception that leaves one ends there and is logged as an error;
-/// the Connection or Session that is the callback's first argument, if it has one, is closed, and a
-/// Request that was not answered is refused. Whatever the callback was told of counts as told.
+/// Callbacks should not throw. An exception that leaves a callback is caught and logged as an
+/// error. The library then closes the Connection or Session that is the callback's first argument,
+/// if there is one, and refuses a Request that was not answered. What the callback reported counts
+/// as reported: the callback does not run again.
 template <typename R, typename... Args>
 class Callback<R(Args...)> {
  public:
   static constexpr std::size_t kCapacity = 32;
 
-  Callback() noexcept {}  // the storage needs no value until there is something in it
+  Callback() noexcept {}  // leaves the storage uninitialized
   Callback(std::nullptr_t) noexcept {}
 
   template <typename F, typename D = std::decay_t<F>,
@@ -67,7 +68,7 @@ class Callback<R(Args...)> {
       return callable(std::forward<Args>(args)...);
   }
 
-  /// Closes the connection or session that the callback was told of, if it was.
+  /// Closes the callback's connection or session, if its first argument is one.
   template <typename First, typename... Others>
   static void close_first(First& first, Others&...) noexcept {
     if constexpr (requires { first.close(); }) (void)first.close();

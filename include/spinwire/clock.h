@@ -1,4 +1,4 @@
-// Time as the engine sees it: ticks of the time-stamp counter, read once per poll.
+// The engine's clock: ticks of the time-stamp counter, read once for each poll.
 #pragma once
 
 #include <chrono>
@@ -10,15 +10,15 @@ namespace spinwire {
 
 using Nanoseconds = std::chrono::nanoseconds;
 
-/// Monotonic time in ticks. The default clock reads the time-stamp counter, calibrated once per
-/// process against CLOCK_MONOTONIC (and falls back to clock_gettime where the counter is not
-/// invariant and the kernel does not keep time by it either). A clock can also be stepped by hand,
-/// for tests and simulations. Hot: now().
+/// Monotonic time in ticks. The real clock reads the time-stamp counter, calibrated once for each
+/// process against CLOCK_MONOTONIC; it reads clock_gettime if the counter is not invariant and the
+/// kernel does not use it. A manual clock is for tests and simulations. Any thread. Hot, but for
+/// the first real().
 class SPINWIRE_API Clock {
  public:
   /// The process's real clock.
   static Clock real() noexcept;
-  /// A clock that reads `*ticks`, one tick per nanosecond; the caller keeps it alive and moves it.
+  /// A clock that reads `*ticks`, one tick a nanosecond. The caller keeps and advances it.
   static Clock manual(const std::uint64_t* ticks) noexcept;
 
   [[nodiscard]] std::uint64_t now() const noexcept {

@@ -153,9 +153,10 @@ struct Config {
 
   /// Reads the defaults, then `file` unless it is empty, then the environment. Set-up; any thread.
   /// Errors: bad_config naming file, line, key, the nearest known key, and the range.
-  SPINWIRE_API static Result<Config> load(const std::filesystem::path& file = {});
+  [[nodiscard]] SPINWIRE_API static Result<Config> load(const std::filesystem::path& file = {});
   /// Reads the defaults, then `toml`, then the environment. `origin` names the text in errors.
-  SPINWIRE_API static Result<Config> parse(std::string_view toml, std::string_view origin);
+  [[nodiscard]] SPINWIRE_API static Result<Config> parse(std::string_view toml,
+                                                         std::string_view origin);
   /// Checks every range and the relations between settings. Engine::open calls it.
   [[nodiscard]] SPINWIRE_API Result<void> check() const;
   /// Returns one line of TOML per setting, with its range as a comment.

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,6 +13,7 @@
 #include "spinwire/connection_settings.h"
 #include "spinwire/endpoint.h"
 #include "spinwire/export.h"
+#include "spinwire/message.h"
 #include "spinwire/raw.h"
 #include "spinwire/status.h"
 
@@ -21,8 +21,6 @@ namespace spinwire {
 
 class Connection;
 class MemoryRegion;
-class Message;
-class Offer;
 class RemoteMemory;
 struct LeaseId;
 struct LeaseOptions;
@@ -30,22 +28,22 @@ struct LeaseReply;
 struct Returned;
 
 enum class ConnectionState : std::uint8_t {
-  resolving,   ///< TCP connection being made; leaves by connect or deadline
-  exchanging,  ///< handshake and queue-pair set-up; leaves when both ends are ready, or by deadline
-  ready,       ///< operations are accepted; leaves by close(), the peer's close, or an error
-  draining,    ///< outstanding operations complete; leaves when none is left, or by deadline
-  closed,      ///< nothing is outstanding; the handle answers `not_connected` from here on
+  resolving,   ///< the TCP connection is being made
+  exchanging,  ///< handshake and set-up of the queue pair
+  ready,       ///< operations are accepted, until close(), the peer's close, or an error
+  draining,    ///< outstanding operations end, for up to connections.close_timeout
+  closed,      ///< nothing is outstanding; the handle answers `not_connected`
 };
 SPINWIRE_API std::string_view to_string(ConnectionState state) noexcept;
 
-/// The state of a queue pair, as the verbs have them.
+/// The state of a queue pair (IBV_QPS_*).
 enum class QueuePairState : std::uint8_t { reset, init, rtr, rts, sqd, sqe, err, unknown };
 SPINWIRE_API std::string_view to_string(QueuePairState state) noexcept;
 
 /// When an operation reaches the device.
 enum class Post : std::uint8_t {
-  automatic,  ///< `now` outside poll(), `defer` inside callbacks
-  now,        ///< one doorbell at once, after what the connection had deferred
+  automatic,  ///< `now` between polls, `defer` inside callbacks
+  now,        ///< at once, behind the operations that the connection has deferred
   defer,      ///< with the next flush(), or at the end of the poll()
 };
 
@@ -53,118 +51,42 @@ enum class Post : std::uint8_t {
 struct Completion {
   Status status = Status::ok;
   std::size_t bytes = 0;    ///< payload bytes moved; 0 unless ok
-  std::uint64_t value = 0;  ///< what an atomic found, in host order; 0 for others, and unless ok
+  std::uint64_t value = 0;  ///< value that an atomic found, in host order; else 0
 };
-/// Runs inside poll(), exactly once per accepted operation; it may start further operations.
+/// Runs inside poll(), exactly once for each accepted operation.
 using CompletionCallback = Callback<void(const Completion&)>;
 
-/// Tells how a call about a lease ended; see lease.h. Runs like a CompletionCallback.
+/// Reports how a request about a lease ended; see lease.h. Runs like a CompletionCallback.
 using LeaseCallback = Callback<void(LeaseReply&)>;
 
-/// Names an accepted operation until it has ended; plain data. No name comes again within 2^32
-/// operations.
+/// Names an accepted operation until it has ended. Plain data. A value is used again after 2^32
+/// operations at the earliest.
 struct OperationId {
   std::uint64_t value = ~std::uint64_t{0};
   explicit operator bool() const noexcept { return value != ~std::uint64_t{0}; }
   friend bool operator==(const OperationId&, const OperationId&) noexcept = default;
 };
 
-/// An inbound message, valid during its callback.
-class Message {
- public:
-  /// None of a write, which has put them elsewhere.
-  [[nodiscard]] std::span<const std::byte> bytes() const noexcept {
-    return {data_, data_ != nullptr ? size_ : 0};
-  }
-  [[nodiscard]] const std::byte* data() const noexcept { return data_; }
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  /// The sender's 32-bit immediate, in host order.
-  [[nodiscard]] std::optional<std::uint32_t> immediate() const noexcept {
-    return has_immediate_ ? std::optional<std::uint32_t>(immediate_) : std::nullopt;
-  }
-  /// True: no message, but the notice of a peer's write_with_imm; size() is the bytes written and
-  /// data() is null (the peer chose where they went).
-  [[nodiscard]] bool is_write() const noexcept { return is_write_; }
-  /// Keeps the received bytes beyond the callback: the buffer leaves the receive ring, which is
-  /// refilled from the receive pool while that lasts. Empty for is_write(), for what came where
-  /// Offer::place() said, and when taken twice.
-  [[nodiscard]] Buffer take() noexcept {
-    Buffer taken(block_, block_ != nullptr ? size_ : 0);
-    block_ = nullptr;
-    return taken;
-  }
-
- private:
-  friend struct detail::Internals;
-
-  Message(detail::Block* block, const std::byte* data, std::size_t size, std::uint32_t immediate,
-          bool has_immediate, bool is_write) noexcept
-      : block_(block),
-        data_(data),
-        size_(size),
-        immediate_(immediate),
-        has_immediate_(has_immediate),
-        is_write_(is_write) {}
-
-  detail::Block* block_;
-  const std::byte* data_;
-  std::size_t size_;
-  std::uint32_t immediate_;
-  bool has_immediate_;
-  bool is_write_;
-};
-
-/// A message longer than connections.eager_bytes, about to be pulled from its sender. Valid during
-/// its callback.
-class Offer {
- public:
-  [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  /// The sender's 32-bit immediate, in host order.
-  [[nodiscard]] std::optional<std::uint32_t> immediate() const noexcept { return immediate_; }
-  /// Names where the message shall arrive: the first size() bytes of `to`, a part of a buffer or of
-  /// registered memory, which are undefined until on_message tells of it. False, and no change, if
-  /// `to` is shorter or empty. Else it arrives in a block of the pool memory.rendezvous_bytes.
-  bool place(const BufferSlice& to) noexcept {
-    if (!to || to.size() < size_) return false;
-    to_ = to;
-    return true;
-  }
-  /// Does not want it: the sender's operation ends as `refused`, on_message tells nothing.
-  void refuse() noexcept { refused_ = true; }
-
- private:
-  friend struct detail::Internals;
-
-  Offer(std::size_t size, std::optional<std::uint32_t> immediate) noexcept
-      : size_(size), immediate_(immediate) {}
-
-  std::size_t size_;
-  std::optional<std::uint32_t> immediate_;
-  BufferSlice to_;
-  bool refused_ = false;
-};
-
-/// What a connection tells its application. Any may be empty. All run inside poll() or
-/// poll_control(), and may start operations, close connections and open new ones.
+/// Callbacks of a connection. Any may be empty. See spinwire.h for what callbacks may do.
 struct ConnectionHandlers {
   /// The connection became ready.
   Callback<void(Connection)> on_ready;
-  /// A message, or the notice of a write with immediate, arrived; in the order of posting.
+  /// A message or a write with immediate arrived. Runs in the order in which the peer sent them.
   Callback<void(Connection, Message&)> on_message;
-  /// A message longer than connections.eager_bytes was announced, maybe while earlier ones are
-  /// still on the way: on_message tells when it is there and its turn has come.
+  /// The peer offers a message longer than connections.eager_bytes, possibly while earlier messages
+  /// are still on the way. on_message runs when it has arrived, in order.
   Callback<void(Connection, Offer&)> on_offer;
-  /// The peer leases memory of its own to us: move it away to have it, else it is refused. May
-  /// overtake long messages.
+  /// The peer leases memory to us. Move it out of the argument to keep it; otherwise the lease is
+  /// refused. May overtake long messages.
   Callback<void(Connection, RemoteMemory&)> on_lease;
-  /// Memory that the peer had of us is back, and no peer can reach it any more; see Returned.
+  /// Memory that the peer had from us has come back, and no peer can reach it any more.
   Callback<void(Connection, const Returned&)> on_returned;
-  /// The connection reached `closed`, from any state: once, after its last completion. The error's
-  /// status is `ok` after close() here or at the peer; else it is what first went wrong, however
-  /// often the connection was tried again since.
+  /// The connection is `closed`. Runs once, after the last completion. The error's status is `ok`
+  /// after close() on either side; otherwise it is the first thing that went wrong, also if the
+  /// connection was made again since.
   Callback<void(Connection, const Error&)> on_closed;
-  /// The connection was lost and is about to be made again: it is `resolving`, everything that was
-  /// outstanding has completed, on_ready or on_closed comes next. See Reconnect.
+  /// The connection was lost and is being made again (see Reconnect): it is `resolving`, and
+  /// everything that was outstanding has ended. on_ready or on_closed runs next.
   Callback<void(Connection, const Error&)> on_interrupted;
 };
 
@@ -178,56 +100,51 @@ struct ConnectionStats {
   std::uint64_t bytes_written = 0;
   std::uint64_t bytes_read = 0;
   std::uint64_t atomics = 0;
-  /// Accepted operations that have not ended, each once, long messages too; cancelled ones included
-  /// while the device has them. None of the connection's own, see ConnectionSnapshot::control.
+  /// Accepted operations that have not ended, including cancelled ones that the device still has.
+  /// The connection's own requests are in ConnectionSnapshot::control.
   std::uint32_t outstanding = 0;
-  std::uint32_t send_credits = 0;     ///< messages that the peer takes now
+  std::uint32_t send_credits = 0;     ///< messages that we may send now
   std::uint32_t granted_credits = 0;  ///< messages that the peer may send now
 };
 
-/// What keeps the next send() from being accepted. Room in the completion queue is none of it: the
-/// engine opens only with enough for everything.
+/// What keeps the next send() from being accepted.
 enum class Blocker : std::uint8_t {
   nothing,
   not_ready,   ///< the connection is in another state than `ready`
-  send_queue,  ///< full: queues.send_depth; the peer or its device is slow
-  operations,  ///< all of the engine's are under way: queues.operations
-  /// The peer takes no more messages until its application polls, or not even the connection's own,
-  /// for which everything else waits then.
-  credit,
-  /// Long messages alone: all that the engine can have offered are, or no memory window is free;
-  /// see memory.windows. What is no longer than connections.eager_bytes is accepted. Leases do not
-  /// wait for windows: registrations, made in control steps, take their place.
+  send_queue,  ///< the send queue (queues.send_depth) is full; the peer or its device is slow
+  operations,  ///< all operations of the engine (queues.operations) are under way
+  credit,      ///< the peer grants no credit until its application polls
+  /// Only messages longer than connections.eager_bytes are blocked: the engine can offer no more of
+  /// them now, or no memory window is free (memory.windows).
   windows,
 };
 SPINWIRE_API std::string_view to_string(Blocker blocker) noexcept;
 
-/// How a connection stands.
+/// What a connection is doing.
 struct ConnectionSnapshot {
   ConnectionState state = ConnectionState::closed;
   Blocker blocked_by = Blocker::not_ready;
-  /// Since the peer's last sign of life that a poll() saw, to the last poll(). Long, with
-  /// operations outstanding or credit used up: the peer is what they wait for.
+  /// Time without a sign of life from the peer, up to the last poll(). If it is long while
+  /// operations are outstanding or credit is used up, they wait for the peer.
   Nanoseconds silence{0};
-  // Outstanding, by kind; cancelled ones included while the device has them.
+  // Outstanding operations by kind, including cancelled ones that the device still has.
   std::uint32_t messages = 0;
   std::uint32_t writes = 0;
   std::uint32_t reads = 0;
   std::uint32_t atomics = 0;
-  /// The connection's own: credit, keepalives, goodbye; the binding and unbinding of windows; what
-  /// is to be told about long messages and leases, while it waits for credit too; READs of the
-  /// peer's long messages.
+  /// The connection's own requests: credit, keepalives, goodbye, binding of memory windows,
+  /// messages about long messages and leases, and READs of the peer's long messages.
   std::uint32_t control = 0;
-  std::uint32_t receives = 0;  ///< of a raw connection
-  // Leases that are not over.
-  std::uint32_t leased_out = 0;  ///< to the peer, keys of KeyScope::connection included
+  std::uint32_t receives = 0;  ///< posted receives of a raw connection
+  // Leases that have not ended.
+  std::uint32_t leased_out = 0;  ///< to the peer, including keys of KeyScope::connection
   std::uint64_t leased_out_bytes = 0;
   std::uint32_t leases_held = 0;  ///< of the peer's memory
   std::uint64_t leases_held_bytes = 0;
   ConnectionStats stats;
 };
 
-/// A region as bytes that can be passed on; see Connection::token().
+/// A region as bytes that can be sent anywhere; see Connection::token().
 inline constexpr std::size_t kRegionTokenBytes = 48;
 using RegionToken = std::array<std::byte, kRegionTokenBytes>;
 
@@ -235,276 +152,310 @@ namespace detail {
 struct EngineSlot;
 }
 
-/// A connection, as a small value that may be copied; see spinwire.h for what holds for all
-/// handles. Operations answer `ok` when accepted, and then end in exactly one callback; any other
-/// status means that nothing was taken. All operations can be called from callbacks. Hot unless
-/// marked set-up.
+/// A connection: a small value that may be copied. spinwire.h has the rules for all handles.
+///
+/// Operations (send() to fetch_add(), post_receive() and send_raw()) copy no payload, except
+/// send_copy(). If the call answers ok, the operation is accepted, and `done` runs exactly once, in
+/// a later poll(). `id`, unless null, then receives the operation's id for cancel(). Any other
+/// answer means that nothing was taken. All functions may be called from callbacks. Hot unless
+/// marked otherwise.
 class SPINWIRE_API Connection {
  public:
   Connection() noexcept = default;
 
-  /// Sends a message of up to max_message() bytes, which arrives whole, once, in order. Copies
-  /// nothing; `done` runs when the peer's device has taken it. Above connections.eager_bytes the
-  /// peer's engine pulls it: `done` runs when it has, with `refused` if the peer's application did
-  /// not want it, with `no_buffer` if no block became free there in time. Errors: would_block
-  /// (credit, send queue, operations or windows used up), message_too_long, out_of_bounds (an empty
-  /// slice), invalid_argument (memory of another engine, or that this connection's own domain does
-  /// not know), unsupported (a raw connection), not_connected (not ready), wrong_thread,
-  /// forked_child; where a long message needs a registration (see memory.windows)
-  /// also those of Engine::expose().
+  /// Sends a message of up to max_message() bytes, which arrives whole, once and in order. `done`
+  /// runs when the peer's device has it. The peer's engine reads messages longer than
+  /// connections.eager_bytes; `done` then runs when they were read, with `refused` if the peer's
+  /// application refused the message, or `no_buffer` if its pool had no block in time. Errors:
+  ///   would_block       no credit, or no room in the send queue, the operations or the windows
+  ///   message_too_long  longer than max_message()
+  ///   out_of_bounds     an empty slice
+  ///   invalid_argument  memory of another engine, or that the connection's own domain cannot use
+  ///   unsupported       a raw connection
+  ///   not_connected     not ready
+  ///   no_memory, system a long message needs a registration (see memory.windows), which failed
   Status send(const BufferSlice& data, const CompletionCallback& done = {},
-              Post post = Post::automatic);
-  Status send(const Buffer& data, const CompletionCallback& done = {}, Post post = Post::automatic);
-  /// Here and below: `id`, unless null, is given the operation's id if the call answers ok. Costs
-  /// the calls without it nothing.
-  Status send(const BufferSlice& data, const CompletionCallback& done, Post post, OperationId* id) {
-    return identify(send(data, done, post), id);
+              Post post = Post::automatic, OperationId* id = nullptr) {
+    return identify(submit_send(data, done, post), id);
   }
-  Status send(const Buffer& data, const CompletionCallback& done, Post post, OperationId* id) {
-    return identify(send(data, done, post), id);
+  Status send(const Buffer& data, const CompletionCallback& done = {}, Post post = Post::automatic,
+              OperationId* id = nullptr) {
+    return identify(submit_send(data, done, post), id);
   }
-  /// The same, with a 32-bit immediate beside the bytes.
+  /// Sends a message with a 32-bit immediate. Errors: those of send().
   Status send_with_imm(const BufferSlice& data, std::uint32_t immediate,
-                       const CompletionCallback& done = {}, Post post = Post::automatic);
-  Status send_with_imm(const BufferSlice& data, std::uint32_t immediate,
-                       const CompletionCallback& done, Post post, OperationId* id) {
-    return identify(send_with_imm(data, immediate, done, post), id);
+                       const CompletionCallback& done = {}, Post post = Post::automatic,
+                       OperationId* id = nullptr) {
+    return identify(submit_send_with_imm(data, immediate, done, post), id);
   }
   Status send_with_imm(const Buffer& data, std::uint32_t immediate,
                        const CompletionCallback& done = {}, Post post = Post::automatic,
                        OperationId* id = nullptr) {
-    return identify(send_with_imm(data.slice(), immediate, done, post), id);
+    return send_with_imm(data.slice(), immediate, done, post, id);
   }
-  /// Copies `bytes` into a block of the send pool first; also answers no_buffer.
+  /// Copies `bytes`, which may be empty, into a block of the send pool and sends that. Errors:
+  /// those of send(), and no_buffer (the send pool has no block).
   Status send_copy(std::span<const std::byte> bytes, const CompletionCallback& done = {},
-                   Post post = Post::automatic);
-  Status send_copy(std::span<const std::byte> bytes, const CompletionCallback& done, Post post,
-                   OperationId* id) {
-    return identify(send_copy(bytes, done, post), id);
+                   Post post = Post::automatic, OperationId* id = nullptr) {
+    return identify(submit_send_copy(bytes, done, post), id);
   }
 
-  /// Writes `local` to the first bytes of `remote`. The peer's CPU takes no part. Errors besides
-  /// those of send(): out_of_bounds (longer than `remote`, or no bytes), remote_access (`remote`
-  /// does not allow it), lease_expired and invalid_argument (`remote` is part of a lease that is
-  /// over, or of another connection's).
+  /// Writes `local` to the first bytes of `remote`, without the peer's processor. Errors:
+  ///   would_block       no room in the send queue or the operations
+  ///   out_of_bounds     no bytes, more than `remote` has, or more than 1 GiB
+  ///   remote_access     `remote` does not allow writing
+  ///   lease_expired     `remote` is part of a lease that is over
+  ///   invalid_argument  `local` as for send(), or `remote` is part of another connection's lease
+  ///   not_connected     not ready
   Status write(const BufferSlice& local, const RemoteRegion& remote,
-               const CompletionCallback& done = {}, Post post = Post::automatic);
-  Status write(const BufferSlice& local, const RemoteRegion& remote, const CompletionCallback& done,
-               Post post, OperationId* id) {
-    return identify(write(local, remote, done, post), id);
+               const CompletionCallback& done = {}, Post post = Post::automatic,
+               OperationId* id = nullptr) {
+    return identify(submit_write(local, remote, done, post), id);
   }
   Status write(const Buffer& local, const RemoteRegion& remote, const CompletionCallback& done = {},
                Post post = Post::automatic, OperationId* id = nullptr) {
-    return identify(write(local.slice(), remote, done, post), id);
+    return write(local.slice(), remote, done, post, id);
   }
-  /// The same, and the peer's on_message is told the immediate and the length, in order with
-  /// messages; costs a credit like one. May have no bytes: a notice alone.
+  /// Writes, and reports the immediate and the length to the peer's on_message, in order with
+  /// messages. Costs a credit, as a message does. `local` may have no bytes. Errors: those of
+  /// write(), and would_block also for credit.
   Status write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
                         std::uint32_t immediate, const CompletionCallback& done = {},
-                        Post post = Post::automatic);
-  Status write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
-                        std::uint32_t immediate, const CompletionCallback& done, Post post,
-                        OperationId* id) {
-    return identify(write_with_imm(local, remote, immediate, done, post), id);
+                        Post post = Post::automatic, OperationId* id = nullptr) {
+    return identify(submit_write_with_imm(local, remote, immediate, done, post), id);
   }
   Status write_with_imm(const Buffer& local, const RemoteRegion& remote, std::uint32_t immediate,
                         const CompletionCallback& done = {}, Post post = Post::automatic,
                         OperationId* id = nullptr) {
-    return identify(write_with_imm(local.slice(), remote, immediate, done, post), id);
+    return write_with_imm(local.slice(), remote, immediate, done, post, id);
   }
-  /// Reads the first bytes of `remote` into `local`, whose bytes are undefined until `done`.
+  /// Reads the first bytes of `remote` into `local`, whose bytes are undefined until `done` runs.
+  /// Errors: those of write(); remote_access if `remote` does not allow reading.
   Status read(const BufferSlice& local, const RemoteRegion& remote,
-              const CompletionCallback& done = {}, Post post = Post::automatic);
-  Status read(const BufferSlice& local, const RemoteRegion& remote, const CompletionCallback& done,
-              Post post, OperationId* id) {
-    return identify(read(local, remote, done, post), id);
+              const CompletionCallback& done = {}, Post post = Post::automatic,
+              OperationId* id = nullptr) {
+    return identify(submit_read(local, remote, done, post), id);
   }
   Status read(const Buffer& local, const RemoteRegion& remote, const CompletionCallback& done = {},
               Post post = Post::automatic, OperationId* id = nullptr) {
-    return identify(read(local.slice(), remote, done, post), id);
+    return read(local.slice(), remote, done, post, id);
   }
 
-  /// Compares the 8 bytes at `remote` with `expected` and, if they are equal, puts `desired` in
-  /// their place, as one step. Completion::value tells what was there before: `expected` if and
-  /// only if they were replaced. All numbers are in host order, and the bytes are a number in the
-  /// host order of their owner. Atomic against other atomics of the device that the memory is
-  /// reached through, as the verbs have it (IBV_ATOMIC_HCA): not against READs and WRITEs, and
-  /// against the owner's processor only where the device says so (softverbs does, on slabs). Errors
-  /// besides those of write(): unsupported (our device has no atomics), out_of_bounds also for a
-  /// region of more than 8 bytes, invalid_argument (its address is no multiple of 8), remote_access
-  /// (`remote` does not allow Access::remote_atomic). As many run at once as queue_pair.rd_atomic
-  /// allows at both ends; the device lets others wait.
+  /// Atomically compares the 8 bytes at `remote` with `expected` and, if they are equal, replaces
+  /// them by `desired`. Completion::value is what they were before. Numbers are in host order, and
+  /// the bytes are a number in their owner's host order. Atomic against other atomics through the
+  /// same device (IBV_ATOMIC_HCA), not against READs and WRITEs; against the owner's processor only
+  /// where the device says so (softverbs does, on slabs). queue_pair.rd_atomic of both ends limits
+  /// how many run at once; the device delays the others. Errors:
+  ///   would_block       no room in the send queue or the operations
+  ///   unsupported       the device has no atomics
+  ///   out_of_bounds     `remote` is empty or does not have 8 bytes
+  ///   invalid_argument  its address is no multiple of 8, or it is part of another connection's
+  ///   lease remote_access     it does not allow Access::remote_atomic lease_expired     it is part
+  ///   of a lease that is over not_connected     not ready
   Status compare_swap(const RemoteRegion& remote, std::uint64_t expected, std::uint64_t desired,
-                      const CompletionCallback& done = {}, Post post = Post::automatic);
-  Status compare_swap(const RemoteRegion& remote, std::uint64_t expected, std::uint64_t desired,
-                      const CompletionCallback& done, Post post, OperationId* id) {
-    return identify(compare_swap(remote, expected, desired, done, post), id);
+                      const CompletionCallback& done = {}, Post post = Post::automatic,
+                      OperationId* id = nullptr) {
+    return identify(submit_compare_swap(remote, expected, desired, done, post), id);
   }
-  /// Adds `add` to the 8 bytes at `remote`, modulo 2^64, as one step; all else as compare_swap().
+  /// Atomically adds `add`, modulo 2^64, to the 8 bytes at `remote`. Otherwise as compare_swap().
   Status fetch_add(const RemoteRegion& remote, std::uint64_t add,
-                   const CompletionCallback& done = {}, Post post = Post::automatic);
-  Status fetch_add(const RemoteRegion& remote, std::uint64_t add, const CompletionCallback& done,
-                   Post post, OperationId* id) {
-    return identify(fetch_add(remote, add, done, post), id);
+                   const CompletionCallback& done = {}, Post post = Post::automatic,
+                   OperationId* id = nullptr) {
+    return identify(submit_fetch_add(remote, add, done, post), id);
   }
 
-  // Of raw connections; see raw.h. Others answer `unsupported`.
-  /// Receives into these parts of memory, in their order; none at all take a message without bytes,
-  /// or the notice of a write. May be called while the connection is being made. Those that were
-  /// deferred are posted together, before operations that were. Errors: would_block
-  /// (RawSettings::receive_depth are outstanding), invalid_argument (more elements than
-  /// RawSettings::max_recv_sge), out_of_bounds (an element without bytes), message_too_long (more
-  /// than 1 GiB), not_connected, wrong_thread, forked_child.
+  // Raw connections only; see raw.h.
+
+  /// Receives into these parts of memory, in this order. Without any, it takes a message without
+  /// bytes or a write with immediate. May be called as soon as there is a handle. Deferred receives
+  /// are posted together, before deferred operations. Errors:
+  ///   would_block       RawSettings::receive_depth receives are outstanding
+  ///   invalid_argument  more elements than RawSettings::max_recv_sge, or memory as for send()
+  ///   out_of_bounds     an element without bytes
+  ///   message_too_long  more than 1 GiB
+  ///   unsupported       the connection is not raw
+  ///   not_connected     closing or closed
   Status post_receive(std::span<const BufferSlice> into, const RawReceiveCallback& on_received = {},
                       const RawPostedCallback& on_posted = {}, Post post = Post::automatic);
   Status post_receive(const BufferSlice& into, const RawReceiveCallback& on_received = {},
                       const RawPostedCallback& on_posted = {}, Post post = Post::automatic) {
     return post_receive(std::span(&into, 1), on_received, on_posted, post);
   }
-  /// Sends these parts of memory as one message, which takes one receive of the peer's; none at all
-  /// are a message without bytes. Errors: those of post_receive(), for RawSettings::max_send_sge,
-  /// and would_block (send queue or operations used up).
+  /// Sends these parts of memory as one message, which uses one of the peer's receives. Without
+  /// any, it is a message without bytes. Errors:
+  ///   would_block       no room in the send queue or the operations
+  ///   invalid_argument  more elements than RawSettings::max_send_sge, or memory as for send()
+  ///   out_of_bounds     an element without bytes
+  ///   message_too_long  more than 1 GiB
+  ///   unsupported       the connection is not raw
+  ///   not_connected     not ready
   Status send_raw(std::span<const BufferSlice> data, const CompletionCallback& done = {},
-                  Post post = Post::automatic);
-  Status send_raw(std::span<const BufferSlice> data, const CompletionCallback& done, Post post,
-                  OperationId* id) {
-    return identify(send_raw(data, done, post), id);
+                  Post post = Post::automatic, OperationId* id = nullptr) {
+    return identify(submit_send_raw(data, done, post), id);
   }
   Status send_raw(const BufferSlice& data, const CompletionCallback& done = {},
-                  Post post = Post::automatic) {
-    return send_raw(std::span(&data, 1), done, post);
+                  Post post = Post::automatic, OperationId* id = nullptr) {
+    return send_raw(std::span(&data, 1), done, post, id);
   }
-  /// The same, with a 32-bit immediate beside the bytes.
+  /// Sends a message with a 32-bit immediate. Errors: those of send_raw().
   Status send_raw_with_imm(std::span<const BufferSlice> data, std::uint32_t immediate,
-                           const CompletionCallback& done = {}, Post post = Post::automatic);
-  Status send_raw_with_imm(std::span<const BufferSlice> data, std::uint32_t immediate,
-                           const CompletionCallback& done, Post post, OperationId* id) {
-    return identify(send_raw_with_imm(data, immediate, done, post), id);
+                           const CompletionCallback& done = {}, Post post = Post::automatic,
+                           OperationId* id = nullptr) {
+    return identify(submit_send_raw_with_imm(data, immediate, done, post), id);
   }
   Status send_raw_with_imm(const BufferSlice& data, std::uint32_t immediate,
-                           const CompletionCallback& done = {}, Post post = Post::automatic) {
-    return send_raw_with_imm(std::span(&data, 1), immediate, done, post);
+                           const CompletionCallback& done = {}, Post post = Post::automatic,
+                           OperationId* id = nullptr) {
+    return send_raw_with_imm(std::span(&data, 1), immediate, done, post, id);
   }
 
-  /// Posts what was deferred on this connection with one doorbell.
+  /// Posts the connection's deferred operations with one doorbell.
   Status flush();
 
   /// The operation that this connection accepted last, of those that have neither ended nor been
-  /// cancelled: right after a call that answered ok, that one. Empty if there is none, and for a
-  /// stale handle or another thread. Costs the operations themselves nothing. Hot.
+  /// cancelled. Empty if there is none.
   [[nodiscard]] OperationId last_operation() const noexcept;
-  /// Gives an operation up. Its callback runs with Status::cancelled in the next poll(), or in the
-  /// present one if a callback calls this, never inside this call, and does not wait for those of
-  /// older operations. One that was
-  /// deferred is never posted: a message's credit is there again at once, its room in the send
-  /// queue and its memory with the callback. One that the device has cannot be taken back: it runs
-  /// all the same, may change memory here and at the peer, counts in stats() and, if it fails, ends
-  /// the connection; it keeps its room and the reference to its memory until the device is done
-  /// with it, so that nobody else gets that memory before. A long message (see send()) that was
-  /// deferred is never offered; one that the peer was offered may arrive all the same, and keeps
-  /// its memory until the peer has answered. Takes time in proportion to the connection's
-  /// outstanding operations. Errors: invalid_argument (none of this connection's, or ended, or
-  /// cancelled already), not_connected, wrong_thread, forked_child.
+  /// Cancels an operation: its callback runs with Status::cancelled in a later poll(), before those
+  /// of older operations. Takes time in proportion to the connection's outstanding operations.
+  ///
+  /// A deferred operation is never posted, and its credit is free at once. The device finishes an
+  /// operation that it already has: the operation may change memory on both sides, counts in
+  /// stats(), ends the connection if it fails, and holds its memory and its place in the send queue
+  /// until then. A long message that was offered may still arrive; it holds its memory until the
+  /// peer has answered. Errors: invalid_argument (the operation is not this connection's, has ended
+  /// or was cancelled already).
   Status cancel(OperationId operation);
 
-  /// Of a connection made by Engine::prepare(): the peer's end has come. The connection is ready
-  /// as soon as our queue pair is, which may be before the peer has joined; what is sent until then
-  /// is repeated as queue_pair.retry_count and ack_timeout say. Set-up; usable in on_endpoint.
-  /// Errors, with nothing changed: invalid_argument (not prepared, or joined already), protocol,
-  /// unsupported (what the endpoint says), not_connected, wrong_thread, forked_child.
-  Result<void> join(const Endpoint& peer);
-  /// Our end of such a connection; not_connected until on_endpoint has run. Set-up.
+  /// Gives the peer's endpoint to a connection made by Engine::prepare(). The connection becomes
+  /// ready as soon as our queue pair is, possibly before the peer has joined; the device repeats
+  /// what is sent until then (queue_pair.ack_timeout and retry_count). Set-up. Errors:
+  /// invalid_argument (not prepared, or joined already), protocol (a value that no endpoint can
+  /// have), unsupported (the endpoints do not fit together), not_connected (closing).
+  [[nodiscard]] Result<void> join(const Endpoint& peer);
+  /// Our endpoint of a prepared connection. Set-up. Errors: not_connected (on_endpoint has not run
+  /// yet, or closing).
   [[nodiscard]] Result<Endpoint> endpoint() const;
 
-  /// Gives a connection that is not made yet other settings than its engine's, in the place of
-  /// those of its listener. Set-up; for on_accept. Errors, with nothing changed: invalid_argument
-  /// (also: it is too late), limit, no_device, unsupported, not_connected, wrong_thread,
-  /// forked_child.
-  Result<void> configure(const ConnectionSettings& settings);
-  /// As Engine::expose(), with no more rights than the connection's settings give its peer. Any
-  /// connection of the engine can use the key, unless this one has a protection domain of its own:
-  /// then this one alone can, until it ends. Set-up. Errors: those, not_connected (also: its domain
-  /// is not there yet).
-  Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
-  /// The same with a key for this connection's peer alone, if `scope` says so, where the device has
-  /// memory windows (else with one of the engine's domain). No system call if `slice` is memory of
-  /// the engine's pools and the device has windows: the key is valid for whatever reaches the peer
-  /// after messages sent from now on. Ends with the connection, or by Connection::revoke(). Errors:
-  /// those, and would_block.
-  Result<RemoteRegion> expose(const BufferSlice& slice, Access access, KeyScope scope);
+  /// Replaces the settings of a connection that is not made yet, in on_accept. Set-up. Errors:
+  /// invalid_argument (out of range; too late; it has receives already), limit and no_device (the
+  /// device does not have it), unsupported (a GID of another type than the peer's), system,
+  /// not_connected (closing).
+  [[nodiscard]] Result<void> configure(const ConnectionSettings& settings);
+
+  /// Opens the bytes of `slice` to peers, as Engine::expose() does, but with no more rights than
+  /// the connection's settings give its peer. All connections of the engine can use the key; if
+  /// this one has a protection domain of its own, only this one can, until it ends. Set-up. Errors:
+  ///   invalid_argument  no bytes or no remote rights; rights that the settings leave out; memory
+  ///                     that cannot be registered, or of another engine
+  ///   unsupported       Access::remote_atomic, and the device has no atomics
+  ///   limit             no more registrations
+  ///   no_memory, system the registration failed
+  ///   not_connected     closing, or the connection's own domain does not exist yet
+  [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access);
+  /// With KeyScope::connection, makes a key for this connection's peer alone, where the device has
+  /// memory windows. It needs no system call if `slice` is memory of the engine's pools. The peer
+  /// can use the key in messages that we send from now on. The key ends with the connection.
+  /// Set-up. Errors: those above; would_block (keys, records or work requests are used up),
+  /// not_connected (not ready).
+  [[nodiscard]] Result<RemoteRegion> expose(const BufferSlice& slice, Access access,
+                                            KeyScope scope);
   /// Closes a key that expose() made, with the answers of Engine::revoke(). A key of
   /// KeyScope::connection always answers would_block first, and on_returned also reports its end.
   /// The peer is not told, and loses the connection if it uses the key again. Runs no callback.
   /// Set-up.
   Status revoke(const RemoteRegion& region);
-  /// A region of our memory that was exposed, as bytes to be passed on by any means: for
-  /// import_token() at a peer. Errors: invalid_argument (empty, or of a lease), not_connected.
+  /// Encodes a region that was exposed here as bytes, to be sent to the peer by any means. Errors:
+  /// invalid_argument (empty, or part of a lease), not_connected (not ready).
   [[nodiscard]] Result<RegionToken> token(const RemoteRegion& region) const;
-  /// The region of a token that a peer made, for operations on this connection. Set-up. Errors:
-  /// protocol (it is none, or was damaged), invalid_argument (its key cannot be used on this
-  /// connection: it is of another engine, or of another connection), not_connected, wrong_thread,
-  /// forked_child.
+  /// Decodes a token of the peer's, for operations on this connection. Set-up. Errors: protocol
+  /// (not a token, or damaged), invalid_argument (made by another engine, or for another
+  /// connection), not_connected (not ready).
   [[nodiscard]] Result<RemoteRegion> import_token(std::span<const std::byte> token) const;
 
-  /// Asks the peer for `bytes` of memory, zeroed, for a time. done() has it, or says why not: the
-  /// peer's limits, see LeaseRefusal, or flushed if the connection ends first. Errors:
-  /// invalid_argument (no bytes, rights that are none, a time not above leases.guard), would_block
-  /// (leases.maximum is reached, or too much waits to be told to the peer), unsupported (a raw
-  /// connection), not_connected, wrong_thread, forked_child.
+  /// Asks the peer for `bytes` of zeroed memory for a time. `done` receives the memory, or the
+  /// peer's reason (LeaseRefusal), or `flushed` if the connection ends first. Errors:
+  ///   invalid_argument  no bytes, no valid rights, or a time not above leases.guard
+  ///   would_block       leases.maximum is reached, or too many control messages wait
+  ///   unsupported       a raw connection
+  ///   not_connected     not ready
   Status request_memory(std::size_t bytes, const LeaseOptions& options, const LeaseCallback& done);
-  /// Leases memory of ours to the peer, whose on_lease has it; done() tells whether it was taken.
-  /// Holds a reference to the memory until on_returned, which tells how it came back. No system
-  /// call here; a registration follows in the control step where the device has no windows, or the
-  /// memory is not of the engine's pools. Errors: as request_memory(); invalid_argument also for
-  /// rights that the connection's settings leave out, out_of_bounds (no bytes).
+  /// Leases our memory to the peer, whose on_lease receives it. `done` reports whether the peer
+  /// took it. Holds a reference to the memory until on_returned runs. A control step registers the
+  /// memory if the device has no windows or it is not of the engine's pools. Errors: those of
+  /// request_memory(); invalid_argument also for rights that the settings leave out and for memory
+  /// of another engine; out_of_bounds (no bytes).
   Status lease(const BufferSlice& memory, const LeaseOptions& options,
                const LeaseCallback& done = {});
-  /// Wants memory back that was leased to the peer: the peer stops using it and releases it, else
-  /// it is taken when a peer that stops in time would have. Errors: invalid_argument (no lease of
-  /// this connection's, or over), not_connected, wrong_thread, forked_child.
+  /// Asks the peer to release memory that was leased to it. If it does not, the lease ends by
+  /// itself when operations of an obedient peer would have ended. on_returned reports the end; no
+  /// callback runs inside the call. Errors: invalid_argument (no lease of this connection's, or
+  /// over).
   Status recall(LeaseId lease);
 
-  /// As Engine::register_memory(), in the same way. Set-up. What a domain of its own has of it ends
-  /// with the connection, the region's bytes stay usable by their owner.
-  Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);
+  /// As Engine::register_memory(), in the connection's domain. When the connection ends, its
+  /// domain's keys to the memory end, and the bytes stay usable by their owner. Set-up. Errors:
+  /// those of expose().
+  [[nodiscard]] Result<MemoryRegion> register_memory(std::span<std::byte> bytes, Access access);
 
-  /// Stops accepting operations, lets the outstanding ones complete up to the configured close
-  /// time-out, tells the peer, and ends in on_closed. Further calls answer not_connected. Set-up.
+  /// Stops accepting operations, lets the outstanding ones end for up to connections.close_timeout,
+  /// and tells the peer. on_closed runs in a later poll(); no callback runs inside the call.
+  /// Set-up. Errors: not_connected (closing or closed already).
   Status close();
 
-  /// Replaces the handlers. Set-up; usable in on_accept.
+  /// Replaces the handlers. A callback that runs now keeps its captures until it returns. Set-up.
   Status set_handlers(const ConnectionHandlers& handlers);
 
-  /// closed for an empty or stale handle.
+  /// `closed` for an empty or stale handle.
   [[nodiscard]] ConnectionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == ConnectionState::ready; }
-  /// Longest message that send(), or on a raw connection send_raw(), accepts: the smaller of both
-  /// ends' connections.max_message_bytes, or of their eager_bytes if the peer may not read here
-  /// (see ConnectionSettings::access). 0 unless ready.
+  /// Longest message that send() (on a raw connection, send_raw()) accepts: the smaller of both
+  /// ends' connections.max_message_bytes, or of their eager_bytes if the peer may not read our
+  /// memory (ConnectionSettings::access). 0 unless ready.
   [[nodiscard]] std::size_t max_message() const noexcept;
-  /// Zeroes for a stale handle. Set-up.
+  /// Set-up.
   [[nodiscard]] ConnectionStats stats() const noexcept;
-  /// What blocks the connection now and what is outstanding, in constant time; `closed` for a stale
-  /// handle and for another thread. Hot.
+  /// What blocks the connection and what is outstanding.
   [[nodiscard]] ConnectionSnapshot snapshot() const noexcept;
-  /// Asks the device for the state of the queue pair; state() is what we know without. Set-up (a
-  /// control verb). Errors: not_connected (there is none yet, or no more), wrong_thread,
-  /// forked_child, system.
+  /// Asks the device for the state of the queue pair. Set-up (a control verb). Errors:
+  /// not_connected (there is no queue pair yet, or no more), system.
   [[nodiscard]] Result<QueuePairState> query_state() const;
-  /// "address:port" of the peer's TCP end; GID and queue pair if brought up by hand. Set-up.
+  /// The peer: "address:port" of its TCP end, or GID and queue pair if joined. Set-up.
   [[nodiscard]] std::string peer() const;
+  /// A number below connections.maximum, unique among the engine's living connections: for arrays
+  /// of per-connection state.
+  [[nodiscard]] std::uint32_t index() const noexcept { return index_; }
 
   friend bool operator==(const Connection&, const Connection&) noexcept = default;
-
-  /// A number unique among the engine's living connections, below Config::connections.maximum: for
-  /// arrays of per-connection state.
-  [[nodiscard]] std::uint32_t index() const noexcept { return index_; }
 
  private:
   friend struct detail::Internals;
 
   Connection(detail::EngineSlot* slot, std::uint32_t index, std::uint32_t generation) noexcept
       : slot_(slot), index_(index), generation_(generation) {}
+
+  // Separate from the id, so that operations without one do not pay for it.
+  Status submit_send(const BufferSlice& data, const CompletionCallback& done, Post post);
+  Status submit_send(const Buffer& data, const CompletionCallback& done, Post post);
+  Status submit_send_with_imm(const BufferSlice& data, std::uint32_t immediate,
+                              const CompletionCallback& done, Post post);
+  Status submit_send_copy(std::span<const std::byte> bytes, const CompletionCallback& done,
+                          Post post);
+  Status submit_write(const BufferSlice& local, const RemoteRegion& remote,
+                      const CompletionCallback& done, Post post);
+  Status submit_write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
+                               std::uint32_t immediate, const CompletionCallback& done, Post post);
+  Status submit_read(const BufferSlice& local, const RemoteRegion& remote,
+                     const CompletionCallback& done, Post post);
+  Status submit_compare_swap(const RemoteRegion& remote, std::uint64_t expected,
+                             std::uint64_t desired, const CompletionCallback& done, Post post);
+  Status submit_fetch_add(const RemoteRegion& remote, std::uint64_t add,
+                          const CompletionCallback& done, Post post);
+  Status submit_send_raw(std::span<const BufferSlice> data, const CompletionCallback& done,
+                         Post post);
+  Status submit_send_raw_with_imm(std::span<const BufferSlice> data, std::uint32_t immediate,
+                                  const CompletionCallback& done, Post post);
+
   Status identify(Status accepted, OperationId* id) const noexcept {
     if (id != nullptr && accepted == Status::ok) *id = last_operation();
     return accepted;

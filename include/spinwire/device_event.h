@@ -1,4 +1,4 @@
-// What a device reports by itself, about itself or a connection.
+// Asynchronous events of a device, about itself or a connection.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace spinwire {
 
 enum class DeviceEventKind : std::uint8_t {
   // Of a connection.
-  connection_failed,       ///< its queue pair is in error; it ends with a cause that says more
+  connection_failed,       ///< its queue pair is in error; on_closed says more
   connection_established,  ///< its first packet came before the handshake's last frame
   path_changed,            ///< migrated to its alternate path, or failed to
-  receives_ended,          ///< its queue pair takes no more receives; follows an error or a close
+  receives_ended,          ///< its queue pair takes no more receives, after an error or a close
   // Of the port.
   port_active,
   port_error,    ///< its link went down; connections time out if it stays so
-  gid_changed,   ///< an address came or went; see whether the GID in use is still there
+  gid_changed,   ///< an address came or went; check that the GID in use still exists
   port_changed,  ///< LID, partition keys or subnet manager
   // Of the engine's own queues, or the whole device: every connection ends.
   completion_queue_failed,
@@ -34,9 +34,9 @@ SPINWIRE_API std::string_view to_string(DeviceEventKind kind) noexcept;
 struct DeviceEvent {
   DeviceEventKind kind = DeviceEventKind::other;
   int code = 0;           ///< IBV_EVENT_*
-  std::uint8_t port = 0;  ///< of the port's events, else 0
-  Connection connection;  ///< of a connection's events; empty if it has ended meanwhile
-  std::string_view text;  ///< the verbs' name of it, lives for ever
+  std::uint8_t port = 0;  ///< for the port's events; else 0
+  Connection connection;  ///< for a connection's events; empty if it has ended
+  std::string_view text;  ///< the verbs' name of the event; a constant
 };
 
 using DeviceEventCallback = Callback<void(const DeviceEvent&)>;

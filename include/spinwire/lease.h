@@ -1,4 +1,5 @@
-// Leases: memory of a peer that is ours to use for a time, and memory of ours that a peer uses.
+// Leases: memory of a peer that we may use for a limited time, and memory of ours that a peer may
+// use.
 #pragma once
 
 #include <cstddef>
@@ -15,40 +16,39 @@
 
 namespace spinwire {
 
-/// What of a lease an owner has refused; the Status beside it says what kind of error that is.
+/// Why the owner refused a lease. The Status in brackets comes with it.
 enum class LeaseRefusal : std::uint8_t {
   none = 0,
-  too_long,    ///< more bytes than leases.max_bytes there (Status::limit)
-  misaligned,  ///< no power of two, or above leases.max_alignment there (limit)
-  too_many,    ///< leases.count there is reached (limit)
-  too_much,    ///< leases.total_bytes there is reached (limit)
-  no_room,     ///< its pool memory.lease_bytes, its keys or its records are used up (no_buffer)
-  no_right,    ///< none of the rights asked for may be given (remote_access)
-  bad_time,    ///< longer than leases.max_duration there, or nothing (limit)
+  too_long,    ///< more bytes than the owner's leases.max_bytes (limit)
+  misaligned,  ///< no power of two, or above the owner's leases.max_alignment (limit)
+  too_many,    ///< the owner's leases.count is reached (limit)
+  too_much,    ///< the owner's leases.total_bytes is reached (limit)
+  no_room,     ///< the owner's pool memory.lease_bytes, keys or records are used up (no_buffer)
+  no_right,    ///< the owner gives none of the rights (remote_access)
+  bad_time,    ///< 0, or longer than the owner's leases.max_duration (limit)
   over,        ///< the lease has ended (lease_expired)
-  unwanted,    ///< its application did not take what was leased to it (refused)
-  closing,     ///< it closes the connection (flushed)
+  unwanted,    ///< the peer's application did not take the memory (refused)
+  closing,     ///< the connection is closing (flushed)
 };
 SPINWIRE_API std::string_view to_string(LeaseRefusal refusal) noexcept;
 
-/// What is asked for with a lease.
+/// Terms of a lease.
 struct LeaseOptions {
   Access access = Access::remote_read_write;
-  Nanoseconds time = std::chrono::seconds(60);  ///< more than the guard interval, up to 1 h
-  std::uint32_t alignment = 8;                  ///< of requested memory; bytes, a power of two
+  Nanoseconds time = std::chrono::seconds(60);  ///< more than leases.guard, up to 1 h
+  std::uint32_t alignment = 8;                  ///< of requested memory, in bytes; a power of two
 };
 
-/// Names memory that we have leased to a peer, until it is back.
+/// Names memory that we have leased to a peer, until it has come back.
 struct LeaseId {
   std::uint32_t value = ~std::uint32_t{0};
   explicit operator bool() const noexcept { return value != ~std::uint32_t{0}; }
   friend bool operator==(const LeaseId&, const LeaseId&) noexcept = default;
 };
 
-/// Memory of a peer that is leased to us. Owns the lease: dropping it releases the memory, behind
-/// all operations that were started on it. Empty once the lease was given up, the connection has
-/// ended or the engine is gone. To be used and dropped on the engine's thread, in callbacks too;
-/// may outlive its engine. Movable. Hot.
+/// Memory of a peer that is leased to us. Owns the lease: dropping it releases the memory, after
+/// all operations that were started on it. Empty once the lease was returned or the connection has
+/// ended. Move-only. All functions may be called from callbacks. Hot.
 class SPINWIRE_API RemoteMemory {
  public:
   RemoteMemory() noexcept = default;
@@ -66,38 +66,41 @@ class SPINWIRE_API RemoteMemory {
   RemoteMemory& operator=(const RemoteMemory&) = delete;
   ~RemoteMemory() { release(); }
 
-  /// Whether there is a lease, over or not.
+  /// Whether there is a lease, also if its time is over.
   explicit operator bool() const noexcept { return static_cast<bool>(region()); }
-  /// All of the memory, or a part of it, for the operations of the lease's connection; empty if
-  /// there is no lease, or for a part that does not lie within it. The region names the lease, not
-  /// a key: an operation with it answers lease_expired once operations may not be started any more,
-  /// invalid_argument on another connection. To pass it on, see detach().
+  /// The memory, or a part of it, for operations on the lease's connection. Empty if there is no
+  /// lease, or the part does not lie within it. The region names the lease instead of a key: see
+  /// detach() for a region to pass on.
   [[nodiscard]] RemoteRegion region() const noexcept;
   [[nodiscard]] RemoteRegion slice(std::uint64_t offset, std::uint64_t size) const noexcept {
     return region().slice(offset, size);
   }
   /// Bytes.
   [[nodiscard]] std::uint64_t size() const noexcept { return region().length; }
-  /// The rights that the owner gave: those asked for as far as it gives them to this connection.
+  /// The rights that the owner gave: at most those that were asked for.
   [[nodiscard]] Access access() const noexcept { return region().access; }
-  /// How long operations may be started for still, 0: no more. It is leases.guard less than the
-  /// lease has been counted from when we asked for it, or from when it came.
+  /// How long operations may still be started; 0 if no longer. This is leases.guard less than what
+  /// is left of the lease, counted from the request or the arrival.
   [[nodiscard]] Nanoseconds time_left() const noexcept;
   [[nodiscard]] Connection connection() const noexcept;
 
-  /// Asks for `time` from now on; done() tells whether it was granted, else the lease ends as
-  /// before. One call at a time is under way for a lease. Errors: invalid_argument (a time that is
-  /// none), lease_expired (too late), would_block (a call is under way, or too much waits to be
-  /// told to the peer), not_connected, wrong_thread, forked_child.
+  /// Asks for `time` from now on. `done` reports whether it was granted; if not, the lease ends as
+  /// before. If the lease is released or recalled first, `done` runs with cancelled or
+  /// lease_expired. Errors:
+  ///   invalid_argument  a time not above leases.guard
+  ///   lease_expired     time_left() is 0
+  ///   would_block       another renewal is under way, or too many control messages wait
+  ///   not_connected     no lease, or the connection is not ready
   Status renew(Nanoseconds time, const LeaseCallback& done = {});
-  /// Gives the memory back for the owner's application to see: its on_returned tells of it, behind
-  /// all that was written. Empties the handle if accepted. Errors: as renew().
+  /// Gives the memory back to the owner's application, whose on_returned runs after all our writes
+  /// have arrived. Empties the handle if it answers ok. Errors: those of renew() except
+  /// invalid_argument.
   Status give_back(const LeaseCallback& done = {});
-  /// Gives the memory up, as dropping the handle does. A no-op when empty.
+  /// Releases the memory, as dropping the handle does. Does nothing when empty. Runs no callback.
   void release() noexcept;
-  /// Lets go of the lease without ending it: the region with its key, which nothing here looks
-  /// after. It can be passed on as bytes. The lease ends when its time is over, and with it what is
-  /// done through the key, which then costs the connection. Empty if there is none.
+  /// Forgets the lease without returning it, and answers the region with its key, which can be
+  /// passed on as bytes. The lease still ends in time; using the key after that ends the
+  /// connection. Empties the handle. Empty if there is no lease, or a renewal is under way.
   [[nodiscard]] RemoteRegion detach() noexcept;
 
  private:
@@ -110,32 +113,32 @@ class SPINWIRE_API RemoteMemory {
   std::uint32_t lease_ = 0;  ///< 0: none
 };
 
-/// How a call about a lease ended.
+/// How a request about a lease ended.
 struct LeaseReply {
   Status status = Status::ok;
   LeaseRefusal refusal = LeaseRefusal::none;
-  LeaseId lease;        ///< of Connection::lease(): what was leased, if ok
+  LeaseId lease;        ///< of Connection::lease(), if ok
   Nanoseconds time{0};  ///< granted
-  RemoteMemory memory;  ///< of Connection::request_memory(): to be moved away; else it is released
+  RemoteMemory memory;  ///< of Connection::request_memory(): move it out, else it is released
 };
 
-/// Why memory of ours came back.
+/// Why leased memory came back.
 enum class ReturnedBy : std::uint8_t {
-  give_back,  ///< the peer gave it back for us to see
-  release,    ///< the peer has no more use for it
+  give_back,  ///< RemoteMemory::give_back()
+  release,    ///< RemoteMemory::release()
   expiry,     ///< its time was over
   recall,     ///< Connection::recall(), or Connection::revoke()
-  refusal,    ///< the peer did not take what was leased to it
+  refusal,    ///< the peer did not take the memory
   end,        ///< the connection has ended
 };
 SPINWIRE_API std::string_view to_string(ReturnedBy how) noexcept;
 
-/// Memory of ours that no peer can reach any more.
+/// Memory of ours that has come back: no peer can reach it any more. Valid during its callback.
 struct Returned {
   LeaseId lease;
   ReturnedBy how = ReturnedBy::release;
-  bool requested = false;  ///< a block of our pool that the peer asked for; else ours, leased to it
-  BufferSlice memory;      ///< copy it to keep the memory
+  bool requested = false;  ///< from our pool, at the peer's request; else leased by lease()
+  BufferSlice memory;      ///< copy the slice to keep the memory
 };
 
 }  // namespace spinwire

@@ -1,4 +1,4 @@
-// Where the library's messages go. It never prints: without a callback they are dropped.
+// The library's log. It never prints: without a callback, messages are dropped.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ enum class LogLevel : std::uint8_t { debug, info, warning, error };
 
 using LogCallback = Callback<void(LogLevel, std::string_view)>;
 
-/// Sets the process-wide receiver of messages at `least` or above; an empty callback drops them.
-/// Set-up: call it before the first engine is opened. The callback may run on any thread that
-/// calls the library and must not call it back.
+/// Sets the process's callback for messages of level `least` and above; an empty one drops them.
+/// Call it before the first engine is opened. The callback may run on any thread that calls the
+/// library, and must not call the library. Set-up.
 SPINWIRE_API void set_log(LogCallback callback, LogLevel least = LogLevel::warning) noexcept;
 
 }  // namespace spinwire

@@ -1,23 +1,21 @@
-// Raw connections: a reliable queue pair as it is. Nothing but the application's own bytes goes
-// over the wire: no header, no credit, no keepalive and no goodbye, so that the peer may be any
-// program that speaks verbs.
-//
-// ConnectionSettings::raw makes a connection raw, in connect(), listen(), prepare() or configure();
-// both ends have to be. What differs from other connections:
-//
-//   - The application posts the receives, with Connection::post_receive(): each takes one SEND or
-//     one WRITE with immediate of the peer. It may do so as soon as it has the handle; those are
-//     with the device before the peer can send.
-//   - Messages go out with send_raw() and send_raw_with_imm(); send() and its kin answer
-//     `unsupported`. Reads, writes and atomics are as ever. write_with_imm() takes one of the
-//     peer's receives, as a SEND does.
-//   - Nobody keeps a sender from sending more than the peer has receives for: its device repeats
-//     that as queue_pair.rnr_retry says, and then the connection ends (peer_lost), as it does with
-//     any operation that is unanswered for connections.peer_timeout.
-//   - A peer that ends, closes or is killed is noticed by operations only; without any outstanding,
-//     a connection whose peer has gone stays `ready`. Through rdma_cm, that tells of it.
-//   - close() lets what is outstanding end, within connections.close_timeout, and then flushes the
-//     receives.
+// Raw connections: a plain reliable queue pair. Only the application's bytes go over the wire: no
+// header, credit, keepalive or goodbye. The peer may be any program that uses verbs.
+// ConnectionSettings::raw makes a connection raw, in connect(), listen(), prepare() or configure().
+// Both ends must be raw. Differences to other connections:
+//   - The application posts the receives, with Connection::post_receive(). Each takes one SEND or
+//     one WRITE with immediate. Receives posted before the connection is ready reach the device
+//     before the peer can send.
+//   - send_raw() and send_raw_with_imm() send messages; send(), send_copy() and send_with_imm()
+//     answer unsupported. Reads, writes and atomics work as usual. write_with_imm() uses one of the
+//     peer's receives.
+//   - There is no credit. If the peer has no receive, the device repeats the message
+//     (queue_pair.rnr_retry); then the connection ends with peer_lost. It also does if an operation
+//     is unanswered for connections.peer_timeout.
+//   - Only operations notice that the peer is gone. An idle connection stays `ready`, except
+//   through
+//     rdma_cm, which reports the peer's end.
+//   - close() lets the outstanding operations end, for up to connections.close_timeout, and then
+//     flushes the receives.
 #pragma once
 
 #include <cstddef>
@@ -29,33 +27,32 @@
 
 namespace spinwire {
 
-/// Sizes of a raw connection's queues; ConnectionSettings::send_depth is that of its send queue.
-/// More than the device has answers `limit`. Each receive needs an entry of the completion queue
-/// that nothing else may fill: queues.completion_depth less queues.operations, all other receives
-/// and the connections' control requests is what all raw connections together can have.
+/// Sizes of a raw connection's queues; ConnectionSettings::send_depth sizes its send queue. Values
+/// above the device's answer `limit`. Each receive reserves an entry of the completion queue: all
+/// raw connections together can have queues.completion_depth less queues.operations, all other
+/// receives and the connections' control requests.
 struct RawSettings {
-  std::uint32_t receive_depth = 64;  ///< receives outstanding at once; at least 1
+  std::uint32_t receive_depth = 64;  ///< outstanding receives; at least 1
   std::uint32_t max_send_sge = 4;    ///< elements of a message; 1 … DeviceInfo::max_sge
   std::uint32_t max_recv_sge = 4;    ///< elements of a receive; 1 … DeviceInfo::max_sge
 };
 
 /// How a receive ended.
 struct RawReceive {
-  /// ok; flushed (the connection ended first); message_too_long (what came was longer than the
-  /// elements, which ends the connection); local_error.
+  /// ok; flushed (the connection ended first); message_too_long (the message was longer than the
+  /// elements; the connection ends); local_error.
   Status status = Status::ok;
-  std::size_t bytes = 0;  ///< that came, 0 unless ok; what is beyond them was not touched
+  std::size_t bytes = 0;  ///< received; 0 unless ok. The memory behind them is unchanged
   /// The sender's 32-bit immediate, in host order.
   std::optional<std::uint32_t> immediate;
-  /// True: the peer's WRITE with immediate, of `bytes`, which are where the peer wrote them.
+  /// True for the peer's WRITE with immediate: `bytes` is its length, and the peer chose the place.
   bool is_write = false;
 };
 
-/// Runs inside poll(), exactly once per accepted receive, in the order of posting; it may start
-/// further operations.
+/// Runs inside poll(), exactly once for each accepted receive, in the order of posting.
 using RawReceiveCallback = Callback<void(const RawReceive&)>;
-/// Runs inside poll() once the device has the receive, before it completes; not at all if the
-/// connection ends before that.
+/// Runs inside poll() when the device has the receive, before it completes; never if the connection
+/// ends first.
 using RawPostedCallback = Callback<void()>;
 
 }  // namespace spinwire

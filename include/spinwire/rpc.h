@@ -1,28 +1,26 @@
-// Remote procedure calls: many sessions over one datagram queue pair, each call answered once or
-// ended with a status. A server gives methods to Engine::serve() and listens as for connections; a
-// client opens sessions with Engine::open_session() and calls. Everything runs inside poll().
+// Remote calls. A server gives methods to Engine::serve() and listens as for connections. A client
+// opens sessions with Engine::open_session() and calls methods. Each call ends once, with a reply
+// or a status, and its handler runs at most once. All sessions of an engine share one datagram
+// queue pair. spinwire.h has the rules for all functions; all functions here may be called from
+// callbacks.
 //
-// Calls whose request is longer than a datagram, and those that name memory for their reply
-// (CallOptions::reply_into), go over a reliable connection, which their session makes when it first
-// needs one, and again when it was lost: long requests are pulled by the server, replies to named
-// memory are written there by its device. They are not in order with short ones.
+// Short calls travel as datagrams. Long calls (a request longer than a datagram, or
+// CallOptions::reply_into) travel over a reliable connection. The session makes it for its first
+// long call, and again if it is lost. The server reads long requests, and writes replies to the
+// named memory. Long calls are not ordered with short ones.
 //
-// Where one of the two ends has no datagrams, as its device has none or by `rpc.transport`, all
-// calls go over such a connection, with the same limits of length, window and backlog; the others'
-// sessions in the same engine stay as they are. The session is then ready when its connection is,
-// which counts as one of connections.maximum at both ends. When that is lost (which it finds out by
-// itself, also while idle), calls under way end with peer_lost and the client makes another at
-// once, for which further calls wait; the session stays ready. It ends with peer_lost if that
-// cannot be made, or is lost as well within connections.close_timeout. A server forgets a session
-// that has been without a connection for connections.peer_timeout. (iWARP devices have no
-// datagrams, but no engine opens on them yet: they have no immediates, and connect through rdma_cm
-// alone.)
+// If one of the two engines has no datagrams (because of its device or rpc.transport), all calls of
+// the session travel over such a connection, with the same limits. The session is then ready when
+// its connection is. If the connection is lost, its calls end with peer_lost, and the client makes
+// another; further calls wait for it, and the session stays ready. The session ends with peer_lost
+// if the new connection cannot be made, or is lost within connections.close_timeout.
 //
-// A server that hears nothing of a session for connections.peer_timeout forgets it, and says so
-// when its client is heard again: the session ends with peer_lost. A client that hears nothing for
-// two connections.keepalive_interval asks at the address that it opened the session with whether
-// the same engine is there; if another one is, or the server's next life, its silent sessions with
-// the first end with peer_lost. Else they do after connections.peer_timeout of silence.
+// A server that hears nothing from a session for connections.peer_timeout forgets it; when the
+// client is heard again, the session ends with peer_lost. A client that hears nothing from a server
+// for two connections.keepalive_interval asks the server's address for its engine. If another
+// engine answers, the session ends with peer_lost; otherwise it does after connections.peer_timeout
+// of silence. A server forgets a session that has no datagrams after that time without a
+// connection.
 #pragma once
 
 #include <cstddef>
@@ -40,15 +38,16 @@
 
 namespace spinwire {
 
-/// Which of a server's methods; they are looked up in a table that is as long as the highest.
+/// Identifies a method of a server. Methods index a dense table, so keep the numbers small.
 using Method = std::uint16_t;
 
-/// Requests and replies up to this many bytes are kept beside the call and sent with one cacheline.
+/// Requests and replies up to this many bytes are stored in the call's record and fit in a
+/// cacheline.
 inline constexpr std::size_t kShortCall = 48;
 
 namespace detail {
-/// Where bytes that arrived can stay: they lie in the block, or, if few came where the device had
-/// them, are copied there.
+/// Where received bytes can be kept: in the block. Copies bytes that lie elsewhere, in the device's
+/// memory, into it.
 inline std::byte* in_block(Block* block, std::byte* data, std::size_t size) noexcept {
   const auto begin = reinterpret_cast<std::uintptr_t>(block->payload);
   const auto at = reinterpret_cast<std::uintptr_t>(data);
@@ -58,30 +57,32 @@ inline std::byte* in_block(Block* block, std::byte* data, std::size_t size) noex
 }
 }  // namespace detail
 
-/// How a call ended, inside its callback. The bytes lie where they arrived: on the embedded device
-/// short ones where the peer's process could write still, unless rpc.direct_datagrams is "off". Who
-/// does not trust it copies, or keeps, them before he looks.
+/// How a call ended. Valid during its callback. The bytes lie where they arrived. On softverbs,
+/// unless rpc.direct_datagrams is "off", the peer's process can still write to short ones: if you
+/// do not trust the peer, copy or keep() the bytes before you validate them. Hot.
 class SPINWIRE_API Reply {
  public:
-  /// ok: the server has answered. refused: its handler did not want to, text() says why.
-  /// unsupported: the server has no such method. timed_out: the deadline passed; cancelled: by
-  /// Session::cancel(); flushed: the session was closed; peer_lost: the server does not answer any
-  /// more, or the connection for long calls was lost. After the last four the handler may have run
-  /// or not. Of a long call also, and then it has not run: no_buffer (the server's pool
-  /// memory.rendezvous_bytes stayed dry for connections.rendezvous_timeout), message_too_long (the
-  /// server takes no requests of that length), and whatever kept the connection from being made:
-  /// limit, refused, timed_out and others.
+  /// How the call ended:
+  ///   ok           the server has replied
+  ///   refused      the handler refused the call; text() says why
+  ///   unsupported  the server has no such method
+  ///   timed_out    the time-out passed; the handler may have run
+  ///   cancelled    by Session::cancel(); the handler may have run
+  ///   flushed      the session was closed; the handler may have run
+  ///   peer_lost    the server or the connection for long calls was lost; the handler may have run
+  /// A long call whose handler has not run may also end with no_buffer (the server's pool
+  /// memory.rendezvous_bytes had no block for connections.rendezvous_timeout), message_too_long
+  /// (the server takes no request of that length), or the status with which its connection failed.
   [[nodiscard]] Status status() const noexcept { return status_; }
-  /// With CallOptions::reply_into, and ok: the first bytes of that.
+  /// The reply; with CallOptions::reply_into, the first bytes of that memory.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
-  /// What a server that refused said.
+  /// The reason of a server that refused.
   [[nodiscard]] std::string_view text() const noexcept {
     return {reinterpret_cast<const char*>(data_), status_ != Status::ok ? size_ : 0};
   }
-  /// The same bytes to be kept beyond the callback: the receive they arrived in is not used again
-  /// while the slice lives. Short ones that took none, as the device has them to be read where they
-  /// lie, are copied to a block of the same pool; bytes() are those from then on. Empty if there
-  /// are none.
+  /// Keeps the bytes beyond the callback: a slice of the receive in which they arrived, or of a
+  /// block to which short bytes are copied. bytes() then answers the kept bytes. Empty if there are
+  /// none.
   [[nodiscard]] BufferSlice keep() noexcept {
     if (block_ == nullptr || size_ == 0) return {};
     kept_ = true;
@@ -105,35 +106,36 @@ class SPINWIRE_API Reply {
 
 using ReplyCallback = Callback<void(Reply&)>;
 
-/// The right to answer a call later, from any callback or between polls. A plain handle: copies
-/// mean the same call, and dropping it answers nothing. May outlive the call, its session and its
-/// engine, and answers not_connected then.
+/// A call that is answered later, from any callback or between polls. Copies name the same call,
+/// and dropping it does not answer. Hot.
 class SPINWIRE_API PendingCall {
  public:
   PendingCall() noexcept = default;
-  /// Copies the bytes. Errors: not_connected (the call is over for its client, as far as is known
-  /// here: its time is over, it was cancelled, or the session ended; or it was answered),
-  /// message_too_long (than max_reply()), no_buffer (the send pool is dry, for more than
-  /// kShortCall), wrong_thread, forked_child. Hot.
+  /// Replies with a copy of the bytes. Errors:
+  ///   not_connected     the call was answered, timed out or cancelled, or its session has ended
+  ///   message_too_long  longer than max_reply()
+  ///   no_buffer         the send pool has no block for more than kShortCall bytes
   Status reply(std::span<const std::byte> bytes) const noexcept;
-  /// Copies nothing: holds a reference until the next call in the same place, the session's end, or
-  /// until its client was idle for connections.keepalive_interval; of a reply over a connection,
-  /// until it is written.
+  /// Replies with these bytes, without a copy. Holds a reference until the client has certainly the
+  /// reply: until its next call in the same slot, the session's end, or
+  /// connections.keepalive_interval without a call; over a connection, until it is written. Errors:
+  /// as above, and invalid_argument (memory of another engine).
   Status reply(const BufferSlice& bytes) const noexcept;
-  /// Ends the call at its client with `refused` and as much of the text as fits.
+  /// Refuses the call: it ends with `refused` and the first kShortCall bytes of the text. Errors:
+  /// not_connected, no_buffer.
   Status refuse(std::string_view why) const noexcept;
-  /// Longest reply, bytes: a datagram's, or the memory that the client named; 0 once it is over.
+  /// Longest reply in bytes: a datagram, or the memory that the client named; 0 once the call is
+  /// over.
   [[nodiscard]] std::size_t max_reply() const noexcept;
-  /// Memory of the call's own place in its session, to write a reply of up to `size` bytes into:
-  /// nothing is copied and, while the session is in use and the place has it, no pool is asked.
-  /// What it holds is undefined. It is this call's until it is answered or over, as max_reply()
-  /// tells: then it is the next call's, or goes back to its pool. The client may give the call up
-  /// in any poll(), so ask max_reply() before writing after one; what another thread or a device is
-  /// to fill takes a buffer of one's own, for reply(BufferSlice). Empty if `size` is more than a
-  /// datagram takes, the call names memory for its reply or is over, or memory is short. Hot.
+  /// Memory to build a reply of up to `size` bytes in, without a copy; its bytes are undefined.
+  /// Finish with commit_reply(). The memory belongs to the call until it is answered or over. A
+  /// call may end in any poll(): check max_reply() before you write after one. If another thread or
+  /// a device fills the memory, use a buffer of your own and reply(BufferSlice). Empty if `size` is
+  /// more than a datagram takes, the call names memory for its reply or is over, or the send pool
+  /// has no block.
   [[nodiscard]] std::span<std::byte> reserve_reply(std::size_t size) const noexcept;
-  /// Replies with the first bytes of it. Errors: as reply(); invalid_argument (reserve_reply() was
-  /// not asked for as many). Hot.
+  /// Replies with the first `size` bytes of the reserved memory. Errors: those of reply(), and
+  /// invalid_argument (more than was reserved).
   Status commit_reply(std::size_t size) const noexcept;
 
  private:
@@ -147,13 +149,13 @@ class SPINWIRE_API PendingCall {
   std::uint32_t number_ = 0;
 };
 
-/// A call as the server's handler has it, in place where it arrived or, if it is long, in a block
-/// of the pool memory.rendezvous_bytes. To be answered by one of reply(), refuse() and defer(),
-/// before the handler returns; else, and if none of them answered ok, the call is refused.
+/// A call, as the server's handler receives it. The handler answers it by reply(), commit_reply()
+/// or refuse(), or takes a PendingCall by defer(). If none of these succeeds before the handler
+/// returns, the library refuses the call. Hot.
 class SPINWIRE_API Request {
  public:
   [[nodiscard]] Method method() const noexcept { return method_; }
-  /// As Reply's.
+  /// The request, where it arrived; see Reply about peers that you do not trust.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
   /// As Reply::keep().
   [[nodiscard]] BufferSlice keep() noexcept {
@@ -162,7 +164,7 @@ class SPINWIRE_API Request {
     data_ = detail::in_block(block_, data_, size_);
     return BufferSlice(block_, data_, size_);
   }
-  /// As PendingCall's. Hot.
+  // As those of PendingCall.
   Status reply(std::span<const std::byte> bytes) noexcept { return note(call_.reply(bytes)); }
   Status reply(const BufferSlice& bytes) noexcept { return note(call_.reply(bytes)); }
   Status refuse(std::string_view why) noexcept { return note(call_.refuse(why)); }
@@ -171,7 +173,7 @@ class SPINWIRE_API Request {
     return call_.reserve_reply(size);
   }
   Status commit_reply(std::size_t size) noexcept { return note(call_.commit_reply(size)); }
-  /// The handler will answer, or not, when it likes.
+  /// The handle to answer the call with, after the handler has returned.
   [[nodiscard]] PendingCall defer() noexcept {
     answered_ = true;
     return call_;
@@ -183,7 +185,7 @@ class SPINWIRE_API Request {
   Request(const PendingCall& call, Method method, detail::Block* block, std::byte* data,
           std::size_t size) noexcept
       : call_(call), block_(block), data_(data), size_(size), method_(method) {}
-  /// What could not be sent is no answer.
+  /// A reply that was not accepted does not answer the call.
   Status note(Status status) noexcept {
     answered_ |= status == Status::ok;
     return status;
@@ -202,83 +204,79 @@ using MethodHandler = Callback<void(Request&)>;
 
 enum class SessionState : std::uint8_t { opening, ready, closing, closed };
 
-/// Names a call of a session, for cancel().
+/// Names a call of a session.
 struct CallId {
   std::uint32_t number = 0;
 };
 
 struct CallOptions {
-  Nanoseconds timeout{0};  ///< counted from the call; 0: rpc.call_timeout
-  /// When the request is on its way. One that has to wait (for the window, for credit, for its
-  /// session's connection) goes out with the poll that finds the way free, whatever this says.
+  Nanoseconds timeout{0};  ///< from the call on; 0: rpc.call_timeout
+  /// When the request is posted. A call that has to wait (for the window, credit or the session's
+  /// connection) is posted by the poll() that ends the wait.
   Post post = Post::automatic;
-  /// Where a reply of up to its size is to be written: a part of a buffer of this engine's, or of
-  /// memory registered with it. Its bytes are undefined, and the server may write to it, until
-  /// done() runs. On the embedded device it may write beyond that if its process was stopped in the
-  /// midst of a write, and the connection given up (the call ends with cancelled, timed_out,
-  /// flushed or peer_lost): it finishes the write when it goes on. The library holds a reference
-  /// meanwhile, so that no pool hands the memory out again; drop such a buffer rather than use it
-  /// again. Memory of a buffer is opened by a memory window (memory.windows); registered memory,
-  /// and buffers when no window is free, cost a registration each call.
+  /// Memory of this engine for a reply of up to its size. The server may write to it, and its bytes
+  /// are undefined, until `done` runs. On softverbs, if the server's process was stopped during a
+  /// write and the call ended with cancelled, timed_out, flushed or peer_lost, the server finishes
+  /// that write when it continues; the library keeps a reference meanwhile: drop such a buffer, do
+  /// not use it again. A buffer uses a memory window (memory.windows); registered memory, or a
+  /// buffer when no window is free, costs a registration for each call.
   BufferSlice reply_into{};
 };
 
-/// A client's handle of a session, as Connection is one of a connection; see spinwire.h for what
-/// holds for all handles. All of it can be called from callbacks.
+/// A client's session: a small value that may be copied. Hot unless marked otherwise.
 class SPINWIRE_API Session {
  public:
   Session() noexcept = default;
   [[nodiscard]] SessionState state() const noexcept;
   [[nodiscard]] bool ready() const noexcept { return state() == SessionState::ready; }
-  /// Longest request and reply that take one datagram, bytes, and as much over a connection; 0
-  /// unless ready.
+  /// Longest request and reply of a short call, in bytes; 0 unless ready.
   [[nodiscard]] std::size_t max_inline_call() const noexcept;
-  /// Longest request of all, bytes: connections.max_message_bytes here and, as soon as there is a
-  /// connection for long calls, at the server; 0 unless ready.
+  /// Longest request, in bytes: connections.max_message_bytes here and, once there is a connection
+  /// for long calls, at the server; 0 unless ready.
   [[nodiscard]] std::size_t max_call() const noexcept;
 
-  /// Calls a method: done() runs exactly once, in a poll(), if this answers ok. The request is held
-  /// by reference until then and must not be changed. As many calls as the window are under way at
-  /// once, and as many long ones; further ones wait here. Errors: would_block (rpc.backlog calls of
-  /// either sort wait already), message_too_long (than max_call()), not_connected (not ready),
-  /// invalid_argument (a timeout below 0; no callback; the request or `reply_into` is memory of
-  /// another engine, or `reply_into` is empty), unsupported (`reply_into`, but queue_pair.access
-  /// does not let peers write, or leases.maximum, whose records are used for it, is 0), no_buffer
-  /// (a call has to wait, and the send pool has no room for that), no_memory (a session's first
-  /// long call), wrong_thread, forked_child. Hot.
+  /// Calls a method. If it answers ok, `done` runs exactly once, in a later poll(). Do not change
+  /// the request until then. As many short calls as the session's window, and as many long ones,
+  /// are under way at once; further calls wait in the backlog. `id`, unless null, receives the
+  /// call's id for cancel(). Errors:
+  ///   would_block       rpc.backlog calls of this kind wait already
+  ///   message_too_long  longer than max_call()
+  ///   invalid_argument  no callback, a negative time-out, an empty `reply_into`, or memory of
+  ///                     another engine
+  ///   unsupported       `reply_into`, but queue_pair.access forbids peers to write, or
+  ///                     leases.maximum is 0
+  ///   no_buffer         the call has to wait, and the send pool has no block for it
+  ///   no_memory         the records for the session's first long call
+  ///   not_connected     not ready
   Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
-              const CallOptions& options) noexcept;
-  /// The same for up to kShortCall bytes, which are copied; message_too_long for more. Hot.
+              const CallOptions& options, CallId* id = nullptr) noexcept {
+    return identify(submit_call(method, request, done, options), id);
+  }
+  /// Calls a method with a copy of up to kShortCall bytes. Errors: as above; message_too_long for
+  /// more.
   Status call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
-              const CallOptions& options) noexcept;
-  /// The two with the options as they are by themselves, which need not be looked at. Hot.
+              const CallOptions& options, CallId* id = nullptr) noexcept {
+    return identify(submit_call(method, request, done, options), id);
+  }
+  // With default options.
   Status call(Method method, const BufferSlice& request, const ReplyCallback& done) noexcept;
   Status call(Method method, std::span<const std::byte> request,
               const ReplyCallback& done) noexcept;
-  /// The first two, which tell the call's id unless `id` is null, if they answer ok. Hot.
-  Status call(Method method, const BufferSlice& request, const ReplyCallback& done,
-              const CallOptions& options, CallId* id) noexcept {
-    return identify(call(method, request, done, options), id);
-  }
-  Status call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
-              const CallOptions& options, CallId* id) noexcept {
-    return identify(call(method, request, done, options), id);
-  }
-  /// The call that was accepted last.
+  /// The id of the call that the session accepted last.
   [[nodiscard]] CallId last_call() const noexcept;
-  /// Asks for the session's records, which with thousands of sessions are in no cache, so that a
-  /// call that follows some hundred nanoseconds later does not wait for them. Of any session, also
-  /// one that is over. Hot.
+  /// Loads the session's records into the cache. With thousands of sessions, call it on the session
+  /// that you will use some hundred nanoseconds later.
   void prefetch() const noexcept;
-  /// Ends a call with `cancelled`, at once: done() runs inside. A reply that comes later is
-  /// dropped. A long call whose memory the server may be using is another matter: done() runs when
-  /// the server has let go of it; without an answer within connections.close_timeout the connection
-  /// for long calls is given up, and its other calls end with peer_lost. Passed deadlines end calls
-  /// in the same way. Errors: invalid_argument (it is over), wrong_thread, forked_child.
+  /// Ends a call with `cancelled`: `done` runs in a later poll(), never inside this call. A late
+  /// reply is dropped. `done` of a long call runs when the server no longer uses its memory. If the
+  /// server does not confirm that within connections.close_timeout, the connection for long calls
+  /// is closed, and its other calls end with peer_lost. Time-outs end calls in the same way.
+  /// Errors: invalid_argument (the call is over).
   Status cancel(CallId id) noexcept;
-  /// Ends all calls with `flushed` (long ones as soon as nobody uses their memory), tells the
-  /// server, and is closed when it has heard, or when connections.close_timeout is over. Errors:
-  /// not_connected, wrong_thread, forked_child.
+  /// Closes the session: all calls end with `flushed` (long ones as soon as the server no longer
+  /// uses their memory), the server is told, and on_closed runs when it has confirmed, or after
+  /// connections.close_timeout. Callbacks run in later polls. Set-up. Errors: not_connected
+  /// (closing or closed already).
   Status close() noexcept;
 
   friend bool operator==(const Session&, const Session&) noexcept = default;
@@ -287,6 +285,11 @@ class SPINWIRE_API Session {
   friend struct detail::Internals;
 
   Session(detail::EngineSlot* slot, std::uint64_t id) noexcept : slot_(slot), id_(id) {}
+
+  Status submit_call(Method method, const BufferSlice& request, const ReplyCallback& done,
+                     const CallOptions& options) noexcept;
+  Status submit_call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
+                     const CallOptions& options) noexcept;
   Status identify(Status accepted, CallId* id) const noexcept {
     if (id != nullptr && accepted == Status::ok) *id = last_call();
     return accepted;
@@ -298,28 +301,28 @@ class SPINWIRE_API Session {
 
 struct SessionOptions {
   Callback<void(Session)> on_ready;
-  /// The last thing that is heard of it: ok after close(), else why it could not be opened or was
-  /// lost. Its calls have ended by then.
+  /// The session is closed. Runs once, after its last call has ended. The error's status is ok
+  /// after close(); otherwise the error says why the session could not be opened or was lost.
   Callback<void(Session, const Error&)> on_closed;
-  std::uint32_t window = 0;  ///< calls under way at once, a power of two up to 64; 0: rpc.window
-  Nanoseconds timeout{0};    ///< until it is ready; 0: connections.connect_timeout
+  std::uint32_t window = 0;  ///< calls at once, a power of two up to 64; 0: rpc.window
+  Nanoseconds timeout{0};    ///< until ready; 0: connections.connect_timeout
 };
 
-/// Counted since the engine was opened, unless marked "now".
+/// Counts since the engine was opened, unless marked "now".
 struct RpcStats {
-  std::uint64_t calls = 0;          ///< of clients here: accepted
-  std::uint64_t replies = 0;        ///< of those: ended by a reply, refusals included
-  std::uint64_t retransmits = 0;    ///< requests sent again, as datagrams
+  std::uint64_t calls = 0;          ///< accepted calls of clients here
+  std::uint64_t replies = 0;        ///< calls that ended by a reply or a refusal
+  std::uint64_t retransmits = 0;    ///< requests sent again as datagrams
   std::uint64_t served = 0;         ///< handlers run here
-  std::uint64_t resent = 0;         ///< replies sent again, as the request came again
-  std::uint64_t duplicates = 0;     ///< requests dropped: a handler has them, or they are over
-  std::uint64_t late = 0;           ///< replies dropped: nobody waits for them any more
-  std::uint64_t bad_datagrams = 0;  ///< dropped: malformed, or of nobody that we know
-  std::uint64_t slowed = 0;         ///< times that a session's calls were cut for congestion
-  std::uint64_t unsent = 0;         ///< datagrams that the send queue had no room for
-  std::uint64_t bulk_calls = 0;     ///< of `calls`: over connections
-  /// What no peer of this protocol says on such connections, each of which it ended; and
-  /// connections that were refused since they fit no session.
+  std::uint64_t resent = 0;         ///< replies sent again, because the request came again
+  std::uint64_t duplicates = 0;     ///< requests dropped, because the call is served or over
+  std::uint64_t late = 0;           ///< replies dropped, because the call is over
+  std::uint64_t bad_datagrams = 0;  ///< dropped: malformed, or of no known session
+  std::uint64_t slowed = 0;         ///< reductions of a session's congestion window
+  std::uint64_t unsent = 0;         ///< datagrams without room in the send queue
+  std::uint64_t bulk_calls = 0;     ///< calls over connections
+  /// Violations of the protocol on such connections, each of which ended its connection, and
+  /// refused connections that belong to no session.
   std::uint64_t bad_bulk = 0;
   std::uint32_t sessions = 0;         ///< opened by us, now
   std::uint32_t served_sessions = 0;  ///< opened by peers, now

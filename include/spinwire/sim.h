@@ -1,12 +1,11 @@
-// Whole systems in one thread, for tests: many engines on the embedded device, a network between
-// them that loses, repeats, delays and cuts as it is told, time that is virtual, and nodes that die
-// and come back. All chance comes from one number: the same seed, program and calls give the same
-// run, bit by bit, so that a failure found by trying seeds happens again for its seed.
+// Simulates whole systems in one thread, for tests: engines on softverbs, a network with faults,
+// nodes that die and restart, and virtual time. The seed, the program and its calls determine the
+// whole run, so a failure happens again for its seed.
 //
-// Everything here is set-up code. Call it from the thread that made the simulation, and not from
-// inside callbacks unless the function allows it. tools/examples/sim_test.cc shows an example. The
-// simulator is a library of its own: link with `pkg-config --libs spinwire-sim`, or with the CMake
-// target Spinwire::spinwire_sim.
+// All functions are set-up. Call them on the thread that made the simulation; from callbacks only
+// where the function allows it. tools/examples/sim_test.cc is an example. The simulator is a
+// library of its own: link with `pkg-config --libs spinwire-sim` or the CMake target
+// Spinwire::spinwire_sim.
 #pragma once
 
 #include <cstddef>
@@ -25,141 +24,136 @@
 
 namespace spinwire {
 
-/// What may happen to what one node sends to another. Probabilities are 0 (never) to 1 (always),
-/// delays 0 to 24 h, drawn evenly between both ends, for each on its own. The default is a network
-/// without faults, in which everything takes no time.
+/// Faults on the way from one node to another. Probabilities are 0 (never) to 1 (always). Delays
+/// are 0 to 24 h, drawn evenly between minimum and maximum. By default there are no faults and no
+/// delays.
 struct NetworkFaults {
   // Datagrams: remote calls and their replies.
-  double drop = 0;                     ///< probability of being lost
-  double duplicate = 0;                ///< of arriving twice
-  double reorder = 0;                  ///< of being overtaken by later ones
-  std::uint32_t reorder_distance = 4;  ///< by 1 to so many; 1 … 65536
+  double drop = 0;                     ///< probability that a datagram is lost
+  double duplicate = 0;                ///< probability that it arrives twice
+  double reorder = 0;                  ///< probability that later ones overtake it
+  std::uint32_t reorder_distance = 4;  ///< by up to so many; 1 … 65536
   Nanoseconds datagram_delay_min{0};
   Nanoseconds datagram_delay_max{0};
-  // Connections, whose order is kept whatever happens.
+  // Connections. Their messages stay in order.
   double not_ready = 0;  ///< probability that a message finds its receiver not ready
-  std::uint32_t not_ready_in_a_row = 1;  ///< so many times; above queue_pair.rnr_retry it ends
+  std::uint32_t not_ready_in_a_row = 1;  ///< how often; above queue_pair.rnr_retry it ends
   Nanoseconds message_delay_min{0};
   Nanoseconds message_delay_max{0};
-  /// Probability that a packet of up to the path MTU is lost, of what is sent or of what answers
-  /// it: it is sent again after a round trip of 10 us, or the time that queue_pair.ack_timeout
-  /// says, with what follows it. When queue_pair.retry_count tries in a row are lost it ends.
+  /// Probability that a packet (up to the path MTU), or its answer, is lost. The packet and those
+  /// behind it are sent again after 10 us, or after queue_pair.ack_timeout. The connection ends
+  /// when queue_pair.retry_count attempts in a row are lost.
   double packet_loss = 0;
-  // The control port, by which connections and sessions are made.
+  // The control port, which makes connections and sessions.
   Nanoseconds control_delay_min{0};
   Nanoseconds control_delay_max{0};
 };
 
 struct SimulationOptions {
-  /// Virtual time that a poll takes, evenly between both. 0 … 1 ms, and not both 0.
+  /// Virtual time that a poll takes, evenly between both. 0 … 1 ms, not both 0.
   Nanoseconds poll_time_min{50};
   Nanoseconds poll_time_max{500};
-  double left_out = 0.05;  ///< probability that a step passes a node over; 0 … 0.99
+  double left_out = 0.05;  ///< probability that a step skips a node; 0 … 0.99
 };
 
-/// One of a simulation's nodes; they are numbered from 0 in the order of add().
+/// Number of a node, from 0 in the order of add().
 using NodeId = std::uint32_t;
 
-/// Counted since the simulation began, all nodes and lives together.
+/// Counts since the simulation began, over all nodes and lives.
 struct SimulationStats {
   std::uint64_t steps = 0;
   std::uint64_t polls = 0;
-  std::uint64_t jumps = 0;  ///< over time in which nothing was to be done
+  std::uint64_t jumps = 0;  ///< jumps over time without events
   std::uint64_t kills = 0;
   std::uint64_t restarts = 0;
   std::uint64_t dropped = 0;     ///< datagrams
   std::uint64_t duplicated = 0;  ///< datagrams
-  std::uint64_t reordered = 0;   ///< datagrams, overtaken by one at least
+  std::uint64_t reordered = 0;   ///< overtaken datagrams
   std::uint64_t delayed = 0;     ///< datagrams
-  std::uint64_t cut = 0;         ///< datagrams lost on links that were cut
-  std::uint64_t overflowed = 0;  ///< datagrams lost as more than 1024 of a node's were held
-  std::uint64_t not_ready = 0;   ///< messages that found their receiver so
-  std::uint64_t late = 0;        ///< requests of connections that were delayed
-  std::uint64_t unanswered = 0;  ///< requests of connections on links that were cut, each try
-  std::uint64_t failed = 0;      ///< by fail_request()
-  /// Of connections; what is sent again is the lost ones and those behind them.
+  std::uint64_t cut = 0;         ///< datagrams lost on cut links
+  std::uint64_t overflowed = 0;  ///< datagrams lost because a node held more than 1024
+  std::uint64_t not_ready = 0;   ///< messages whose receiver was not ready
+  std::uint64_t late = 0;        ///< delayed requests of connections
+  std::uint64_t unanswered = 0;  ///< attempts of connections' requests on cut links
+  std::uint64_t failed = 0;      ///< requests failed by fail_request()
+  // Of connections. Lost packets and those behind them are sent again.
   std::uint64_t packets_lost = 0;
   std::uint64_t packets_resent = 0;
 };
 
-/// Belongs to the thread that made it; one at a time in a thread. The memory of nodes that are gone
-/// is kept for the next ones of the thread, those of other simulations included: zeroed, and up to
-/// 64 pieces, two a node.
+/// A simulation. It belongs to the thread that made it; a thread has one at a time. The thread
+/// keeps the memory of up to 32 dead nodes, zeroed, for later nodes and simulations.
 class SPINWIRE_API Simulation {
  public:
   /// Errors: invalid_argument naming the option; in_use (this thread has one), no_memory.
-  static Result<Simulation> create(std::uint64_t seed, const SimulationOptions& options = {});
+  [[nodiscard]] static Result<Simulation> create(std::uint64_t seed,
+                                                 const SimulationOptions& options = {});
   Simulation(Simulation&&) noexcept;
   Simulation& operator=(Simulation&&) noexcept;
-  /// As if all nodes were killed: no callback runs.
+  /// Kills all nodes; no callback runs.
   ~Simulation();
 
-  /// A configuration with small pools and queues, with which nodes begin in less than a
-  /// millisecond; long messages and windows included. To be changed as one likes.
+  /// A configuration with small pools and queues, with which nodes start within a millisecond.
+  /// Change it as you like.
   static Config config();
 
   // Nodes.
-  /// One more node, with an engine on the embedded device. Its control port has addresses of the
-  /// simulation's own, which are nobody else's to reach. Errors: invalid_argument (another device,
-  /// or hugepages are required), limit (1024 nodes); those of Engine::open().
-  Result<NodeId> add(const Config& config);
+  /// Adds a node with an engine on softverbs. Its addresses exist only in the simulation. Errors:
+  /// invalid_argument (another device, or hugepages are required), limit (1024 nodes); those of
+  /// Engine::open().
+  [[nodiscard]] Result<NodeId> add(const Config& config);
   [[nodiscard]] std::uint32_t size() const noexcept;
   [[nodiscard]] bool alive(NodeId node) const noexcept;
-  /// How many lives it has begun, the present one included. From anywhere.
+  /// How many lives the node has begun, including the present one. Also from callbacks.
   [[nodiscard]] std::uint32_t life(NodeId node) const noexcept;
-  /// Of a node that is alive; an empty one otherwise. Its poll() is the simulation's to call. The
-  /// reference stays good, as does what it refers to until the node is killed. From anywhere.
+  /// The node's engine; an empty one if the node is dead. Only the simulation calls its poll(). The
+  /// reference stays valid. Also from callbacks.
   [[nodiscard]] Engine& engine(NodeId node) noexcept;
-  /// The node's address with a port, for Engine::listen(), connect() and open_session(); the same
-  /// in all of its lives. From anywhere.
+  /// The node's address, the same in all of its lives, for Engine::listen(), connect() and
+  /// open_session(). Also from callbacks.
   [[nodiscard]] static std::string address(NodeId node, std::uint16_t port = 7000);
 
-  /// Its process dies: no callback of its runs any more, nothing more leaves it, and its memory is
-  /// given back, but for buffers that the test still holds. All other handles of that engine, calls
-  /// to be answered included, are void: not to be used, though they may be dropped. Its peers find
-  /// out as they do: the device tells that a process is gone after about a millisecond, datagrams
-  /// tell nothing. From inside callbacks, too: in those of the node itself, what it has not sent
-  /// yet is lost and alive() is false at once, but its engine goes when its poll has returned, and
-  /// further callbacks of that poll may run. Errors: invalid_argument (no such node, or dead
-  /// already).
-  Result<void> kill(NodeId node);
-  /// It begins another life, with the configuration and address that it had: a new engine, which
-  /// knows nothing of the old. Errors: invalid_argument (no such node, or alive); those of
-  /// Engine::open().
-  Result<void> restart(NodeId node);
-  /// It is not polled for so long, as if its process were off the processor. From inside callbacks,
-  /// too. Errors: invalid_argument (no such node, or longer than an hour).
-  Result<void> pause(NodeId node, Nanoseconds how_long);
+  /// Kills the node's process: it sends nothing more, and its memory is freed, except buffers that
+  /// the test holds. Its handles answer not_connected. Peers find out as usual: the device reports
+  /// a dead process after about a millisecond, and datagrams report nothing. Also from callbacks:
+  /// if they are the node's own, what it has not sent is lost and alive() is false at once, but its
+  /// engine ends after the poll, which may run further callbacks. Errors: invalid_argument (no such
+  /// node, or dead).
+  [[nodiscard]] Result<void> kill(NodeId node);
+  /// Starts a dead node again: a new engine with the old configuration and address. Errors:
+  /// invalid_argument (no such node, or alive); those of Engine::open().
+  [[nodiscard]] Result<void> restart(NodeId node);
+  /// Does not poll the node for a time, as if its process were stopped. Also from callbacks.
+  /// Errors: invalid_argument (no such node, or longer than an hour).
+  [[nodiscard]] Result<void> pause(NodeId node, Nanoseconds how_long);
 
-  // The network. What is set holds for later lives as well.
-  /// For all ways but those that have faults of their own. Errors: invalid_argument naming the
-  /// field, no_memory.
-  Result<void> set_faults(const NetworkFaults& faults);
-  /// For what `from` sends to `to` alone.
-  Result<void> set_faults(NodeId from, NodeId to, const NetworkFaults& faults);
-  /// Nothing passes between both any more, or again. Datagrams are lost, connections try again as
-  /// long as they do, handshakes wait. Errors: invalid_argument (no such nodes, or one with
-  /// itself).
-  Result<void> cut(NodeId a, NodeId b);
-  Result<void> heal(NodeId a, NodeId b);
-  /// A node and all others.
-  Result<void> isolate(NodeId node);
-  /// All that was cut is healed.
-  Result<void> heal();
-  /// The n-th work request from now, counted from 1, that the node posts fails at its device: its
-  /// connection ends, or if it was a datagram it is lost. Errors: invalid_argument (dead, or n is
-  /// 0).
-  Result<void> fail_request(NodeId node, std::uint64_t n);
+  // The network. Settings hold for later lives, too.
+  /// Sets the faults between all nodes, except where a pair has its own. Errors: invalid_argument
+  /// (names the field).
+  [[nodiscard]] Result<void> set_faults(const NetworkFaults& faults);
+  /// Sets the faults from one node to another. Errors: as above, also for the nodes.
+  [[nodiscard]] Result<void> set_faults(NodeId from, NodeId to, const NetworkFaults& faults);
+  /// Cuts or heals the link between two nodes. On a cut link datagrams are lost, connections retry
+  /// until they fail, and handshakes wait. Errors: invalid_argument (no such nodes, or twice the
+  /// same).
+  [[nodiscard]] Result<void> cut(NodeId a, NodeId b);
+  [[nodiscard]] Result<void> heal(NodeId a, NodeId b);
+  /// Cuts all links of a node. Errors: invalid_argument (no such node).
+  [[nodiscard]] Result<void> isolate(NodeId node);
+  /// Heals all links.
+  [[nodiscard]] Result<void> heal();
+  /// Makes the n-th work request that the node posts from now on (from 1) fail at its device: its
+  /// connection ends, or the datagram is lost. Errors: invalid_argument (dead, or n is 0).
+  [[nodiscard]] Result<void> fail_request(NodeId node, std::uint64_t n);
 
   // Time.
-  /// Since the simulation began. From anywhere.
+  /// Virtual time since the simulation began. Also from callbacks.
   [[nodiscard]] Nanoseconds now() const noexcept;
-  /// Polls each node once, in an order that the seed says, and lets as much time pass as that
-  /// takes; when nothing is to be done, as much as there is until something is. Errors: reentrant
-  /// (from inside a callback), wrong_thread.
+  /// Polls each node once, in an order that the seed determines, and advances the time by what the
+  /// polls take; without work, to the next event. Errors: reentrant (inside a callback),
+  /// wrong_thread.
   Status step();
-  /// Steps until done() is true, which is asked before each; false if `limit` of virtual time went
-  /// by first.
+  /// Steps until done() answers true. False if `limit` of virtual time passed first.
   template <typename Done>
   bool run_until(Done&& done, Nanoseconds limit) {
     const Nanoseconds end = now() + limit;
@@ -171,25 +165,24 @@ class SPINWIRE_API Simulation {
   void run_for(Nanoseconds time) {
     (void)run_until([] { return false; }, time);
   }
-  /// Has `what` run at that time, between polls, in order of time and then of asking. It may call
-  /// whatever may be called outside of callbacks, but step(). From anywhere.
+  /// Runs `what` at that time, between polls; at equal times, in the order of the calls. It may
+  /// call everything but step(). Also from callbacks.
   void at(Nanoseconds when, std::function<void()> what);
 
-  // Chance, and what came of it. From anywhere.
-  /// Evenly from 0 to `bound` - 1; 0 for 0. Drawing changes nothing else of the run.
+  // Chance and the trace. Also from callbacks.
+  /// A number from 0 to `bound` - 1; 0 for 0. Does not change the rest of the run.
   std::uint64_t random(std::uint64_t bound) noexcept;
-  /// True with that probability.
+  /// True with this probability.
   bool chance(double probability) noexcept;
-  /// Puts what a test saw into the trace. What differs from process to process, such as addresses
-  /// in memory or GIDs, does not belong there.
+  /// Adds a value to the trace. Do not add values that differ between processes, such as addresses.
   void note(std::uint64_t value) noexcept;
   void note(std::string_view text) noexcept;
-  /// Two runs with the same hash were the same: it comes from what was noted, from every event of
-  /// every poll with its time, and from what engines counted.
+  /// Hash of the run: of all notes, of every event of every poll with its time, and of the engines'
+  /// counters. Equal runs have equal hashes.
   [[nodiscard]] std::uint64_t trace_hash() const noexcept;
 
-  /// Engine::audit() of all nodes that are alive, and that each datagram receive is posted, waiting
-  /// or taken. Errors: those, naming the node.
+  /// Audits all living nodes (Engine::audit()), and that each datagram receive is accounted for.
+  /// Errors: those of Engine::audit(), with the node's number.
   [[nodiscard]] Result<void> audit() const;
   [[nodiscard]] SimulationStats stats() const noexcept;
 

@@ -1,30 +1,30 @@
-// All of the public API. The guide to it is include/README.md. What holds for all of it:
+// All of the public API. include/README.md is the user's guide. These rules hold for every
+// function:
 //
-// Threads. An engine and every handle of it belong to the thread that opened it. Calls from another
-// thread answer wrong_thread, in a forked child forked_child, and change nothing.
+// Threads. An engine and its handles belong to the thread that opened the engine. A call from
+// another thread answers wrong_thread, a call in a forked child forked_child; both change nothing.
 //
-// Cost. A function marked "Hot" allocates nothing, makes no system call and takes constant time.
-// One marked "Set-up" may do any of these; it belongs before the loop, or where a pause does no
-// harm.
+// Cost. A function marked "Hot" allocates nothing, makes no system call and takes bounded time. A
+// function marked "Set-up" may allocate and make system calls: call it before the loop, or where a
+// pause does no harm.
 //
-// Callbacks. All run inside Engine::poll() or poll_control(), or while an engine is being
-// destroyed. They may call everything except poll(), poll_control(), Engine::serve(),
-// Engine::audit() and the engine's destruction; those answer reentrant. What leaves them as an
-// exception: see callback.h.
+// Callbacks run inside Engine::poll() or poll_control(), or while their engine is destroyed; never
+// inside another call, such as cancel(), close() or revoke(). They may call everything except
+// poll(), poll_control(), Engine::serve() and Engine::audit(), which answer reentrant, and may not
+// destroy their engine. See callback.h for exceptions.
 //
-// Handles. Connection, Session, PendingCall, Listener and RemoteMemory are small values that may
-// outlive what they name: the connection, the session or the engine. Once that is gone, calls that
-// answer a Status or a Result answer not_connected, calls that answer a value answer an empty one
-// (`closed`, 0, {}), and nothing crashes. A moved Engine keeps its handles; an Engine that is
-// empty, or was moved from, answers not_connected. Buffer, BufferSlice and MemoryRegion keep their
-// memory alive beyond their engine.
+// Handles. Connection, Session, PendingCall, Listener and RemoteMemory may outlive what they name.
+// Once the connection, session, call or engine is gone, functions that answer a Status or a Result
+// answer not_connected, and other functions answer an empty value (`closed`, 0, {}). A moved Engine
+// keeps its handles. An Engine that is empty or was moved from answers not_connected. Buffer,
+// BufferSlice and MemoryRegion keep their memory beyond their engine.
 //
-// Ownership. A call that does not answer `ok` has taken nothing. An accepted operation or call
-// holds a reference to its memory until its callback has run. Memory of another engine is refused:
-// invalid_argument.
+// Ownership. A call that does not answer ok has taken nothing. An accepted operation or call holds
+// a reference to its memory until its callback has run.
 //
-// Errors. Each function lists them all, except wrong_thread, forked_child and not_connected as
-// above.
+// Errors. Each function lists its errors, except wrong_thread, forked_child and not_connected (what
+// the handle names is gone), which every function may answer. A function that answers a Result may
+// also answer no_memory.
 #pragma once
 
 #include "spinwire/buffer.h"
@@ -40,6 +40,7 @@
 #include "spinwire/gid_type.h"
 #include "spinwire/lease.h"
 #include "spinwire/log.h"
+#include "spinwire/message.h"
 #include "spinwire/raw.h"
 #include "spinwire/rpc.h"
 #include "spinwire/sim.h"

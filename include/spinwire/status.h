@@ -1,5 +1,5 @@
-// Outcomes. The hot path answers a Status; set-up answers a Result whose Error can be shown to a
-// person as it is.
+// Outcomes. Hot functions answer a Status; set-up functions answer a Result, whose Error is text
+// for people.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@
 
 namespace spinwire {
 
-/// What became of a call or an operation. One byte, no allocation.
+/// Outcome of a call or an operation.
 enum class [[nodiscard]] Status : std::uint8_t{
     ok = 0,
     // The call was refused and took nothing; the caller still owns what it passed.
     would_block,       ///< A queue or the peer's credit is used up; try again after poll().
-    no_buffer,         ///< The pool is dry; it refills as buffers are released.
+    no_buffer,         ///< The pool has no free block; it gets some as buffers are released.
     invalid_argument,  ///< An argument is outside its documented range.
     out_of_bounds,     ///< A slice does not lie within its buffer or remote region.
     message_too_long,  ///< Longer than the connection's message limit.
     not_connected,     ///< The connection or session is not `ready`, or its engine is gone.
     wrong_thread,      ///< Called from another thread than the one that opened the engine.
-    reentrant,         ///< poll() or poll_control() called from inside a callback.
+    reentrant,         ///< Called from inside a callback, where it is not allowed.
     forked_child,      ///< Called in a child made by fork(); only the parent owns the engine.
     unsupported,       ///< The device or this build cannot do it.
-    // An accepted operation ended without success.
+    // An accepted operation failed.
     flushed,        ///< The connection was closed or failed before the operation ran.
     peer_lost,      ///< The peer died, or did not answer within the configured time.
     remote_access,  ///< The peer's device refused: bad key, bounds or access rights.
@@ -33,25 +33,25 @@ enum class [[nodiscard]] Status : std::uint8_t{
     local_error,    ///< Our device refused: local key, length or queue-pair state.
     timed_out,      ///< A deadline passed.
     refused,        ///< The peer said no.
-    protocol,       ///< The peer sent bytes that are no valid message.
+    protocol,       ///< The peer sent bytes that are not a valid message.
     // Set-up.
     bad_config,  ///< A setting is unknown, malformed or out of range.
     no_device,   ///< No such device.
-    no_memory,   ///< Memory, hugepages or locked memory could not be had.
-    in_use,      ///< An address, key or object is used by something else.
+    no_memory,   ///< Not enough memory, hugepages or locked memory.
+    in_use,      ///< Something else uses the address, key or object.
     limit,       ///< A configured or device limit is reached.
     system,      ///< The operating system refused a call; the error names it.
-    // An accepted operation ended because the application wanted it to.
-    cancelled,  ///< By Connection::cancel().
-    // A call was refused, or an accepted one ended, because it came too late.
-    lease_expired,  ///< The lease's time is over, or about to be.
+
+    cancelled,  ///< The application cancelled the accepted operation or call.
+
+    lease_expired,  ///< The lease's time is over, or nearly.
 };
 inline constexpr int kStatusCount = static_cast<int>(Status::lease_expired) + 1;
 
 /// The status's name, as written above. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(Status status) noexcept;
 
-/// Why a set-up call failed: what was asked, what was found, what to do about it.
+/// Why a set-up call failed: what was asked for, what was found, and what to do about it.
 struct Error {
   Status status = Status::system;
   std::string asked;

@@ -13,6 +13,12 @@ Result<void> EngineCore::check_access(Access asked) const {
                               "the engine");
 }
 
+Result<void> EngineCore::check_owner(const BufferSlice& slice) const {
+  if (!slice || context.owns(*detail::block_of(slice))) return {};
+  return base::fail(Status::invalid_argument, "expose memory", "it is memory of another engine",
+                    "expose it with the engine that it was allocated from");
+}
+
 Result<void> EngineCore::configure(agent::Agent& a, const ConnectionSettings& settings) {
   constexpr const char* kAsked = "configure a connection";
   if (a.qp != nullptr || a.stage > agent::Stage::create) {
@@ -83,6 +89,7 @@ Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access)
   return base::no_throw(kAsked, [&]() -> Result<RemoteRegion> {
     const auto a = locate_for(slot_, index_, generation_, access, kAsked);
     if (!a) return tl::unexpected(a.error());
+    if (auto good = slot_->core->check_owner(slice); !good) return tl::unexpected(good.error());
     return slot_->core->context.registrations->expose(slice, access, agent::registrations_of(**a));
   });
 }
@@ -93,6 +100,7 @@ Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access,
   return base::no_throw(kAsked, [&]() -> Result<RemoteRegion> {
     const auto a = locate_for(slot_, index_, generation_, access, kAsked);
     if (!a) return tl::unexpected(a.error());
+    if (auto good = slot_->core->check_owner(slice); !good) return tl::unexpected(good.error());
     const bool remote = allows(Access::remote_all, access) && access != Access::local;
     if (!remote || !slice || slice.size() == 0 || (*a)->state != ConnectionState::ready) {
       return base::fail(

@@ -77,6 +77,8 @@ class EngineCore final : private engine::CompletionDrain {
 
   // In connection_settings.cc.
   [[nodiscard]] Result<void> check_access(Access asked) const;
+  /// Errors: invalid_argument (memory of another engine).
+  [[nodiscard]] Result<void> check_owner(const BufferSlice& slice) const;
   Result<void> configure(agent::Agent& a, const ConnectionSettings& settings);
 
   [[nodiscard]] agent::Agent* find(std::uint32_t index, std::uint32_t generation) noexcept {

@@ -273,25 +273,6 @@ TEST_F(SlowTools, FilePushLeavesNothingOfALostTransfer) {
   EXPECT_EQ(folder.files(), 1u);
 }
 
-// ---- the README -------------------------------------------------------------------------------
-
-TEST_F(SlowTools, ReadmeExampleCompilesAndRuns) {
-  const std::string readme = read_file("README.md");
-  const std::size_t begin = readme.find("```cpp\n");
-  ASSERT_NE(begin, std::string::npos) << "run this in the source tree";
-  const std::size_t end = readme.find("```\n", begin + 7);
-  const Folder folder;
-  std::ofstream(folder / "hello.cc") << readme.substr(begin + 7, end - begin - 7);
-  const std::string command =
-      "g++ -std=c++20 -Wall -Wextra -Werror -Iinclude '" + (folder / "hello.cc") + "' -o '" +
-      (folder / "hello") + "' '" + bin() +
-      "/../lib/libspinwire.a' -libverbs -lrdmacm -lhugetlbfs -lxxhash -lfmt -lpthread && '" +
-      (folder / "hello") + "'";
-  Program shell({"/bin/sh", "-c", command});
-  EXPECT_EQ(shell.wait(), 0) << shell.err();
-  EXPECT_EQ(shell.out(), "hello\n");
-}
-
 // ---- the histogram ----------------------------------------------------------------------------
 
 using spinwire::tools::Histogram;

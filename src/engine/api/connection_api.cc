@@ -38,7 +38,7 @@ std::string_view to_string(Blocker blocker) noexcept {
   return i < kNames.size() ? kNames[i] : "unknown";
 }
 
-Status Connection::send(const BufferSlice& data, const CompletionCallback& done, Post post) {
+Status Connection::submit_send(const BufferSlice& data, const CompletionCallback& done, Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
@@ -46,7 +46,7 @@ Status Connection::send(const BufferSlice& data, const CompletionCallback& done,
                                done, deferred(*core, post));
 }
 
-Status Connection::send(const Buffer& data, const CompletionCallback& done, Post post) {
+Status Connection::submit_send(const Buffer& data, const CompletionCallback& done, Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
@@ -54,8 +54,8 @@ Status Connection::send(const Buffer& data, const CompletionCallback& done, Post
                                done, deferred(*core, post));
 }
 
-Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediate,
-                                 const CompletionCallback& done, Post post) {
+Status Connection::submit_send_with_imm(const BufferSlice& data, std::uint32_t immediate,
+                                        const CompletionCallback& done, Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
@@ -65,8 +65,8 @@ Status Connection::send_with_imm(const BufferSlice& data, std::uint32_t immediat
        deferred(*core, post)});
 }
 
-Status Connection::send_copy(std::span<const std::byte> bytes, const CompletionCallback& done,
-                             Post post) {
+Status Connection::submit_send_copy(std::span<const std::byte> bytes,
+                                    const CompletionCallback& done, Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
@@ -81,8 +81,8 @@ Status Connection::send_copy(std::span<const std::byte> bytes, const CompletionC
                                deferred(*core, post));
 }
 
-Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
-                         const CompletionCallback& done, Post post) {
+Status Connection::submit_write(const BufferSlice& local, const RemoteRegion& remote,
+                                const CompletionCallback& done, Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
@@ -92,9 +92,9 @@ Status Connection::write(const BufferSlice& local, const RemoteRegion& remote,
        deferred(*core, post)});
 }
 
-Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
-                                  std::uint32_t immediate, const CompletionCallback& done,
-                                  Post post) {
+Status Connection::submit_write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
+                                         std::uint32_t immediate, const CompletionCallback& done,
+                                         Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
@@ -104,8 +104,8 @@ Status Connection::write_with_imm(const BufferSlice& local, const RemoteRegion& 
        deferred(*core, post)});
 }
 
-Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
-                        const CompletionCallback& done, Post post) {
+Status Connection::submit_read(const BufferSlice& local, const RemoteRegion& remote,
+                               const CompletionCallback& done, Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
@@ -115,8 +115,9 @@ Status Connection::read(const BufferSlice& local, const RemoteRegion& remote,
        deferred(*core, post)});
 }
 
-Status Connection::compare_swap(const RemoteRegion& remote, std::uint64_t expected,
-                                std::uint64_t desired, const CompletionCallback& done, Post post) {
+Status Connection::submit_compare_swap(const RemoteRegion& remote, std::uint64_t expected,
+                                       std::uint64_t desired, const CompletionCallback& done,
+                                       Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
@@ -124,8 +125,8 @@ Status Connection::compare_swap(const RemoteRegion& remote, std::uint64_t expect
       core->context, *a, {remote, expected, desired, done, deferred(*core, post)});
 }
 
-Status Connection::fetch_add(const RemoteRegion& remote, std::uint64_t add,
-                             const CompletionCallback& done, Post post) {
+Status Connection::submit_fetch_add(const RemoteRegion& remote, std::uint64_t add,
+                                    const CompletionCallback& done, Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);

@@ -91,10 +91,8 @@ Result<Connection> Engine::prepare(const PrepareOptions& options) {
 }
 
 Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
-  if (!base::OwnerGuard::is_owned(*slot_)) [[unlikely]] {
-    if (core_ != nullptr) core_->allocate_status = base::OwnerGuard::diagnose(*slot_);
+  if (!base::OwnerGuard::is_owned(*slot_)) [[unlikely]]
     return {};
-  }
   const memory::PoolId id = pool_id(pool);
   detail::Block* block = core_->context.arena->allocate(id, size);
   if (block == nullptr) [[unlikely]] {
@@ -106,7 +104,8 @@ Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
 }
 
 Status Engine::allocate_status() const noexcept {
-  return core_ != nullptr ? core_->allocate_status : Status::not_connected;
+  if (!base::OwnerGuard::is_owned(*slot_)) return base::OwnerGuard::diagnose(*slot_);
+  return core_->allocate_status;
 }
 
 Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access access) {
@@ -125,6 +124,7 @@ Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
     return engine::misused(base::OwnerGuard::diagnose(*slot_), "expose memory");
   return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
+    if (auto good = core_->check_owner(slice); !good) return tl::unexpected(good.error());
     return core_->context.registrations->expose(slice, access);
   });
 }

@@ -21,16 +21,17 @@ Status Connection::post_receive(std::span<const BufferSlice> into,
                              {into, on_received, on_posted, deferred(*core, post)});
 }
 
-Status Connection::send_raw(std::span<const BufferSlice> data, const CompletionCallback& done,
-                            Post post) {
+Status Connection::submit_send_raw(std::span<const BufferSlice> data,
+                                   const CompletionCallback& done, Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);
   return agent::send_raw(core->context, *a, {data, {}, done, deferred(*core, post)});
 }
 
-Status Connection::send_raw_with_imm(std::span<const BufferSlice> data, std::uint32_t immediate,
-                                     const CompletionCallback& done, Post post) {
+Status Connection::submit_send_raw_with_imm(std::span<const BufferSlice> data,
+                                            std::uint32_t immediate, const CompletionCallback& done,
+                                            Post post) {
   const auto [core, a] = locate(slot_, index_, generation_);
   if (a == nullptr) [[unlikely]]
     return diagnose(slot_);

@@ -154,8 +154,8 @@ Status Session::call(Method method, const BufferSlice& request,
                     done, nullptr);
 }
 
-Status Session::call(Method method, const BufferSlice& request, const ReplyCallback& done,
-                     const CallOptions& options) noexcept {
+Status Session::submit_call(Method method, const BufferSlice& request, const ReplyCallback& done,
+                            const CallOptions& options) noexcept {
   return begin_call(slot_, id_, method, request.data(), request.size(), detail::block_of(request),
                     done, &options);
 }
@@ -167,8 +167,8 @@ Status Session::call(Method method, std::span<const std::byte> request,
   return begin_call(slot_, id_, method, request.data(), request.size(), nullptr, done, nullptr);
 }
 
-Status Session::call(Method method, std::span<const std::byte> request, const ReplyCallback& done,
-                     const CallOptions& options) noexcept {
+Status Session::submit_call(Method method, std::span<const std::byte> request,
+                            const ReplyCallback& done, const CallOptions& options) noexcept {
   if (request.size() > kShortCall) [[unlikely]]
     return Status::message_too_long;
   return begin_call(slot_, id_, method, request.data(), request.size(), nullptr, done, &options);
