@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "common/echo.h"
+#include "common/echo_pair.h"
 #include "common/verbs_link.h"
 
 namespace echo_bench {

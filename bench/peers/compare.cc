@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "common/call.h"
-#include "common/echo.h"
+#include "common/call_pair.h"
+#include "common/echo_pair.h"
 #include "peers/placement.h"
 #include "peers/report.h"
 #include "peers/ring_peer.h"

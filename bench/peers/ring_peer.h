@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/echo.h"
+#include "common/echo_pair.h"
 
 namespace spinwire::bench {
 

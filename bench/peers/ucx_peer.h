@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string>
 
-#include "common/echo.h"
+#include "common/echo_pair.h"
 
 namespace spinwire::bench {
 

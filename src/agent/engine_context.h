@@ -29,7 +29,7 @@
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
 #include "spinwire/engine.h"
-#include "verbs/device.h"
+#include "verbs/opened_device.h"
 #include "verbs/work_requests.h"
 #include "wire/message_header.h"
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "memory/registration_table.h"
-#include "verbs/device.h"
+#include "verbs/opened_device.h"
 
 namespace spinwire::agent {
 

@@ -18,7 +18,7 @@
 #include "spinwire/buffer.h"
 #include "spinwire/connection.h"
 #include "spinwire/raw.h"
-#include "verbs/device.h"
+#include "verbs/opened_device.h"
 
 namespace spinwire::agent {
 

@@ -6,7 +6,7 @@
 
 #include "spinwire/config.h"
 #include "spinwire/connection_settings.h"
-#include "verbs/device.h"
+#include "verbs/opened_device.h"
 
 namespace spinwire::config {
 

@@ -3,7 +3,7 @@
 
 #include "spinwire/clock.h"
 #include "spinwire/config.h"
-#include "verbs/device.h"
+#include "verbs/opened_device.h"
 
 namespace spinwire::engine {
 

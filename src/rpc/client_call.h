@@ -38,7 +38,7 @@ namespace spinwire::rpc {
 }
 
 /// Sends header and payload by a work request. Not while the port is full.
-[[gnu::always_inline]] inline void post_datagram(Rpc& r, const base::DatagramAddress& to,
+[[gnu::always_inline]] inline void post_datagram(Rpc& r, const verbs::DatagramAddress& to,
                                                  wire::RpcWords words, std::uint16_t length,
                                                  const Payload& payload) noexcept {
   if (payload.block == nullptr) [[likely]] {
@@ -48,13 +48,13 @@ namespace spinwire::rpc {
   }
 }
 /// The cold path of send_datagram() on a device with direct datagrams.
-[[gnu::cold, gnu::noinline]] bool post_datagram_cold(Rpc& r, const base::DatagramAddress& to,
+[[gnu::cold, gnu::noinline]] bool post_datagram_cold(Rpc& r, const verbs::DatagramAddress& to,
                                                      wire::RpcWords words, std::uint16_t length,
                                                      const Payload& payload) noexcept;
 
 /// Sends header and payload, as a direct datagram if possible. False, and nothing sent, if the port
 /// is full.
-[[gnu::always_inline]] inline bool send_datagram(Rpc& r, const base::DatagramAddress& to,
+[[gnu::always_inline]] inline bool send_datagram(Rpc& r, const verbs::DatagramAddress& to,
                                                  wire::RpcWords words, std::uint16_t length,
                                                  const Payload& payload) noexcept {
   DatagramPort& port = *r.port;

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/direct_datagrams.h"
+#include "verbs/direct_datagrams.h"
 #include "spinwire/status.h"
 #include "wire/handshake.h"
 
@@ -50,9 +50,9 @@ SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept;
 /// and a source filter; with Transport::connection the numbers only identify the peer.
 struct PeerAddress {
   Transport transport = Transport::connection;
-  base::DatagramAddress destination;
+  verbs::DatagramAddress destination;
   SourceFilter source_filter;
-  std::uint64_t direct_source = 0;  ///< base::DirectRun::source of the peer; 0: not seen yet
+  std::uint64_t direct_source = 0;  ///< verbs::DirectRun::source of the peer; 0: not seen yet
   ibv_gid gid{};
   std::uint16_t lid = 0;
   std::uint32_t references = 0;

@@ -91,12 +91,12 @@ void finish_poll(Rpc& r) noexcept {
   flush(r);
 }
 
-bool send(Rpc& r, const base::DatagramAddress& to, const wire::RpcHeader& header,
+bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,
           const Payload& payload) noexcept {
   return send_datagram(r, to, wire::pack(header), header.length, payload);
 }
 
-bool post_datagram_cold(Rpc& r, const base::DatagramAddress& to, wire::RpcWords words,
+bool post_datagram_cold(Rpc& r, const verbs::DatagramAddress& to, wire::RpcWords words,
                         std::uint16_t length, const Payload& payload) noexcept {
   if (r.port->full()) return ++r.stats.unsent, false;
   post_datagram(r, to, words, length, payload);

@@ -282,7 +282,7 @@ void on_server_timer(Rpc& r, ServerSession& s) noexcept;
 /// Copies bytes into a block of the send pool; null if the pool is empty.
 Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;
 /// Sends header and payload; false, and nothing sent, if the port is full.
-bool send(Rpc& r, const base::DatagramAddress& to, const wire::RpcHeader& header,
+bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,
           const Payload& payload) noexcept;
 
 }  // namespace spinwire::rpc

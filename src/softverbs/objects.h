@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/direct_datagrams.h"
+#include "softverbs/ud/ud_direct.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
 #include "softverbs/lane/segment.h"
@@ -157,7 +157,7 @@ struct InFlight {
 };
 
 /// The lane towards a peer, in the peer's segment.
-struct OutLane : base::DirectLane {
+struct OutLane : DirectLane {
   LaneControl* control = nullptr;
   std::uint64_t head = 0;   ///< consumed by the peer, as far as applied
   std::uint64_t acked = 0;  ///< `head` as packets carried it; the next poll applies it
@@ -250,7 +250,7 @@ enum class PeerAccess : std::uint8_t {
 inline constexpr std::uint64_t kNeverExpected = ~std::uint64_t{0};
 inline constexpr std::uint64_t kExpectedMask = (std::uint64_t{1} << 48) - 1;
 
-struct Qp : ibv_qp, base::DirectSender {
+struct Qp : ibv_qp, DirectSender {
   // Send side.
   Peer* peer = nullptr;
   std::unique_ptr<SendWr[]> sq;
@@ -276,7 +276,7 @@ struct Qp : ibv_qp, base::DirectSender {
   std::uint16_t rnr_retries = 0;
   // Receive side.
   ReceiveQueue* receives = nullptr;
-  base::DirectRuns* direct = nullptr;  ///< where runs of short datagrams are reported
+  DirectRuns* direct = nullptr;  ///< where runs of short datagrams are reported
   KnownRegion writable;                ///< of the last receive
   /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
   std::uint64_t expected = kNeverExpected;

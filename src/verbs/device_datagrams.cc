@@ -2,7 +2,7 @@
 #include <errno.h>
 
 #include "base/error.h"
-#include "verbs/device.h"
+#include "verbs/opened_device.h"
 
 namespace spinwire::verbs {
 

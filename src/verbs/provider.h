@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/direct_datagrams.h"
+#include "verbs/direct_datagrams.h"
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
 #include "verbs/gid.h"
@@ -75,7 +75,7 @@ struct Provider {
   /// it needs none. May make system calls, never blocks.
   void (*control)(ibv_context* context);
   /// Direct datagrams; null if the device has none.
-  const base::DirectDatagrams* direct;
+  const verbs::DirectDatagrams* direct;
 };
 
 }  // namespace spinwire::verbs

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "verbs/device.h"
+#include "verbs/opened_device.h"
 
 namespace spinwire::verbs {
 namespace {

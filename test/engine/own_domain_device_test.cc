@@ -9,7 +9,7 @@
 
 #include "engine/engine_core.h"
 #include "engine/harness.h"
-#include "engine/own_domain.h"
+#include "engine/own_domain_config.h"
 #include "verbs/providers.h"
 
 namespace own_domain_device_test {

@@ -1,6 +1,6 @@
 // Connections with a protection domain of their own: data moves as ever, keys open nothing
 // elsewhere, and everything of it goes with the connection.
-#include "engine/own_domain.h"
+#include "engine/own_domain_config.h"
 
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/harness.h"
-#include "verbs/device.h"
+#include "verbs/opened_device.h"
 #include "verbs/provider.h"
 #include "verbs/providers.h"
 

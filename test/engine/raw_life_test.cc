@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/raw_ends.h"
-#include "engine/rdma_cm.h"
+#include "engine/rdma_cm_ends.h"
 
 namespace raw_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "engine/rdma_cm.h"
+#include "engine/rdma_cm_ends.h"
 
 #include <gtest/gtest.h>
 

@@ -55,9 +55,9 @@ class RpcDirectHostile : public RpcDirect {
     const auto words = spinwire::wire::pack(header);
     const std::array<std::byte, 32> payload{};
     ASSERT_NE(
-        spinwire::base::send({&direct, by, direct.sender(by)}, session().peer_address->destination,
+        spinwire::verbs::send_direct({&direct, by, direct.sender(by)}, session().peer_address->destination,
                              words.low, words.high, payload.data(), length),
-        spinwire::base::Sent::refused);
+        spinwire::verbs::Sent::refused);
     direct.publish(by);
   }
   /// By the verbs: a direct one has a header in any case.
@@ -149,9 +149,9 @@ TEST_F(RpcDirectHostile, AReplyOfAStrangerEndsNoCall) {
   const auto& direct = *device.provider().direct;
   const std::array<std::byte, 32> payload{};
   ASSERT_NE(
-      spinwire::base::send({&direct, other, direct.sender(other)}, s.peer_address->destination,
+      spinwire::verbs::send_direct({&direct, other, direct.sender(other)}, s.peer_address->destination,
                            words.low, words.high, payload.data(), 4),
-      spinwire::base::Sent::refused);
+      spinwire::verbs::Sent::refused);
   direct.publish(other);
   ASSERT_TRUE(t_->until([&] { return t_->client.engine.rpc_stats().bad_datagrams == 1; }));
   EXPECT_FALSE(t_->all_ended());

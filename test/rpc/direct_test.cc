@@ -508,7 +508,7 @@ TEST_F(RpcDirect, ThereIsNoLaneToWhatIsNoNumberOfAQueuePair) {
   Calls t;
   ASSERT_EQ(t.call(kEcho, filled(4, 1)).status, Status::ok);
   auto& calls = *spinwire::detail::core_of(t.client.engine)->calls;
-  spinwire::base::DatagramAddress to = calls.clients.find(0)->peer_address->destination;
+  spinwire::verbs::DatagramAddress to = calls.clients.find(0)->peer_address->destination;
   const auto& direct =
       *spinwire::detail::core_of(t.client.engine)->context.device->provider().direct;
   EXPECT_EQ(to.lane, direct.lane(to.ah));

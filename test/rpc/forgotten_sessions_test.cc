@@ -62,7 +62,7 @@ class RpcForgottenSessions : public testing::Test {
     return rpc::stats(*server_->core->calls).served_sessions;
   }
   /// The server says this to the client, through its port.
-  void say(const spinwire::base::DatagramAddress& to, const wire::RpcHeader& header) const {
+  void say(const spinwire::verbs::DatagramAddress& to, const wire::RpcHeader& header) const {
     static const std::byte nothing[kShortCall]{};
     server_->core->calls->port->send(to, wire::pack(header), 0, nothing);
     server_->core->calls->port->flush();
@@ -124,7 +124,7 @@ TEST_F(RpcForgottenSessions, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
 }
 
 TEST_F(RpcForgottenSessions, AnswersAreAsRareAsRepeatedRequests) {
-  const spinwire::base::DatagramAddress to = ours().peer_address->destination;
+  const spinwire::verbs::DatagramAddress to = ours().peer_address->destination;
   const std::uint32_t name = ours().peer_session;
   stop_client(15'000 * kMillisecond);
   const std::uint64_t heard = rpc::stats(*client_->core->calls).bad_datagrams;

@@ -52,12 +52,12 @@ class RpcHostile : public testing::Test {
     return spinwire::rpc::stats(*node.core->calls).bad_datagrams;
   }
   /// Sends it from somebody else's port to where one of his routes or ours leads.
-  void send(const spinwire::base::DatagramAddress& to, const RpcHeader& header) {
+  void send(const spinwire::verbs::DatagramAddress& to, const RpcHeader& header) {
     static const std::byte nothing[kShortCall]{};
     other_.core->calls->port->send(to, spinwire::wire::pack(header), header.length, nothing);
     other_.core->calls->port->flush();
   }
-  [[nodiscard]] spinwire::base::DatagramAddress to_server() {
+  [[nodiscard]] spinwire::verbs::DatagramAddress to_server() {
     return spinwire::rpc::find_client(*other_.core->calls,
                                       spinwire::detail::Internals::name(theirs_))
         ->peer_address->destination;

@@ -242,8 +242,8 @@ ExchangesOverALossyNetwork() {
   local status=0
   # shellcheck disable=SC2016
   timeout 300 "$vm" --timeout 240 --pair --ready-line serving --loss 1% \
-    "$bin/softroce-exchange serve \$SOFTROCE_ADDRESS" \
-    "$bin/softroce-exchange connect \$SOFTROCE_PEER && tc -s qdisc show dev eth0" \
+    "$bin/softroce-two-way-exchange serve \$SOFTROCE_ADDRESS" \
+    "$bin/softroce-two-way-exchange connect \$SOFTROCE_PEER && tc -s qdisc show dev eth0" \
     >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
   expect_text output 'all exchanged by tcp' "$dir/out"

@@ -10,12 +10,11 @@
 #include <cstring>
 #include <vector>
 
-#include "base/direct_datagrams.h"
+#include "softverbs/ud/ud_direct.h"
 #include "softverbs/ud_link.h"
 
 namespace softverbs_test {
 
-namespace base = spinwire::base;
 
 inline constexpr std::uint64_t kDirectWr = 0xd1ec7;
 
@@ -30,23 +29,23 @@ struct NumberedDatagram {
 
   explicit NumberedDatagram(std::uint64_t number)
       : low(number), high(~number * 0x9e3779b97f4a7c15) {
-    const std::uint64_t most = number < kLong ? base::kDirectPayload : payload.size();
-    const std::uint64_t least = number < kLong ? 0 : base::kDirectPayload + 1;
+    const std::uint64_t most = number < kLong ? sv::kDirectPayload : payload.size();
+    const std::uint64_t least = number < kLong ? 0 : sv::kDirectPayload + 1;
     payload_length = static_cast<std::uint32_t>(least + number % (most - least + 1));
     fill(payload, number);
   }
   [[nodiscard]] std::uint32_t length() const {
-    return static_cast<std::uint32_t>(base::kDirectHeader) + payload_length;
+    return static_cast<std::uint32_t>(sv::kDirectHeader) + payload_length;
   }
   void write(std::byte* to) const {
     std::memcpy(to, &low, sizeof low);
     std::memcpy(to + sizeof low, &high, sizeof high);
-    std::memcpy(to + base::kDirectHeader, payload.data(), payload_length);
+    std::memcpy(to + sv::kDirectHeader, payload.data(), payload_length);
   }
   [[nodiscard]] bool lies_at(const std::byte* at) const {
     return std::memcmp(at, &low, sizeof low) == 0 &&
            std::memcmp(at + sizeof low, &high, sizeof high) == 0 &&
-           std::memcmp(at + base::kDirectHeader, payload.data(), payload_length) == 0;
+           std::memcmp(at + sv::kDirectHeader, payload.data(), payload_length) == 0;
   }
 };
 
@@ -68,10 +67,10 @@ inline Numbers numbers(std::uint64_t first, std::uint64_t end) {
 }
 
 /// What lies in a run at this moment; it stays there.
-inline Numbers read(const base::DirectRun& run) {
+inline Numbers read(const sv::DirectRun& run) {
   Numbers all;
   std::uint64_t length = 0;
-  for (const base::Line* line = run.first; line != run.end() && run.has(*line, length); ++line) {
+  for (const sv::Line* line = run.first; line != run.end() && run.has(*line, length); ++line) {
     std::uint64_t number = 0;
     std::memcpy(&number, line->payload, sizeof number);
     const NumberedDatagram d(number);
@@ -89,7 +88,7 @@ struct DirectEnd {
   static constexpr std::size_t kReceivesAt = 3u << 20;
   static constexpr std::uint64_t kMessage = ~std::uint64_t{0};
 
-  base::DirectRuns runs;
+  sv::DirectRuns runs;
   Node node;
   ibv_qp* qp;
   std::uint64_t sends_completed = 0;
@@ -120,12 +119,12 @@ struct DirectEnd {
   static bool send_by(ibv_qp* by, const Handle& to, std::uint32_t qpn, std::uint64_t number,
                       std::uint32_t qkey = kQkey) {
     const auto& direct = sv::direct_datagrams();
-    base::DirectLane closed;
-    base::DirectLane* const lane = direct.lane(to.get());
+    sv::DirectLane closed;
+    sv::DirectLane* const lane = direct.lane(to.get());
     const NumberedDatagram d(number);
-    return base::send({&direct, by, direct.sender(by)},
+    return sv::send_direct({&direct, by, direct.sender(by)},
                       {to.get(), qpn, qkey, lane != nullptr ? lane : &closed}, d.low, d.high,
-                      d.payload.data(), d.payload_length) != base::Sent::refused;
+                      d.payload.data(), d.payload_length) != sv::Sent::refused;
   }
   /// The same by the verbs.
   int post(const Handle& to, const ibv_qp* there, std::uint64_t number,
@@ -165,7 +164,7 @@ struct DirectEnd {
     for (std::uint32_t i = before; i < runs.count; ++i) expect_good(runs.runs[i]);
     return taken;
   }
-  void give_back(const base::DirectRun& run, std::size_t count) {
+  void give_back(const sv::DirectRun& run, std::size_t count) {
     sv::direct_datagrams().release_run(qp, run, static_cast<std::uint32_t>(count));
   }
   /// Reads all runs and gives them back.
@@ -202,7 +201,7 @@ struct DirectEnd {
 
  private:
   /// It begins where the lane does, and lies within it.
-  void expect_good(const base::DirectRun& run) const {
+  void expect_good(const sv::DirectRun& run) const {
     const sv::InLane& lane = *node.internals().lanes[run.lane];
     EXPECT_EQ(run.first, lane.next);
     EXPECT_GT(run.most, 0u);

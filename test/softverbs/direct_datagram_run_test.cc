@@ -62,7 +62,7 @@ class SoftverbsDirectRun : public DirectPair {
   }
   [[nodiscard]] sv::OutLane& out() const { return a_.node.internals().peers[0]->out; }
   [[nodiscard]] const sv::InLane& in() const { return *b_.node.internals().peers[0]->in; }
-  [[nodiscard]] const base::DirectRun& run(std::uint32_t i = 0) const { return b_.runs.runs[i]; }
+  [[nodiscard]] const sv::DirectRun& run(std::uint32_t i = 0) const { return b_.runs.runs[i]; }
   void message() { ASSERT_EQ(Send(1, a_.node.sge(0, 8)).post(ra_), 0); }
   void published(std::uint64_t first, std::uint64_t end) {
     send_all(first, end);
@@ -93,7 +93,7 @@ TEST_F(SoftverbsDirectRun, ItsLinesAreNotWrittenAgainBeforeTheyAreGivenBack) {
     const Numbers mine = read(run());
     ASSERT_FALSE(mine.empty());
     EXPECT_EQ(run().first, in().lines + in().head % sv::kLaneLines);
-    const std::span<const base::Line> lines(run().first, mine.size());
+    const std::span<const sv::Line> lines(run().first, mine.size());
     std::vector<std::byte> before(lines.size_bytes());
     std::memcpy(before.data(), static_cast<const void*>(lines.data()), before.size());
     // All that there are ways for: until nothing goes, waits, and not a line is free.
@@ -120,8 +120,8 @@ TEST_F(SoftverbsDirectRun, ItsLinesAreNotWrittenAgainBeforeTheyAreGivenBack) {
     (void)a_.steps();
     EXPECT_EQ(out().tail, tail + 1);
     EXPECT_EQ(
-        std::memcmp(before.data() + sizeof(base::Line), static_cast<const void*>(lines.data() + 1),
-                    before.size() - sizeof(base::Line)),
+        std::memcmp(before.data() + sizeof(sv::Line), static_cast<const void*>(lines.data() + 1),
+                    before.size() - sizeof(sv::Line)),
         0);
     Numbers all;
     const auto step = [&] {
@@ -391,7 +391,7 @@ TEST_F(SoftverbsDirectRun, ItsQueuePairIsDestroyed) {
   ThirdEnd c(&now_, b_);
   for (std::uint64_t round = 0; round < 3; ++round) {
     ibv_qp* const qp = ready_ud(b_.node, false);
-    base::DirectRuns runs;
+    sv::DirectRuns runs;
     sv::direct_datagrams().receive_runs(qp, &runs);
     for (std::uint64_t i = 0; i < 6; ++i) {
       ASSERT_TRUE(DirectEnd::send_by(a_.qp, to_b_, qp->qp_num, i));
@@ -482,7 +482,7 @@ TEST_F(SoftverbsDirectRun, WithoutAListShortOnesTakeReceives) {
 }
 
 TEST_F(SoftverbsDirectRun, ItIsForPollsOfItsOwnQueue) {
-  base::DirectRuns runs;
+  sv::DirectRuns runs;
   OtherQueue other(b_.node);
   runs.wr_id = kDirectWr;
   sv::direct_datagrams().receive_runs(other.qp, &runs);
@@ -517,7 +517,7 @@ TEST_F(SoftverbsDirectRun, ItIsForPollsOfItsOwnQueue) {
 
 TEST_F(SoftverbsDirectRun, EachQueuePairHasItsOwn) {
   ibv_qp* const second = ready_ud(b_.node, false);
-  base::DirectRuns runs;
+  sv::DirectRuns runs;
   runs.wr_id = 77;
   sv::direct_datagrams().receive_runs(second, &runs);
   ThirdEnd c(&now_, b_);

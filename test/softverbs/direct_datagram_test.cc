@@ -144,7 +144,7 @@ TEST_F(SoftverbsDirect, TheRouteIsTheOneThatAReceiveOfTheVerbsHas) {
     EXPECT_EQ(std::memcmp(route.data(), said.data(), kGrh), 0) << number;
     EXPECT_EQ(b_.take_runs(), Numbers{number});
   };
-  for (std::uint64_t number = 0; number <= base::kDirectPayload; ++number) {
+  for (std::uint64_t number = 0; number <= sv::kDirectPayload; ++number) {
     ASSERT_NO_FATAL_FAILURE(compare(a_, to_b_, number));
     ASSERT_NO_FATAL_FAILURE(compare(c, c.to_other, number));
   }
@@ -406,7 +406,7 @@ class SoftverbsDirectShapes : public DirectPair {
     ASSERT_EQ(ibv_poll_cq(b_.node.cq, 4, wc), 1);
     EXPECT_EQ(wc[0].wr_id, kDirectWr);
     ASSERT_EQ(b_.runs.count, 1u);
-    const base::DirectRun& run = b_.runs.runs[0];
+    const sv::DirectRun& run = b_.runs.runs[0];
     std::uint64_t length = 0;
     ASSERT_TRUE(run.has(*run.first, length));
     EXPECT_EQ(length, s.length);

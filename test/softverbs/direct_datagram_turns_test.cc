@@ -13,7 +13,7 @@ namespace softverbs_test::direct {
 class SoftverbsDirectLanes : public testing::Test {
  protected:
   static constexpr std::size_t kPeers = 9;
-  static constexpr std::uint32_t kMost = base::DirectRuns::kMost;
+  static constexpr std::uint32_t kMost = sv::DirectRuns::kMost;
   std::uint64_t now_ = 1'000'000'000;
   DirectEnd hub_{&now_};
   std::vector<std::unique_ptr<ThirdEnd>> others_;

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "verbs/device.h"
+#include "verbs/opened_device.h"
 #include "verbs/providers.h"
 
 namespace selection_test {

@@ -103,7 +103,7 @@ Block* DatagramPort::renew_spare() noexcept {
   return spare_;
 }
 
-std::byte* DatagramPort::copy_to_spare(const base::DirectRun& run, const base::Line& line,
+std::byte* DatagramPort::copy_to_spare(const verbs::DirectRun& run, const verbs::Line& line,
                                        std::uint32_t length) const noexcept {
   std::byte* const grh = spare_->payload + kReceiveOffset;
   direct_.device->write_route(qp_, run, length, grh);
@@ -111,9 +111,9 @@ std::byte* DatagramPort::copy_to_spare(const base::DirectRun& run, const base::L
   return grh;
 }
 
-void DatagramPort::resolve(base::DatagramAddress& to) noexcept {
-  static base::DirectLane closed;  // a lane without room: sends to it go by work requests
-  base::DirectLane* const lane = sends_directly() ? direct_.device->lane(to.ah) : nullptr;
+void DatagramPort::resolve(verbs::DatagramAddress& to) noexcept {
+  static verbs::DirectLane closed;  // a lane without room: sends to it go by work requests
+  verbs::DirectLane* const lane = sends_directly() ? direct_.device->lane(to.ah) : nullptr;
   to.lane = lane != nullptr && to.qp_num <= kQueuePairMax ? lane : &closed;
 }
 

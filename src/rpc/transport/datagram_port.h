@@ -1,7 +1,7 @@
 // The datagram queue pair of an engine: a ring of prebuilt sends and a ring of receives. Each send
 // has a line of its own for header and short payload, so a session may go on while a datagram is on
 // its way. Both rings are short, so that the caches hold them. Where the device has
-// base::DirectDatagrams, short datagrams use those. Hot.
+// verbs::DirectDatagrams, short datagrams use those. Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "agent/engine_context.h"
-#include "base/direct_datagrams.h"
+#include "verbs/direct_datagrams.h"
 #include "spinwire/rpc.h"
 #include "verbs/work_requests.h"
 #include "wire/handshake.h"
@@ -51,7 +51,7 @@ class DatagramPort {
 
   [[nodiscard]] std::uint32_t qp_num() const noexcept { return qp_->qp_num; }
   /// Fills in the lane of direct datagrams to an address; a lane without room if there is none.
-  void resolve(base::DatagramAddress& to) noexcept;
+  void resolve(verbs::DatagramAddress& to) noexcept;
 
   // Sends, one datagram each. Not while full().
   [[nodiscard]] bool full() const noexcept { return sent_ == limit_; }
@@ -59,29 +59,29 @@ class DatagramPort {
   [[nodiscard]] bool sends_directly() const noexcept { return direct_.sender != nullptr; }
   /// Sends a direct datagram of up to kDirectPayload bytes; always reads that many. It goes out
   /// with flush(), or when the list is full. False: use send().
-  [[nodiscard, gnu::always_inline]] bool send_direct(const base::DatagramAddress& to,
+  [[nodiscard, gnu::always_inline]] bool send_direct(const verbs::DatagramAddress& to,
                                                      wire::RpcWords words, std::uint32_t length,
                                                      const std::byte* payload) noexcept {
-    if (length > base::kDirectPayload || posted_ != sent_) [[unlikely]]
+    if (length > verbs::kDirectPayload || posted_ != sent_) [[unlikely]]
       return false;
-    switch (base::send(direct_, to, words.low, words.high, payload, length)) {
-      case base::Sent::refused:
+    switch (verbs::send_direct(direct_, to, words.low, words.high, payload, length)) {
+      case verbs::Sent::refused:
         return false;
-      case base::Sent::first:
+      case verbs::Sent::first:
         unpublished_ = true;
         to.lane->last = to.lane->tail + list_length_ - 2;
         if (list_length_ == 1) publish();
         return true;
-      case base::Sent::queued:
+      case verbs::Sent::queued:
         return true;
-      case base::Sent::last:
+      case verbs::Sent::last:
         publish();
         return true;
     }
     return false;
   }
   /// Sends up to kShortCall bytes. Copies all kShortCall bytes, since a fixed size is quicker.
-  void send(const base::DatagramAddress& to, wire::RpcWords words, std::uint32_t length,
+  void send(const verbs::DatagramAddress& to, wire::RpcWords words, std::uint32_t length,
             const std::byte (&payload)[kShortCall]) noexcept {
     Entry& e = next(to);
     std::byte* const line = line_of(sent_);
@@ -94,7 +94,7 @@ class DatagramPort {
   /// Sends a longer payload from its block, and holds a reference until the device is done. The
   /// header goes into the block's headroom if that is free: one element. Else, as when one buffer
   /// is sent to many peers at once, header and payload are two elements.
-  void send(const base::DatagramAddress& to, wire::RpcWords words, std::uint32_t length,
+  void send(const verbs::DatagramAddress& to, wire::RpcWords words, std::uint32_t length,
             Block* block, const std::byte* payload) noexcept {
     static_assert(sizeof block->header == wire::kRpcHeaderBytes);
     Entry& e = next(to);
@@ -129,12 +129,12 @@ class DatagramPort {
   void on_sent(const ibv_wc& wc) noexcept;
 
   // Receives. Direct datagrams take none.
-  [[nodiscard]] base::DirectRuns& runs() noexcept { return runs_; }
+  [[nodiscard]] verbs::DirectRuns& runs() noexcept { return runs_; }
   /// Whether a completion reports direct datagrams.
   [[nodiscard]] bool is_run_completion(std::uint64_t wr_id) const noexcept {
     return wr_id == runs_.wr_id;
   }
-  void give_back(const base::DirectRun& run, std::uint32_t count) noexcept {
+  void give_back(const verbs::DirectRun& run, std::uint32_t count) noexcept {
     direct_.device->release_run(qp_, run, count);
   }
   /// A block for a direct datagram that is kept, or that has to be copied; not null while there are
@@ -144,7 +144,7 @@ class DatagramPort {
   /// until it is not.
   Block* renew_spare() noexcept;
   /// Copies a direct datagram to the spare block as a receive would have it. Returns its GRH.
-  [[nodiscard]] std::byte* copy_to_spare(const base::DirectRun& run, const base::Line& line,
+  [[nodiscard]] std::byte* copy_to_spare(const verbs::DirectRun& run, const verbs::Line& line,
                                          std::uint32_t length) const noexcept;
   [[nodiscard]] Block* block(std::uint32_t slot) noexcept { return receives_.memory(slot); }
   /// The memory of a receive: the GRH, then the datagram.
@@ -208,7 +208,7 @@ class DatagramPort {
   void replace(std::uint32_t slot) noexcept;
   bool fill(std::uint32_t slot) noexcept;
   [[nodiscard]] Block* block_for_receive() noexcept;
-  Entry& next(const base::DatagramAddress& to) noexcept {
+  Entry& next(const verbs::DatagramAddress& to) noexcept {
     Entry& e = entries_[sent_ & entry_mask_];
     e.wr.wr_id = std::uint64_t{sent_} << 1;
     e.wr.wr.ud.ah = to.ah;
@@ -242,8 +242,8 @@ class DatagramPort {
   bool unpublished_ = false;    ///< something was sent directly since publish()
   bool holds_ = false;          ///< something in the list holds a block
   unsigned inline_ = 0;         ///< the flag, if lines can be sent so
-  base::DirectEnd direct_;
-  base::DirectRuns runs_;
+  verbs::DirectEnd direct_;
+  verbs::DirectRuns runs_;
   Block* spare_ = nullptr;
   verbs::ReceiveSlots<Block> receives_;
   std::unique_ptr<HeldBlock[]> held_blocks_;  ///< as many as the send queue is deep

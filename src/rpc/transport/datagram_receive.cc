@@ -86,8 +86,8 @@ struct Arrival {
 
 /// A direct datagram that is no plain request or reply, or that comes from a queue pair not heard
 /// before: handled as if it had come by a receive.
-[[gnu::cold, gnu::noinline]] bool on_indirect_datagram(Rpc& r, const base::DirectRun& run,
-                                                       const base::Line& line,
+[[gnu::cold, gnu::noinline]] bool on_indirect_datagram(Rpc& r, const verbs::DirectRun& run,
+                                                       const verbs::Line& line,
                                                        std::uint32_t length) noexcept {
   ibv_wc wc{};
   wc.status = IBV_WC_SUCCESS;
@@ -111,8 +111,8 @@ struct Arrival {
 }
 
 /// Answers whether the spare block was kept.
-[[gnu::always_inline]] inline bool on_direct_datagram(Rpc& r, const base::DirectRun& run,
-                                                      base::Line& line, std::uint64_t length,
+[[gnu::always_inline]] inline bool on_direct_datagram(Rpc& r, const verbs::DirectRun& run,
+                                                      verbs::Line& line, std::uint64_t length,
                                                       Block* spare, std::uint64_t now) noexcept {
   wire::RpcWords words{};
   std::memcpy(&words.low, line.payload, sizeof words.low);
@@ -158,9 +158,9 @@ inline void prefetch_session(const Rpc& r, const std::byte* datagram) noexcept {
   }
 }
 
-[[gnu::noinline]] void prefetch_sessions(const Rpc& r, const base::DirectRun& run) noexcept {
+[[gnu::noinline]] void prefetch_sessions(const Rpc& r, const verbs::DirectRun& run) noexcept {
   std::uint64_t length = 0;
-  for (const base::Line* line = run.first; line != run.end() && run.has(*line, length); ++line)
+  for (const verbs::Line* line = run.first; line != run.end() && run.has(*line, length); ++line)
     prefetch_session(r, line->payload);
 }
 
@@ -169,12 +169,12 @@ bool many_sessions(const Rpc& r) noexcept {
 }
 
 /// Handles the direct datagrams of a run. Returns their number.
-[[gnu::noinline]] std::uint32_t process_run(Rpc& r, const base::DirectRun run) noexcept {
+[[gnu::noinline]] std::uint32_t process_run(Rpc& r, const verbs::DirectRun run) noexcept {
   if (many_sessions(r)) [[unlikely]]
     prefetch_sessions(r, run);
-  const base::Line* const end = run.end();
+  const verbs::Line* const end = run.end();
   const std::uint64_t now = r.context.now;
-  base::Line* line = run.first;
+  verbs::Line* line = run.first;
   Block* spare = r.port->spare();
   for (std::uint64_t length = 0; spare != nullptr && line != end && run.has(*line, length);
        ++line) {
@@ -187,7 +187,7 @@ bool many_sessions(const Rpc& r) noexcept {
 }
 
 [[gnu::noinline]] std::uint32_t process_runs(Rpc& r) noexcept {
-  base::DirectRuns& runs = r.port->runs();
+  verbs::DirectRuns& runs = r.port->runs();
   std::uint32_t taken = 0;
   for (std::uint32_t i = 0; i != runs.count; ++i) taken += process_run(r, runs.runs[i]);
   runs.count = 0;

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/direct_datagrams.h"
+#include "softverbs/lane/line.h"
 
 namespace spinwire::softverbs {
 
@@ -23,9 +23,6 @@ inline constexpr std::uint32_t kMaxRegions = 1u << 18;
 inline constexpr std::uint32_t kMaxObjects = 4096;
 inline constexpr std::uint32_t kNoObject = ~0u;
 
-using base::kLaneLines;
-using base::lane_mark;
-using base::Line;
 static_assert(std::endian::native == std::endian::little);
 
 inline constexpr std::size_t kFirstLineBytes = 48;

@@ -69,9 +69,6 @@ inline Outgoing outgoing(const Qp& qp, const ibv_send_wr& wr, std::uint32_t leng
           (wr.send_flags & IBV_SEND_SOLICITED) != 0};
 }
 
-/// The device's calls for direct datagrams.
-const base::DirectDatagrams& direct_datagrams() noexcept;
-
 /// post_send of a datagram queue pair. Hot.
 int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 

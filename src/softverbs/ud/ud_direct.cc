@@ -1,4 +1,5 @@
-// Direct datagrams: see base/direct_datagrams.h. Hot.
+#include "softverbs/ud/ud_direct.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -8,19 +9,17 @@
 
 namespace spinwire::softverbs {
 
-using base::DirectRun;
-using base::DirectRuns;
 
-static_assert(base::kDirectHeader + base::kDirectPayload == kFirstLineBytes);
+static_assert(kDirectHeader + kDirectPayload == kFirstLineBytes);
 
 namespace {
 
 /// In DirectRun::source the lane's serial lies above the number of the sender's queue pair.
 constexpr unsigned kSerialShift = 24;
 
-base::DirectSender* sender(ibv_qp* base) noexcept { return static_cast<Qp*>(base); }
+DirectSender* sender(ibv_qp* base) noexcept { return static_cast<Qp*>(base); }
 
-base::DirectLane* lane(ibv_ah* base) noexcept {
+DirectLane* lane(ibv_ah* base) noexcept {
   const Ah& ah = *static_cast<const Ah*>(base);
   return ah.plain ? &ah.peer->out : nullptr;
 }
@@ -39,7 +38,7 @@ void hold(ibv_ah* base, Line& line, std::uint64_t word) noexcept {
 void publish(ibv_qp* base) noexcept { publish_held(context_of(base->context)); }
 
 /// Sets DirectLane::direct_limit if the lane can take direct datagrams, and sends.
-base::Sent send_checked(const base::DirectEnd& by, const base::DatagramAddress& to,
+Sent send_checked(const DirectEnd& by, const DatagramAddress& to,
                         std::uint64_t low, std::uint64_t high, const std::byte* payload,
                         std::uint64_t length) noexcept {
   Peer& peer = *static_cast<const Ah*>(to.ah)->peer;
@@ -47,13 +46,13 @@ base::Sent send_checked(const base::DirectEnd& by, const base::DatagramAddress& 
   const InLane* const in = peer.in;
   if (to.lane != &out || !by.sender->sends_at_once || peer.gone || peer.datagrams_waiting != 0 ||
       in == nullptr || in->head < in->no_ack_until || peer.context->faults != nullptr) {
-    return base::Sent::refused;
+    return Sent::refused;
   }
   acknowledge(peer);
-  if (out.tail + kConnectedLines >= out.limit) return base::Sent::refused;
+  if (out.tail + kConnectedLines >= out.limit) return Sent::refused;
   out.direct_limit = out.limit - kConnectedLines;
   out.ack_on_top = in->head << 48;
-  return base::send(by, to, low, high, payload, length);
+  return send_direct(by, to, low, high, payload, length);
 }
 
 void receive_runs(ibv_qp* base, DirectRuns* runs) noexcept {
@@ -74,8 +73,8 @@ void release_run(ibv_qp* base, const DirectRun& run, std::uint32_t count) noexce
 
 }  // namespace
 
-const base::DirectDatagrams& direct_datagrams() noexcept {
-  static constexpr base::DirectDatagrams calls{sender,  lane,         send_checked, hold,
+const DirectDatagrams& direct_datagrams() noexcept {
+  static constexpr DirectDatagrams calls{sender,  lane,         send_checked, hold,
                                                publish, receive_runs, release_run,  write_route};
   return calls;
 }

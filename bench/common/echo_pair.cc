@@ -1,4 +1,4 @@
-#include "common/echo.h"
+#include "common/echo_pair.h"
 
 #include <cstring>
 #include <utility>

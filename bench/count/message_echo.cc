@@ -1,5 +1,5 @@
-// Counts 32-byte round trips, client and server on one thread: count-echo WINDOW OPERATIONS.
-#include "common/echo.h"
+// Counts 32-byte round trips, client and server on one thread: count-message-echo WINDOW OPERATIONS.
+#include "common/echo_pair.h"
 
 #include <cstdlib>
 

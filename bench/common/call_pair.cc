@@ -1,4 +1,4 @@
-#include "common/call.h"
+#include "common/call_pair.h"
 
 #include <cstring>
 #include <span>

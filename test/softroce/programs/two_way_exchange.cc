@@ -1,6 +1,6 @@
-// softroce-exchange serve ADDRESS [NAME]: sends messages back and opens memory to the peer, through
+// softroce-two-way-exchange serve ADDRESS [NAME]: sends messages back and opens memory to the peer, through
 //   both ways to connect (ports 7471 and 7472), until two clients have come and gone.
-// softroce-exchange connect ADDRESS: over each way sends messages of all lengths to the longest,
+// softroce-two-way-exchange connect ADDRESS: over each way sends messages of all lengths to the longest,
 //   writes and reads; every one comes back, arrives or reads once, in order and as it was.
 #include <cstring>
 #include <memory>
@@ -178,6 +178,6 @@ int connect(const std::string& address) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  must(argc == 3, "usage: softroce-exchange serve|connect ADDRESS");
+  must(argc == 3, "usage: softroce-two-way-exchange serve|connect ADDRESS");
   return std::string_view(argv[1]) == "serve" ? serve(argv[2]) : connect(argv[2]);
 }

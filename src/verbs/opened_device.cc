@@ -1,4 +1,4 @@
-#include "verbs/device.h"
+#include "verbs/opened_device.h"
 
 #include <errno.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// The same as echo.h by remote calls: a client that keeps a window of 32-byte calls under way on
+// Remote calls as echo_pair.h sends messages: a client that keeps a window of 32-byte calls under way on
 // one session, and a server that answers each.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "common/echo.h"
+#include "common/echo_pair.h"
 
 namespace spinwire::bench {
 

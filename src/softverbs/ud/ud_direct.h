@@ -1,52 +1,20 @@
-// Direct datagrams: short datagrams that bypass the verbs, where the device offers them. The sender
-// writes the line that the device carries, without a work request. The receiver reads it in place,
-// without a receive, and one completion reports any number. Adapters have inline sends,
-// multi-packet receive queues and compressed completions for the same purpose. Hot.
+// Direct datagrams: short datagrams that bypass the verbs. The sender writes the line that the device
+// carries, without a work request. The receiver reads it in place, without a receive, and one
+// completion reports any number. Adapters have inline sends, multi-packet receive queues and
+// compressed completions for the same purpose. The layers above use them through
+// verbs/direct_datagrams.h. Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "base/copy.h"
+#include "softverbs/lane/line.h"
 
-namespace spinwire::base {
-
-/// A line, one cacheline of a lane; a lane is a ring of lines in the receiver's memory. A packet is
-/// one line, or a first line and continuation lines that carry only `word` and payload. The first
-/// line's word is written last. Every line carries the mark of its lap, so bytes of an earlier lap
-/// are never taken for a new line.
-struct Line {
-  // mark:8 | opcode:4 | flags:4 | psn:24 | queue pair:24; datagrams name their sender as the PSN
-  std::atomic<std::uint64_t> word;
-  /// Immediate in network order, key to invalidate, or Q_Key of a datagram.
-  std::uint32_t imm;
-  std::uint16_t length;  ///< payload bytes in the lane; for a reference, of its descriptors
-  std::uint16_t ack;  ///< low bits of the lines that the sender has consumed of the opposite lane
-  std::byte payload[48];
-
-  /// Writes `imm`, `length` and `ack` (in the topmost bits of a word) with one store.
-  void set_trailer(std::uint64_t bytes, std::uint64_t ack_on_top,
-                   std::uint32_t immediate = 0) noexcept {
-    const std::uint64_t trailer = immediate | bytes << 32 | ack_on_top;
-    std::memcpy(reinterpret_cast<std::byte*>(this) + sizeof word, &trailer, sizeof trailer);
-  }
-  /// Reads `imm`, `length` and `ack` with one load.
-  [[nodiscard]] std::uint64_t trailer() const noexcept {
-    std::uint64_t trailer = 0;
-    std::memcpy(&trailer, reinterpret_cast<const std::byte*>(this) + sizeof word, sizeof trailer);
-    return trailer;
-  }
-};
-static_assert(sizeof(Line) == 64 && offsetof(Line, length) == 12 && offsetof(Line, ack) == 14);
-
-inline constexpr std::uint32_t kLaneLines = 256;
-constexpr std::uint64_t lane_mark(std::uint64_t position) {
-  return ((position / kLaneLines) + 1) & 0xff;
-}
+namespace spinwire::softverbs {
 
 /// The part of the lane to a peer that a direct sender uses.
 struct DirectLane {
@@ -123,7 +91,7 @@ struct DirectDatagrams {
   DirectSender* (*sender)(ibv_qp* qp) noexcept;
   /// The lane of an address handle, valid as long as the handle; null: no direct datagrams.
   DirectLane* (*lane)(ibv_ah* ah) noexcept;
-  /// send() calls it at the limit: sets DirectLane::direct_limit anew and sends, or refuses.
+  /// send_direct() calls it at the limit: sets DirectLane::direct_limit anew and sends, or refuses.
   Sent (*send_checked)(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
                        std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept;
   /// Holds back a line's word until publish(); the lane has no held line. The peer sees none of the
@@ -153,7 +121,7 @@ struct DirectEnd {
 /// Sends a header and `length` bytes of payload; reads all kDirectPayload bytes, and the receiver
 /// may see them. The next publish(), or any other packet to that peer, publishes the datagram.
 /// There is no completion; the payload may be reused at once.
-[[nodiscard, gnu::always_inline]] inline Sent send(const DirectEnd& by, const DatagramAddress& to,
+[[nodiscard, gnu::always_inline]] inline Sent send_direct(const DirectEnd& by, const DatagramAddress& to,
                                                    std::uint64_t low, std::uint64_t high,
                                                    const std::byte* payload,
                                                    std::uint64_t length) noexcept {
@@ -165,7 +133,7 @@ struct DirectEnd {
   Line& line = out.lines[position % kLaneLines];
   std::memcpy(line.payload, &low, sizeof low);
   std::memcpy(line.payload + sizeof low, &high, sizeof high);
-  copy_head(line.payload + kDirectHeader, payload);
+  base::copy_head(line.payload + kDirectHeader, payload);
   std::memcpy(line.payload + kDirectHeader + 16, payload + 16, kDirectPayload - 16);
   line.set_trailer(kDirectHeader + length, out.ack_on_top, to.qkey);
   out.tail = position + 1;
@@ -181,4 +149,7 @@ struct DirectEnd {
   return Sent::first;
 }
 
-}  // namespace spinwire::base
+/// The device's calls for direct datagrams.
+[[nodiscard]] const DirectDatagrams& direct_datagrams() noexcept;
+
+}  // namespace spinwire::softverbs
