@@ -12,7 +12,7 @@
 #include "kill/resources.h"
 #include "kill/survivor.h"
 #include "kill/target.h"
-#include "kill/victim.h"
+#include "kill/kill_victim.h"
 
 namespace kill_test {
 namespace {
