@@ -1,5 +1,5 @@
-// Remote calls as echo_pair.h sends messages: a client that keeps a window of 32-byte calls under way on
-// one session, and a server that answers each.
+// Remote calls as echo_pair.h sends messages: a client that keeps a window of 32-byte calls under
+// way on one session, and a server that answers each.
 #pragma once
 
 #include <cstdint>

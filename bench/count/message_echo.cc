@@ -1,7 +1,8 @@
-// Counts 32-byte round trips, client and server on one thread: count-message-echo WINDOW OPERATIONS.
-#include "common/echo_pair.h"
-
+// Counts 32-byte round trips, client and server on one thread: count-message-echo WINDOW
+// OPERATIONS.
 #include <cstdlib>
+
+#include "common/echo_pair.h"
 
 using namespace spinwire;
 

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "verbs/direct_datagrams.h"
 #include "spinwire/status.h"
+#include "verbs/direct_datagrams.h"
 #include "wire/handshake.h"
 
 namespace spinwire::rpc {

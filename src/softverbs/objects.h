@@ -10,10 +10,10 @@
 #include <memory>
 #include <vector>
 
-#include "softverbs/ud/ud_direct.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
 #include "softverbs/lane/segment.h"
+#include "softverbs/ud/ud_direct.h"
 #include "spinwire/clock.h"
 
 namespace spinwire::softverbs {
@@ -277,7 +277,7 @@ struct Qp : ibv_qp, DirectSender {
   // Receive side.
   ReceiveQueue* receives = nullptr;
   DirectRuns* direct = nullptr;  ///< where runs of short datagrams are reported
-  KnownRegion writable;                ///< of the last receive
+  KnownRegion writable;          ///< of the last receive
   /// psn << 24 | number of the next packet, as in a line's word; kNeverExpected unless RTR or RTS.
   std::uint64_t expected = kNeverExpected;
   bool nak_given = false;

@@ -1,5 +1,5 @@
-// Direct datagrams, as the layers above verbs/ see them: short datagrams that an opened device carries
-// without work requests. softverbs owns their line format. A device without them leaves
+// Direct datagrams, as the layers above verbs/ see them: short datagrams that an opened device
+// carries without work requests. softverbs owns their line format. A device without them leaves
 // Provider::direct null; its datagrams go by work requests.
 #pragma once
 

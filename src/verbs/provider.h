@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "verbs/direct_datagrams.h"
 #include "spinwire/clock.h"
 #include "spinwire/status.h"
+#include "verbs/direct_datagrams.h"
 #include "verbs/gid.h"
 
 namespace spinwire::verbs {

@@ -1,7 +1,5 @@
 // Connections with a protection domain of their own: data moves as ever, keys open nothing
 // elsewhere, and everything of it goes with the connection.
-#include "engine/own_domain_config.h"
-
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "engine/harness.h"
+#include "engine/own_domain_config.h"
 
 namespace own_domain_test {
 namespace {

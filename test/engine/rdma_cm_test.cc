@@ -1,11 +1,10 @@
-#include "engine/rdma_cm_ends.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <string>
 
 #include "engine/harness.h"
+#include "engine/rdma_cm_ends.h"
 
 namespace through_cm_test {
 namespace {

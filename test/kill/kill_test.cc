@@ -9,10 +9,10 @@
 #include <map>
 
 #include "kill/bystander.h"
+#include "kill/kill_victim.h"
 #include "kill/resources.h"
 #include "kill/survivor.h"
 #include "kill/target.h"
-#include "kill/kill_victim.h"
 
 namespace kill_test {
 namespace {

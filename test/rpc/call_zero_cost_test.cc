@@ -1,11 +1,10 @@
 // What calls must not do once a session is in use: allocate from the heap, or call the system.
-#include "engine/zero_cost.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstdlib>
 
+#include "engine/zero_cost.h"
 #include "rpc/ends.h"
 
 namespace rpc_zero_cost_test {

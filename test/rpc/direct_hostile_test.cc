@@ -54,10 +54,10 @@ class RpcDirectHostile : public RpcDirect {
     const auto& direct = *device().provider().direct;
     const auto words = spinwire::wire::pack(header);
     const std::array<std::byte, 32> payload{};
-    ASSERT_NE(
-        spinwire::verbs::send_direct({&direct, by, direct.sender(by)}, session().peer_address->destination,
-                             words.low, words.high, payload.data(), length),
-        spinwire::verbs::Sent::refused);
+    ASSERT_NE(spinwire::verbs::send_direct({&direct, by, direct.sender(by)},
+                                           session().peer_address->destination, words.low,
+                                           words.high, payload.data(), length),
+              spinwire::verbs::Sent::refused);
     direct.publish(by);
   }
   /// By the verbs: a direct one has a header in any case.
@@ -148,10 +148,10 @@ TEST_F(RpcDirectHostile, AReplyOfAStrangerEndsNoCall) {
       spinwire::wire::pack({s.peer_session, session().slots[0].number, 0, RpcKind::reply, 0, 4, 8});
   const auto& direct = *device.provider().direct;
   const std::array<std::byte, 32> payload{};
-  ASSERT_NE(
-      spinwire::verbs::send_direct({&direct, other, direct.sender(other)}, s.peer_address->destination,
-                           words.low, words.high, payload.data(), 4),
-      spinwire::verbs::Sent::refused);
+  ASSERT_NE(spinwire::verbs::send_direct({&direct, other, direct.sender(other)},
+                                         s.peer_address->destination, words.low, words.high,
+                                         payload.data(), 4),
+            spinwire::verbs::Sent::refused);
   direct.publish(other);
   ASSERT_TRUE(t_->until([&] { return t_->client.engine.rpc_stats().bad_datagrams == 1; }));
   EXPECT_FALSE(t_->all_ended());

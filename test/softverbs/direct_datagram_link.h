@@ -15,7 +15,6 @@
 
 namespace softverbs_test {
 
-
 inline constexpr std::uint64_t kDirectWr = 0xd1ec7;
 
 /// Numbers from here on are of datagrams that take more than a line.
@@ -123,8 +122,8 @@ struct DirectEnd {
     sv::DirectLane* const lane = direct.lane(to.get());
     const NumberedDatagram d(number);
     return sv::send_direct({&direct, by, direct.sender(by)},
-                      {to.get(), qpn, qkey, lane != nullptr ? lane : &closed}, d.low, d.high,
-                      d.payload.data(), d.payload_length) != sv::Sent::refused;
+                           {to.get(), qpn, qkey, lane != nullptr ? lane : &closed}, d.low, d.high,
+                           d.payload.data(), d.payload_length) != sv::Sent::refused;
   }
   /// The same by the verbs.
   int post(const Handle& to, const ibv_qp* there, std::uint64_t number,

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "agent/engine_context.h"
-#include "verbs/direct_datagrams.h"
 #include "spinwire/rpc.h"
+#include "verbs/direct_datagrams.h"
 #include "verbs/work_requests.h"
 #include "wire/handshake.h"
 #include "wire/rpc_datagram.h"

@@ -9,7 +9,6 @@
 
 namespace spinwire::softverbs {
 
-
 static_assert(kDirectHeader + kDirectPayload == kFirstLineBytes);
 
 namespace {
@@ -38,9 +37,8 @@ void hold(ibv_ah* base, Line& line, std::uint64_t word) noexcept {
 void publish(ibv_qp* base) noexcept { publish_held(context_of(base->context)); }
 
 /// Sets DirectLane::direct_limit if the lane can take direct datagrams, and sends.
-Sent send_checked(const DirectEnd& by, const DatagramAddress& to,
-                        std::uint64_t low, std::uint64_t high, const std::byte* payload,
-                        std::uint64_t length) noexcept {
+Sent send_checked(const DirectEnd& by, const DatagramAddress& to, std::uint64_t low,
+                  std::uint64_t high, const std::byte* payload, std::uint64_t length) noexcept {
   Peer& peer = *static_cast<const Ah*>(to.ah)->peer;
   OutLane& out = peer.out;
   const InLane* const in = peer.in;
@@ -75,7 +73,7 @@ void release_run(ibv_qp* base, const DirectRun& run, std::uint32_t count) noexce
 
 const DirectDatagrams& direct_datagrams() noexcept {
   static constexpr DirectDatagrams calls{sender,  lane,         send_checked, hold,
-                                               publish, receive_runs, release_run,  write_route};
+                                         publish, receive_runs, release_run,  write_route};
   return calls;
 }
 

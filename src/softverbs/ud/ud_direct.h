@@ -1,6 +1,6 @@
-// Direct datagrams: short datagrams that bypass the verbs. The sender writes the line that the device
-// carries, without a work request. The receiver reads it in place, without a receive, and one
-// completion reports any number. Adapters have inline sends, multi-packet receive queues and
+// Direct datagrams: short datagrams that bypass the verbs. The sender writes the line that the
+// device carries, without a work request. The receiver reads it in place, without a receive, and
+// one completion reports any number. Adapters have inline sends, multi-packet receive queues and
 // compressed completions for the same purpose. The layers above use them through
 // verbs/direct_datagrams.h. Hot.
 #pragma once
@@ -121,10 +121,11 @@ struct DirectEnd {
 /// Sends a header and `length` bytes of payload; reads all kDirectPayload bytes, and the receiver
 /// may see them. The next publish(), or any other packet to that peer, publishes the datagram.
 /// There is no completion; the payload may be reused at once.
-[[nodiscard, gnu::always_inline]] inline Sent send_direct(const DirectEnd& by, const DatagramAddress& to,
-                                                   std::uint64_t low, std::uint64_t high,
-                                                   const std::byte* payload,
-                                                   std::uint64_t length) noexcept {
+[[nodiscard, gnu::always_inline]] inline Sent send_direct(const DirectEnd& by,
+                                                          const DatagramAddress& to,
+                                                          std::uint64_t low, std::uint64_t high,
+                                                          const std::byte* payload,
+                                                          std::uint64_t length) noexcept {
   DirectLane& out = *to.lane;
   const std::uint64_t position = out.tail;
   const DirectSender& sender = *by.sender;

@@ -1,6 +1,8 @@
-// softroce-two-way-exchange serve ADDRESS [NAME]: sends messages back and opens memory to the peer, through
+// softroce-two-way-exchange serve ADDRESS [NAME]: sends messages back and opens memory to the peer,
+// through
 //   both ways to connect (ports 7471 and 7472), until two clients have come and gone.
-// softroce-two-way-exchange connect ADDRESS: over each way sends messages of all lengths to the longest,
+// softroce-two-way-exchange connect ADDRESS: over each way sends messages of all lengths to the
+// longest,
 //   writes and reads; every one comes back, arrives or reads once, in order and as it was.
 #include <cstring>
 #include <memory>
