@@ -333,6 +333,7 @@ TEST(EngineRefusals, OtherThreads) {
     got.push_back(b.client.engine.allocate_status());
   }).join();
   EXPECT_EQ(got, std::vector<Status>(18, Status::wrong_thread));
+  EXPECT_EQ(b.client.engine.allocate_status(), Status::ok);  // the other thread wrote nothing
   EXPECT_TRUE(c.ready());
   b.expect_others_work();
   local.reset();

@@ -6,12 +6,11 @@
 //   kv-store demo                                   a server in a process of its own, and bench
 //
 // The table is an array of buckets in memory that the server opens to its clients. A put is a
-// remote call: the server alone writes. A get is a one-sided READ of the one bucket that the key
-// can be in, done by the network adapter (or, on softverbs, by the reader's own processor): the
-// server's takes no part, and may be writing at that very moment. How a reader knows what it has,
-// by a version and a checksum in each slot, is in tools/common/kv_table.h, which is to be read
-// first. As a put is answered after its slot is whole, whoever has heard the answer reads that
-// value or a later one.
+// remote call: only the server writes. A get is a one-sided READ of the one bucket that can hold
+// the key. The network adapter (on softverbs, the reader's own processor) executes it, without the
+// server's processor, which may be writing at that moment. The reader recognises a torn value by a
+// version and a checksum in each slot: read tools/common/kv_table.h first. The server answers a put
+// after its slot is whole, so a client that has the answer reads that value or a later one.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>

@@ -120,7 +120,7 @@ void Tour::open_and_connect() {
   };
   listen.handlers.on_closed = [this](Connection, const Error& e) { closed_ = e.message(); };
   // Port 0: any that is free. The handshake is Spinwire's own, over TCP; rdma_cm and endpoints
-  // brought by hand are the other two ways.
+  // exchanged out-of-band are the other two ways.
   listener_ = expect(server_.listen("127.0.0.1:0", listen));
 
   ConnectOptions connect;

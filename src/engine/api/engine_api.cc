@@ -72,22 +72,15 @@ Status Engine::flush() noexcept {
 }
 
 Result<Listener> Engine::listen(std::string_view address, const ListenOptions& options) {
-  if (!base::OwnerGuard::is_owned(*slot_))
-    return engine::misused(base::OwnerGuard::diagnose(*slot_), "listen");
-  return base::no_throw("listen", [&] { return core_->listen(address, options); });
+  return engine::set_up(*slot_, "listen", [&] { return core_->listen(address, options); });
 }
 
 Result<Connection> Engine::connect(std::string_view address, const ConnectOptions& options) {
-  if (!base::OwnerGuard::is_owned(*slot_))
-    return engine::misused(base::OwnerGuard::diagnose(*slot_), "connect");
-  return base::no_throw("connect", [&] { return core_->connect(address, options); });
+  return engine::set_up(*slot_, "connect", [&] { return core_->connect(address, options); });
 }
 
 Result<Connection> Engine::prepare(const PrepareOptions& options) {
-  constexpr const char* kAsked = "prepare a connection";
-  if (!base::OwnerGuard::is_owned(*slot_))
-    return engine::misused(base::OwnerGuard::diagnose(*slot_), kAsked);
-  return base::no_throw(kAsked, [&] { return core_->prepare(options); });
+  return engine::set_up(*slot_, "prepare a connection", [&] { return core_->prepare(options); });
 }
 
 Buffer Engine::allocate(std::size_t size, Pool pool) noexcept {
@@ -109,9 +102,7 @@ Status Engine::allocate_status() const noexcept {
 }
 
 Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access access) {
-  if (!base::OwnerGuard::is_owned(*slot_))
-    return engine::misused(base::OwnerGuard::diagnose(*slot_), "register memory");
-  return base::no_throw("register memory", [&]() -> Result<MemoryRegion> {
+  return engine::set_up(*slot_, "register memory", [&]() -> Result<MemoryRegion> {
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
     auto registered = core_->context.registrations->register_memory(bytes, access);
     if (!registered) return tl::unexpected(registered.error());
@@ -120,9 +111,7 @@ Result<MemoryRegion> Engine::register_memory(std::span<std::byte> bytes, Access 
 }
 
 Result<RemoteRegion> Engine::expose(const BufferSlice& slice, Access access) {
-  if (!base::OwnerGuard::is_owned(*slot_))
-    return engine::misused(base::OwnerGuard::diagnose(*slot_), "expose memory");
-  return base::no_throw("expose memory", [&]() -> Result<RemoteRegion> {
+  return engine::set_up(*slot_, "expose memory", [&]() -> Result<RemoteRegion> {
     if (auto good = core_->check_access(access); !good) return tl::unexpected(good.error());
     if (auto good = core_->check_owner(slice); !good) return tl::unexpected(good.error());
     return core_->context.registrations->expose(slice, access);
@@ -141,10 +130,7 @@ Status Engine::set_device_event_handler(const DeviceEventCallback& handler) noex
 }
 
 Result<void> Engine::audit() const {
-  constexpr const char* kAsked = "audit the engine";
-  if (!base::OwnerGuard::is_owned(*slot_))
-    return engine::misused(base::OwnerGuard::diagnose(*slot_), kAsked);
-  return base::no_throw(kAsked, [&] { return core_->audit(); });
+  return engine::set_up(*slot_, "audit the engine", [&] { return core_->audit(); });
 }
 
 const Config& Engine::config() const noexcept {

@@ -1,6 +1,11 @@
 // How a call finds the engine and the agent behind its handle. Hot.
 #pragma once
 
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
 #include "engine/engine_core.h"
 
 namespace spinwire::engine {
@@ -24,6 +29,30 @@ inline Located locate(const detail::EngineSlot* slot, std::uint32_t index,
 [[gnu::cold, gnu::noinline]] inline Status diagnose(const detail::EngineSlot* slot) noexcept {
   return slot != nullptr && !base::OwnerGuard::is_owned(*slot) ? base::OwnerGuard::diagnose(*slot)
                                                                : Status::not_connected;
+}
+
+/// Answers `run(core, agent)` for the connection of a handle, or why there is none.
+template <typename Run>
+[[gnu::always_inline]] inline Status with_agent(const detail::EngineSlot* slot, std::uint32_t index,
+                                                std::uint32_t generation, Run&& run) noexcept {
+  const auto [core, a] = locate(slot, index, generation);
+  if (a == nullptr) [[unlikely]]
+    return diagnose(slot);
+  return run(*core, *a);
+}
+
+/// Runs a set-up call on the engine's thread. Its exceptions become errors.
+template <typename Run>
+auto set_up(const detail::EngineSlot& slot, const char* asked, Run&& run) -> decltype(run()) {
+  if (!base::OwnerGuard::is_owned(slot)) return misused(base::OwnerGuard::diagnose(slot), asked);
+  return base::no_throw(asked, std::forward<Run>(run));
+}
+
+/// The name of an enumerator.
+template <typename E, std::size_t N>
+std::string_view name_of(const std::array<std::string_view, N>& names, E value) noexcept {
+  const auto i = static_cast<std::size_t>(value);
+  return i < N ? names[i] : "unknown";
 }
 
 inline bool deferred(const detail::EngineCore& core, Post post) noexcept {

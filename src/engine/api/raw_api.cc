@@ -7,35 +7,33 @@
 namespace spinwire {
 
 using agent::Agent;
+using detail::EngineCore;
 using engine::deferred;
-using engine::diagnose;
 using engine::locate;
+using engine::with_agent;
 
 Status Connection::post_receive(std::span<const BufferSlice> into,
                                 const RawReceiveCallback& on_received,
                                 const RawPostedCallback& on_posted, Post post) {
-  const auto [core, a] = locate(slot_, index_, generation_);
-  if (a == nullptr) [[unlikely]]
-    return diagnose(slot_);
-  return agent::post_receive(core->context, *a,
-                             {into, on_received, on_posted, deferred(*core, post)});
+  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
+    return agent::post_receive(core.context, a,
+                               {into, on_received, on_posted, deferred(core, post)});
+  });
 }
 
 Status Connection::submit_send_raw(std::span<const BufferSlice> data,
                                    const CompletionCallback& done, Post post) {
-  const auto [core, a] = locate(slot_, index_, generation_);
-  if (a == nullptr) [[unlikely]]
-    return diagnose(slot_);
-  return agent::send_raw(core->context, *a, {data, {}, done, deferred(*core, post)});
+  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
+    return agent::send_raw(core.context, a, {data, {}, done, deferred(core, post)});
+  });
 }
 
 Status Connection::submit_send_raw_with_imm(std::span<const BufferSlice> data,
                                             std::uint32_t immediate, const CompletionCallback& done,
                                             Post post) {
-  const auto [core, a] = locate(slot_, index_, generation_);
-  if (a == nullptr) [[unlikely]]
-    return diagnose(slot_);
-  return agent::send_raw(core->context, *a, {data, immediate, done, deferred(*core, post)});
+  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
+    return agent::send_raw(core.context, a, {data, immediate, done, deferred(core, post)});
+  });
 }
 
 }  // namespace spinwire

@@ -13,15 +13,12 @@ namespace spinwire {
 using detail::EngineCore;
 
 Result<void> Engine::serve(Method method, const MethodHandler& handler) {
-  if (!base::OwnerGuard::is_owned(*slot_))
-    return engine::misused(base::OwnerGuard::diagnose(*slot_), "serve a method");
-  return base::no_throw("serve a method", [&] { return core_->serve(method, handler); });
+  return engine::set_up(*slot_, "serve a method", [&] { return core_->serve(method, handler); });
 }
 
 Result<Session> Engine::open_session(std::string_view address, const SessionOptions& options) {
-  if (!base::OwnerGuard::is_owned(*slot_))
-    return engine::misused(base::OwnerGuard::diagnose(*slot_), "open a session");
-  return base::no_throw("open a session", [&] { return core_->open_session(address, options); });
+  return engine::set_up(*slot_, "open a session",
+                        [&] { return core_->open_session(address, options); });
 }
 
 RpcStats Engine::rpc_stats() const noexcept {
