@@ -23,10 +23,12 @@ LeaseHeld* find(const detail::EngineSlot* slot, std::uint32_t lease) noexcept {
   return core != nullptr ? agent::find_lease_held(core->context, lease) : nullptr;
 }
 
-/// Posts the control messages of a call outside of poll() at once, as operations are.
-void post_control(EngineCore& core, Agent& a) noexcept {
-  if (core.guard.polling()) return;
-  agent::flush_control_messages(core.context, a);
+/// Posts the control messages of an accepted call outside of poll() at once, as operations are.
+/// Answers `status`.
+Status post_control(EngineCore& core, Agent& a, Status status = Status::ok) noexcept {
+  const bool accepted = status == Status::ok || status == Status::would_block;
+  if (accepted && !core.guard.polling()) agent::flush_control_messages(core.context, a);
+  return status;
 }
 
 }  // namespace
@@ -67,9 +69,7 @@ Status RemoteMemory::renew(Nanoseconds time, const LeaseCallback& done) {
   LeaseHeld* const h = find(slot_, lease_);
   if (h == nullptr) return engine::diagnose(slot_);
   EngineCore& core = *slot_->core;
-  const Status status = agent::renew_lease(core.context, *h, time, done);
-  if (status == Status::ok) post_control(core, *h->agent);
-  return status;
+  return post_control(core, *h->agent, agent::renew_lease(core.context, *h, time, done));
 }
 
 Status RemoteMemory::give_back(const LeaseCallback& done) {
@@ -78,7 +78,7 @@ Status RemoteMemory::give_back(const LeaseCallback& done) {
   EngineCore& core = *slot_->core;
   const Status status = agent::give_back_lease(core.context, *h, done);
   if (status != Status::ok) return status;
-  post_control(core, *h->agent);
+  (void)post_control(core, *h->agent);
   slot_ = nullptr;
   lease_ = 0;
   return status;
@@ -90,7 +90,7 @@ void RemoteMemory::release() noexcept {
     EngineCore& core = *slot_->core;
     Agent& a = *h->agent;
     agent::release_lease(core.context, *h);
-    post_control(core, a);
+    (void)post_control(core, a);
   }
   slot_ = nullptr;
   lease_ = 0;
@@ -109,9 +109,7 @@ RemoteRegion RemoteMemory::detach() noexcept {
 Status Connection::request_memory(std::size_t bytes, const LeaseOptions& options,
                                   const LeaseCallback& done) {
   return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    const Status status = agent::request_lease(core.context, a, bytes, options, done);
-    if (status == Status::ok) post_control(core, a);
-    return status;
+    return post_control(core, a, agent::request_lease(core.context, a, bytes, options, done));
   });
 }
 
@@ -119,25 +117,19 @@ Status Connection::lease(const BufferSlice& memory, const LeaseOptions& options,
                          const LeaseCallback& done) {
   return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
     if (memory && !core.context.owns(*detail::block_of(memory))) return Status::invalid_argument;
-    const Status status = agent::grant_lease(core.context, a, memory, options, done);
-    if (status == Status::ok) post_control(core, a);
-    return status;
+    return post_control(core, a, agent::grant_lease(core.context, a, memory, options, done));
   });
 }
 
 Status Connection::recall(LeaseId lease) {
   return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    const Status status = agent::recall_lease(core.context, a, lease);
-    if (status == Status::ok) post_control(core, a);
-    return status;
+    return post_control(core, a, agent::recall_lease(core.context, a, lease));
   });
 }
 
 Status Connection::revoke(const RemoteRegion& region) {
   return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    const Status status = agent::revoke_exposure(core.context, a, region.rkey);
-    if (status == Status::would_block) post_control(core, a);
-    return status;
+    return post_control(core, a, agent::revoke_exposure(core.context, a, region.rkey));
   });
 }
 

@@ -45,10 +45,10 @@ Status diagnose(const detail::EngineSlot* slot, Status missing) noexcept {
   return found == Status::not_connected && engine::core_of(slot) != nullptr ? missing : found;
 }
 
-/// What was sent outside of a poll goes out at once unless it is to wait.
+/// Posts what a call has sent: at once, or with the end of the poll.
 [[gnu::always_inline]] inline void post(EngineCore& core, Post when, bool polling) noexcept {
   if (polling && when != Post::now) [[likely]]
-    return;  // with the poll's end
+    return;  // posted at the end of the poll
   when == Post::defer ? core.wake_soon() : core.calls->port->flush();
 }
 /// Posts what a call outside of the hot path has sent, by either transport.
@@ -56,7 +56,7 @@ void post(EngineCore& core, Post when) noexcept {
   if (core.calls->port != nullptr) post(core, when, core.guard.polling());
 }
 
-/// A call over the session's connection. `options` may be null: the defaults.
+/// Begins a call over the session's connection. `options` may be null, for the defaults.
 [[gnu::cold, gnu::noinline]] Status begin_long_call(EngineCore& core, rpc::ClientSession& c,
                                                     rpc::CallRequest asked,
                                                     const CallOptions* options,
@@ -75,8 +75,8 @@ void post(EngineCore& core, Post when) noexcept {
   return status;
 }
 
-/// A call that cannot go out at once as a datagram: over the session's connection if that is its
-/// transport, else when the window or the engine has room for it.
+/// Begins a call that cannot go out at once as a datagram: over the session's connection if that is
+/// its transport; otherwise it waits for the window or the engine.
 [[gnu::always_inline]] inline Status begin_blocked_call(EngineCore& core, rpc::ClientSession& c,
                                                         const rpc::CallRequest& call,
                                                         const CallOptions* options,
@@ -90,7 +90,7 @@ void post(EngineCore& core, Post when) noexcept {
   return status;
 }
 
-/// `options` may be null: all as they are by themselves.
+/// Begins a call. `options` may be null, for the defaults.
 [[gnu::always_inline]] inline Status begin_call(const detail::EngineSlot* slot, std::uint64_t id,
                                                 Method method, const std::byte* data,
                                                 std::size_t size, detail::Block* block,
@@ -108,15 +108,14 @@ void post(EngineCore& core, Post when) noexcept {
     return Status::not_connected;
   if (!done || (options != nullptr && options->timeout.count() < 0)) [[unlikely]]
     return Status::invalid_argument;
-  agent::EngineContext& s = core->context;
-  if (block != nullptr && !s.owns(*block)) [[unlikely]]
+  agent::EngineContext& ctx = core->context;
+  if (block != nullptr && !ctx.owns(*block)) [[unlikely]]
     return Status::invalid_argument;
   rpc::Rpc& r = *core->calls;
-  const std::uint64_t now = polling ? s.now : s.clock.now();
-  const std::uint64_t patience = options == nullptr || options->timeout.count() == 0
-                                     ? r.call_timeout
-                                     : s.clock.ticks(options->timeout);
-  const rpc::CallRequest asked{method, data, size, block, now, now + patience};
+  const std::uint64_t now = polling ? ctx.now : ctx.clock.now();
+  const bool has_timeout = options != nullptr && options->timeout.count() != 0;
+  const std::uint64_t timeout = has_timeout ? ctx.clock.ticks(options->timeout) : r.call_timeout;
+  const rpc::CallRequest asked{method, data, size, block, now, now + timeout};
   if (rpc::exceeds_datagram(*c, asked) || (options != nullptr && options->reply_into)) [[unlikely]]
     return begin_long_call(*core, *c, asked, options, done);
   if (c->backlog_count != 0 || !rpc::can_send(r, *c)) [[unlikely]]
@@ -217,7 +216,7 @@ namespace {
   const bool polling = standing == base::OwnerGuard::kPolling;
   const Status done = rpc::answer_call(*core.calls, session, number, status, data, size, block);
   if (polling) [[likely]]
-    return done;  // it goes out with the poll's end
+    return done;  // posted at the end of the poll
   if ((session & rpc::kConnectionCall) != 0) {
     agent::flush_all(core.context);
   } else if (done == Status::ok) {
