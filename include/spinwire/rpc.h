@@ -267,15 +267,15 @@ class SPINWIRE_API Session {
   /// Loads the session's records into the cache. With thousands of sessions, call it on the session
   /// that you will use some hundred nanoseconds later.
   void prefetch() const noexcept;
-  /// Ends a call with `cancelled`: `done` runs in a later poll(), never inside this call. A late
-  /// reply is dropped. `done` of a long call runs when the server no longer uses its memory. If the
-  /// server does not confirm that within connections.close_timeout, the connection for long calls
-  /// is closed, and its other calls end with peer_lost. Time-outs end calls in the same way.
-  /// Errors: invalid_argument (the call is over).
+  /// Ends a call with `cancelled`: `done` runs by the end of the next poll(). A late reply is
+  /// dropped. `done` of a long call runs when the server no longer uses its memory. If the server
+  /// does not confirm that within connections.close_timeout, the connection for long calls is
+  /// closed, and its other calls end with peer_lost. Time-outs end calls in the same way. Errors:
+  /// invalid_argument (the call is over).
   Status cancel(CallId id) noexcept;
   /// Closes the session: all calls end with `flushed` (long ones as soon as the server no longer
   /// uses their memory), the server is told, and on_closed runs when it has confirmed, or after
-  /// connections.close_timeout. Callbacks run in later polls. Set-up. Errors: not_connected
+  /// connections.close_timeout. Set-up. Errors: not_connected
   /// (closing or closed already).
   Status close() noexcept;
 

@@ -7,9 +7,8 @@
 // Cost. A function marked "Hot" allocates nothing, makes no system call and takes bounded time. A
 // function marked "Set-up" may allocate and make system calls: call it before the loop, or where a
 // pause does no harm.
-//
 // Callbacks run inside Engine::poll() or poll_control(), or while their engine is destroyed; never
-// inside another call, such as cancel(), close() or revoke(). They may call everything except
+// inside a connection's cancel(), close(), recall() or revoke(). They may call everything except
 // poll(), poll_control(), Engine::serve() and Engine::audit(), which answer reentrant, and may not
 // destroy their engine. See callback.h for exceptions.
 //
