@@ -261,4 +261,14 @@ inline Connection handle(const EngineContext& ctx, const Agent& a) noexcept {
   return detail::make<Connection>(ctx.slot, a.index, a.generation);
 }
 
+// In bring_up.cc.
+/// Errors: limit, naming what is used up.
+Error no_more_connections(const EngineContext& s, std::string asked);
+/// The peer's name for errors and Connection::peer().
+void name_peer(Agent& a, std::string_view text) noexcept;
+/// How the control port names an agent.
+inline std::uint64_t subject_of(const Agent& a) noexcept {
+  return std::uint64_t{a.generation} << 32 | a.index;
+}
+
 }  // namespace spinwire::agent

@@ -227,4 +227,26 @@ Result<void> take_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer) {
   return {};
 }
 
+Error no_more_connections(const agent::EngineContext& s, std::string asked) {
+  if (s.device->srq() == nullptr && !s.agents.full()) {
+    const std::uint32_t count = s.agents.size() + 1;
+    return {Status::limit, std::move(asked),
+            fmt::format("asked {} receives for {} connections, have {}",
+                        s.own_queues->share.slots * count, count,
+                        s.receives.size() - s.receive_shortage),
+            "without a shared receive queue each connection has its own: raise "
+            "queues.receive_depth there; messages that are kept count, too"};
+  }
+  return {Status::limit, std::move(asked),
+          fmt::format("{} connections, {} of {} receives reserved", s.agents.size(),
+                      s.reserved_receives, s.reservable_receives),
+          "raise connections.maximum or queues.receive_depth there"};
+}
+
+void name_peer(Agent& a, std::string_view text) noexcept {
+  const std::size_t n = std::min(text.size(), a.peer.name.size() - 1);
+  std::copy_n(text.begin(), n, a.peer.name.begin());
+  a.peer.name[n] = '\0';
+}
+
 }  // namespace spinwire::agent

@@ -218,4 +218,11 @@ Result<ConnectionAttributes> resolve(const Config& config, verbs::Device& device
   return result;
 }
 
+Result<void> check_timeout(const char* asked, Nanoseconds timeout) {
+  if (timeout >= Nanoseconds{0} && timeout <= std::chrono::hours(1)) return {};
+  return base::fail(Status::invalid_argument, asked,
+                    fmt::format("its time-out is {} ns", timeout.count()),
+                    "allow up to an hour, or 0 for connections.connect_timeout");
+}
+
 }  // namespace spinwire::config

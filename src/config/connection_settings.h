@@ -36,4 +36,7 @@ struct ConnectionAttributes {
 /// in the error what allows them. Errors: invalid_argument; unsupported (no atomics).
 Result<void> check_access(Access most, Access asked, const DeviceInfo& device, const char* whose);
 
+/// Whether a time-out is 0 or one that a connection may have. Errors: invalid_argument.
+Result<void> check_timeout(const char* asked, Nanoseconds timeout);
+
 }  // namespace spinwire::config

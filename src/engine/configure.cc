@@ -47,7 +47,7 @@ Result<void> EngineCore::configure(agent::Agent& a, const ConnectionSettings& se
   auto raw = agent::make_raw(context, *attributes, a.raw.get());
   if (!raw) return tl::unexpected(raw.error());
   if (!agent::use_raw(context, a, std::move(*raw)))
-    return tl::unexpected(engine::no_more_connections(context, kAsked));
+    return tl::unexpected(agent::no_more_connections(context, kAsked));
   agent::set_attributes(a, *attributes);
   return {};
 }

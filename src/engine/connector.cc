@@ -8,41 +8,12 @@
 #include "base/error.h"
 #include "base/internals.h"
 #include "config/connection_settings.h"
-#include "engine/session_dialogues.h"
+#include "rpc/rpc.h"
 
 namespace spinwire::engine {
 
 using agent::Agent;
 using agent::Stage;
-
-Error no_more_connections(const agent::EngineContext& s, std::string asked) {
-  if (s.device->srq() == nullptr && !s.agents.full()) {
-    const std::uint32_t count = s.agents.size() + 1;
-    return {Status::limit, std::move(asked),
-            fmt::format("asked {} receives for {} connections, have {}",
-                        s.own_queues->share.slots * count, count,
-                        s.receives.size() - s.receive_shortage),
-            "without a shared receive queue each connection has its own: raise "
-            "queues.receive_depth there; messages that are kept count, too"};
-  }
-  return {Status::limit, std::move(asked),
-          fmt::format("{} connections, {} of {} receives reserved", s.agents.size(),
-                      s.reserved_receives, s.reservable_receives),
-          "raise connections.maximum or queues.receive_depth there"};
-}
-
-Result<void> check_timeout(const char* asked, Nanoseconds timeout) {
-  if (timeout >= Nanoseconds{0} && timeout <= std::chrono::hours(1)) return {};
-  return base::fail(Status::invalid_argument, asked,
-                    fmt::format("its time-out is {} ns", timeout.count()),
-                    "allow up to an hour, or 0 for connections.connect_timeout");
-}
-
-void name_peer(Agent& a, std::string_view text) noexcept {
-  const std::size_t n = std::min(text.size(), a.peer.name.size() - 1);
-  std::copy_n(text.begin(), n, a.peer.name.begin());
-  a.peer.name[n] = '\0';
-}
 
 namespace {
 
@@ -55,12 +26,17 @@ Result<void> check(const Reconnect& r) {
       "delays are 1 us to 1 h, and first_delay is at most max_delay");
 }
 
+tl::unexpected<Error> no_method() {
+  return base::fail(Status::unsupported, "open a session", "no method is served here",
+                    "connect to an engine that serves");
+}
+
 /// A listener of the application's.
 class ApplicationListener final : public control::ListenerOwner {
  public:
-  ApplicationListener(Connector& connector, SessionDialogues& sessions,
+  ApplicationListener(Connector& connector, const std::unique_ptr<rpc::Rpc>& calls,
                       const ListenOptions& options, const config::ConnectionAttributes& attributes)
-      : connector_(connector), sessions_(sessions), options_(options), attributes_(attributes) {}
+      : connector_(connector), calls_(calls), options_(options), attributes_(attributes) {}
 
   Result<control::AcceptedConnection> on_hello(control::HandshakeId handshake,
                                                std::string_view peer,
@@ -70,10 +46,12 @@ class ApplicationListener final : public control::ListenerOwner {
   Result<control::AcceptedConnection> on_join_session(control::HandshakeId handshake,
                                                       std::string_view peer,
                                                       const wire::JoinSession& join) override {
-    return sessions_.accept_join(handshake, peer, join);
+    if (calls_ == nullptr) return no_method();
+    return calls_->dialogues.accept_join(handshake, peer, join);
   }
   Result<control::AcceptedSession> on_open_session(const wire::SessionEnd& client) override {
-    return sessions_.accept(client);
+    if (calls_ == nullptr) return no_method();
+    return calls_->dialogues.accept(client);
   }
   Result<void> on_cm_request(control::CmId& id, const control::CmEvent& request) override {
     return connector_.accept_cm(id, request, options_, attributes_);
@@ -81,7 +59,7 @@ class ApplicationListener final : public control::ListenerOwner {
 
  private:
   Connector& connector_;
-  SessionDialogues& sessions_;
+  const std::unique_ptr<rpc::Rpc>& calls_;  ///< null: no method is served, no session open
   ListenOptions options_;
   config::ConnectionAttributes attributes_;
 };
@@ -91,7 +69,7 @@ class ApplicationListener final : public control::ListenerOwner {
 // ---- what the application asks for ----
 
 Result<Listener> Connector::listen(std::string_view text, const ListenOptions& options,
-                                   SessionDialogues& sessions) {
+                                   const std::unique_ptr<rpc::Rpc>& calls) {
   if (auto present = device_.check_present("listen"); !present)
     return tl::unexpected(present.error());
   auto address = control::Address::parse(text);
@@ -102,7 +80,7 @@ Result<Listener> Connector::listen(std::string_view text, const ListenOptions& o
   if (!attributes) return tl::unexpected(attributes.error());
   if (auto able = through_cm ? check_cm() : Result<void>{}; !able)
     return tl::unexpected(able.error());
-  auto owner = std::make_shared<ApplicationListener>(*this, sessions, options, *attributes);
+  auto owner = std::make_shared<ApplicationListener>(*this, calls, options, *attributes);
   const auto id = through_cm ? port_.listen_cm(*address, std::move(owner))
                              : port_.listen(*address, std::move(owner));
   if (!id) return tl::unexpected(id.error());
@@ -121,14 +99,14 @@ Result<Connector::Attempt> Connector::begin(const control::Address& to, Via via,
 void Connector::attach(Attempt attempt, Agent& a) noexcept {
   if (attempt.link != nullptr) return attach_cm(std::move(attempt.link), a);
   a.setup.handshake = attempt.handshake;
-  port_.assign(a.setup.handshake, subject_of(a));
+  port_.assign(a.setup.handshake, agent::subject_of(a));
 }
 
 Result<Connection> Connector::connect(std::string_view text, const ConnectOptions& options) {
   auto address = control::Address::parse(text);
   if (!address) return tl::unexpected(address.error());
   if (auto valid = check(options.reconnect); !valid) return tl::unexpected(valid.error());
-  if (auto valid = check_timeout("connect", options.timeout); !valid)
+  if (auto valid = config::check_timeout("connect", options.timeout); !valid)
     return tl::unexpected(valid.error());
   const auto attributes = config::resolve(context_.config, *context_.device, options.settings,
                                           options.via == Via::rdma_cm);
@@ -145,9 +123,9 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
   Agent* const a = agent::acquire(context_, ConnectionState::resolving, true, timeout);
   if (a == nullptr) {
     port_.drop(attempt->handshake);
-    return tl::unexpected(no_more_connections(context_, fmt::format("connect to {}", text)));
+    return tl::unexpected(agent::no_more_connections(context_, fmt::format("connect to {}", text)));
   }
-  name_peer(*a, address->text().view());
+  agent::name_peer(*a, address->text().view());
   agent::set_attributes(*a, *attributes);
   (void)agent::use_raw(context_, *a, std::move(*raw));
   a->handlers = options.handlers;
@@ -161,8 +139,8 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
 void Connector::reconnect(Agent& a) noexcept {
   const auto begun = base::no_throw("connect again", [&]() -> Result<void> {
     if (!agent::revive(context_, a)) {
-      return tl::unexpected(
-          no_more_connections(context_, fmt::format("connect to {} again", a.peer.name.data())));
+      return tl::unexpected(agent::no_more_connections(
+          context_, fmt::format("connect to {} again", a.peer.name.data())));
     }
     auto attempt = begin(a.reconnect->address, a.reconnect->via, a.setup.timeout);
     if (!attempt) return tl::unexpected(attempt.error());
@@ -251,9 +229,9 @@ Result<control::AcceptedConnection> Connector::accept(
   if (!raw) return tl::unexpected(raw.error());
   Agent* const a = agent::acquire(context_, ConnectionState::exchanging, false);
   if (a == nullptr)
-    return tl::unexpected(no_more_connections(context_, "accept one more connection"));
+    return tl::unexpected(agent::no_more_connections(context_, "accept one more connection"));
   a->setup.handshake = handshake;
-  name_peer(*a, peer);
+  agent::name_peer(*a, peer);
   agent::set_attributes(*a, attributes);
   (void)agent::use_raw(context_, *a, std::move(*raw));
   if (auto taken = agent::take_endpoint(context_, *a, endpoint); !taken) {
@@ -271,7 +249,7 @@ Result<control::AcceptedConnection> Connector::accept(
     agent::fail(context_, *a, agreed.error());
     return tl::unexpected(agreed.error());
   }
-  return control::AcceptedConnection{this, subject_of(*a)};
+  return control::AcceptedConnection{this, agent::subject_of(*a)};
 }
 
 }  // namespace spinwire::engine

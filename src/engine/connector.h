@@ -12,16 +12,11 @@
 #include "engine/poll_schedule.h"
 #include "spinwire/engine.h"
 
+namespace spinwire::rpc {
+struct Rpc;
+}
+
 namespace spinwire::engine {
-
-class SessionDialogues;
-
-/// Errors: limit, naming what is used up.
-Error no_more_connections(const agent::EngineContext& s, std::string asked);
-/// Whether a time-out is 0 or one that a connection may have. Errors: invalid_argument.
-Result<void> check_timeout(const char* asked, Nanoseconds timeout);
-/// The peer's name for errors and Connection::peer().
-void name_peer(agent::Agent& a, std::string_view text) noexcept;
 
 class Connector final : public control::ConnectionOwner, public control::CmOwner {
  public:
@@ -36,9 +31,9 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   }
 
   // For the application. Errors: as Engine's functions of the same names.
-  /// `sessions` serves the sessions that peers open at the listener.
+  /// `calls` serves the sessions that peers open at the listener, once it is there.
   Result<Listener> listen(std::string_view address, const ListenOptions& options,
-                          SessionDialogues& sessions);
+                          const std::unique_ptr<rpc::Rpc>& calls);
   Result<Connection> connect(std::string_view address, const ConnectOptions& options);
   Result<Connection> prepare(const PrepareOptions& options);
   /// The peer's endpoint of a prepared connection.
@@ -68,11 +63,6 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   Result<void> accept_cm(control::CmId& id, const control::CmEvent& request,
                          const ListenOptions& options,
                          const config::ConnectionAttributes& attributes);
-
-  /// How the control port names an agent.
-  static std::uint64_t subject_of(const agent::Agent& a) noexcept {
-    return std::uint64_t{a.generation} << 32 | a.index;
-  }
 
  private:
   [[nodiscard]] agent::Agent* find(std::uint64_t subject) noexcept {

@@ -53,8 +53,6 @@ bool EngineCore::advance_agents() noexcept {
 
 void EngineCore::on_timer(base::Timer& timer) noexcept {
   if (timer.kind == control::kHandshakeTimer) return control.on_timer(timer);
-  // The time to open a session is over.
-  if (timer.kind == rpc::kClientTimer) sessions.stop_opening(calls->clients.at(timer.index));
   if (timer.kind >= rpc::kClientTimer && timer.kind <= rpc::kRetransmissionTimer)
     return rpc::on_timer(*calls, timer);
   if (timer.kind == agent::kLeaseGrantedTimer || timer.kind == agent::kLeaseHeldTimer)
@@ -83,10 +81,7 @@ std::uint32_t EngineCore::control_step(std::uint64_t now) noexcept {
   if (!verb && !windows_turn && !context.registrations->poll_revocations())
     (void)context.device->poll_leaving();
   agent::expire_buffer_waiters(context);
-  if (calls != nullptr) {
-    rpc::upkeep(*calls);
-    sessions.step();
-  }
+  if (calls != nullptr) rpc::upkeep(*calls);
   const std::size_t fired =
       context.timers.advance(now, kTimersPerStep, [this](base::Timer& timer) { on_timer(timer); });
   // What callbacks have deferred goes out with this poll.

@@ -39,8 +39,7 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
                context.incarnation},
               clock, context.timers),
       device_watch(context, *this),
-      connector(context, control, device_watch, *this, schedule),
-      sessions(context, calls, rpc_qp_num, control, connector, device_watch, schedule) {
+      connector(context, control, device_watch, *this, schedule) {
   context.core = this;
   guard.slot().core = this;
   context.slot = &guard.slot();
@@ -193,7 +192,7 @@ Result<void> EngineCore::check_open(const char* asked) const {
 
 Result<Listener> EngineCore::listen(std::string_view address, const ListenOptions& options) {
   if (auto open = check_open("listen"); !open) return tl::unexpected(open.error());
-  return connector.listen(address, options, sessions);
+  return connector.listen(address, options, calls);
 }
 
 Result<Connection> EngineCore::connect(std::string_view address, const ConnectOptions& options) {
@@ -206,19 +205,31 @@ Result<Connection> EngineCore::prepare(const PrepareOptions& options) {
   return connector.prepare(options);
 }
 
+Result<void> EngineCore::open_calls() {
+  if (calls != nullptr) return {};
+  auto opened = rpc::open(context, control, connector, *this);
+  if (!opened) return tl::unexpected(opened.error());
+  calls = std::move(*opened);
+  rpc_qp_num = calls->local.qp_num;
+  return {};
+}
+
 Result<void> EngineCore::serve(Method method, const MethodHandler& handler) {
   if (guard.polling()) {
     return base::fail(Status::reentrant, "serve a method", "a callback asks",
                       "give the methods before polling, or between polls");
   }
   if (auto open = check_open("make remote calls possible"); !open) return open;
-  return sessions.serve(method, handler);
+  if (auto opened = open_calls(); !opened) return opened;
+  rpc::serve(*calls, method, handler);
+  return {};
 }
 
 Result<Session> EngineCore::open_session(std::string_view address, const SessionOptions& options) {
   if (auto open = check_open("make remote calls possible"); !open)
     return tl::unexpected(open.error());
-  return sessions.open(address, options).map([this](const rpc::ClientSession* c) {
+  if (auto opened = open_calls(); !opened) return tl::unexpected(opened.error());
+  return calls->dialogues.open(address, options).map([this](const rpc::ClientSession* c) {
     return detail::make<Session>(&guard.slot(), rpc::id_of(*c));
   });
 }

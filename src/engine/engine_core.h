@@ -14,7 +14,6 @@
 #include "engine/connector.h"
 #include "engine/device_watch.h"
 #include "engine/poll_schedule.h"
-#include "engine/session_dialogues.h"
 #include "rpc/rpc.h"
 #include "spinwire/engine.h"
 
@@ -39,7 +38,7 @@ struct OpenOptions {
   bool sparse = false;
 };
 
-class EngineCore final : private engine::CompletionDrain {
+class EngineCore final : private engine::CompletionDrain, private rpc::Host {
  public:
   EngineCore(const Config& config, const Clock& clock, base::OwnerGuard guard);
   EngineCore(const EngineCore&) = delete;
@@ -71,9 +70,10 @@ class EngineCore final : private engine::CompletionDrain {
   Result<void> join(agent::Agent& a, const Endpoint& peer) { return connector.join(a, peer); }
   Result<void> serve(Method method, const MethodHandler& handler);
   Result<Session> open_session(std::string_view address, const SessionOptions& options);
-  void stop_opening(const rpc::ClientSession& session) noexcept { sessions.stop_opening(session); }
+  /// Takes what remote calls need, once. Errors: those of rpc::open().
+  Result<void> open_calls();
   void wake_soon() noexcept { schedule.wake_soon(); }
-  void step_soon() noexcept { schedule.step_soon(); }
+  void step_soon() noexcept override { schedule.step_soon(); }
 
   // In connection_settings.cc.
   [[nodiscard]] Result<void> check_access(Access asked) const;
@@ -91,7 +91,7 @@ class EngineCore final : private engine::CompletionDrain {
   int poll_batch = 0;
   engine::PollSchedule schedule;
   std::unique_ptr<rpc::Rpc> calls;  ///< once there is a method or a session
-  std::uint32_t rpc_qp_num = 0;     ///< of `calls`
+  std::uint32_t rpc_qp_num = 0;     ///< of `calls`; 0: no datagrams
   agent::EngineContext context;
   std::array<ibv_wc, 64> completions;
   std::uint64_t polls = 0;
@@ -99,7 +99,6 @@ class EngineCore final : private engine::CompletionDrain {
   control::ControlPort control;
   engine::DeviceWatch device_watch;
   engine::Connector connector;
-  engine::SessionDialogues sessions;
   Status allocate_status = Status::ok;
   bool ending = false;         ///< no connection begins any more
   EngineCore* kept = nullptr;  ///< in a forked child: the engine that was left before this one
@@ -117,6 +116,9 @@ class EngineCore final : private engine::CompletionDrain {
     return n > 0 ? handle_batch(n) : 0;
   }
   void drain() noexcept override;
+  [[nodiscard]] Result<void> check_device(const char* asked) const override {
+    return device_watch.check_present(asked);
+  }
   bool advance_agents() noexcept;
   void on_timer(base::Timer& timer) noexcept;
   Result<void> open_memory(bool sparse);

@@ -14,7 +14,7 @@ using agent::Stage;
 Result<Connection> Connector::prepare(const PrepareOptions& options) {
   if (auto present = device_.check_present("prepare a connection"); !present)
     return tl::unexpected(present.error());
-  if (auto good = check_timeout("prepare a connection", options.timeout); !good)
+  if (auto good = config::check_timeout("prepare a connection", options.timeout); !good)
     return tl::unexpected(good.error());
   const auto attributes =
       config::resolve(context_.config, *context_.device, options.settings, false);
@@ -22,13 +22,14 @@ Result<Connection> Connector::prepare(const PrepareOptions& options) {
   auto raw = agent::make_raw(context_, *attributes);
   if (!raw) return tl::unexpected(raw.error());
   Agent* const a = agent::acquire(context_, ConnectionState::exchanging, true, options.timeout);
-  if (a == nullptr) return tl::unexpected(no_more_connections(context_, "prepare a connection"));
+  if (a == nullptr)
+    return tl::unexpected(agent::no_more_connections(context_, "prepare a connection"));
   a->setup.out_of_band = true;
   agent::set_attributes(*a, *attributes);
   (void)agent::use_raw(context_, *a, std::move(*raw));
   a->handlers = options.handlers;
   a->setup.on_endpoint = options.on_endpoint;
-  name_peer(*a, "a peer that was not joined yet");
+  agent::name_peer(*a, "a peer that was not joined yet");
   schedule_.step_soon();
   return agent::handle(context_, *a);
 }
@@ -44,7 +45,7 @@ Result<void> Connector::join(Agent& a, const Endpoint& peer) {
   if (auto taken = agent::take_endpoint(context_, a, peer); !taken) return taken;
   std::array<char, INET6_ADDRSTRLEN> gid{};
   ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
-  name_peer(a, fmt::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
+  agent::name_peer(a, fmt::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
   agent::advance(context_, a, agent::Event::endpoint_received);
   schedule_.step_soon();
   return {};

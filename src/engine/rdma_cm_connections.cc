@@ -81,7 +81,7 @@ Result<std::unique_ptr<CmLink>> Connector::begin_cm(const control::Address& to,
 }
 
 void Connector::attach_cm(std::unique_ptr<CmLink> link, Agent& a) noexcept {
-  control::ControlPort::set_cm_subject(link->id, subject_of(a));
+  control::ControlPort::set_cm_subject(link->id, agent::subject_of(a));
   a.setup.cm = std::move(link);
 }
 
@@ -90,7 +90,7 @@ Agent* Connector::find_cm(std::uint64_t subject, const rdma_cm_id* id) noexcept 
   const auto index = static_cast<std::uint32_t>(subject);
   if (!context_.agents.in_use(index)) return nullptr;
   Agent& a = context_.agents.at(index);
-  const bool same = (subject_of(a) & control::ControlPort::kCmSubjectBits) == subject;
+  const bool same = (agent::subject_of(a) & control::ControlPort::kCmSubjectBits) == subject;
   return same && a.setup.cm != nullptr && a.setup.cm->id.get() == id ? &a : nullptr;
 }
 
@@ -178,9 +178,9 @@ Result<void> Connector::accept_cm(CmId& id, const CmEvent& request, const Listen
   if (!raw) return tl::unexpected(raw.error());
   Agent* const a = agent::acquire(context_, ConnectionState::exchanging, false);
   if (a == nullptr)
-    return tl::unexpected(no_more_connections(context_, "accept one more connection"));
+    return tl::unexpected(agent::no_more_connections(context_, "accept one more connection"));
   const auto from = id.peer_address();
-  name_peer(*a, from ? from->text().view() : "a peer through rdma_cm");
+  agent::name_peer(*a, from ? from->text().view() : "a peer through rdma_cm");
   auto link = std::make_unique<CmLink>();
   link->id = std::move(id);
   link->resolved = true;

@@ -164,6 +164,7 @@ void close_session(Rpc& r, ClientSession& c) noexcept {
 
 void fail_session(Rpc& r, ClientSession& c, const Error& why) noexcept {
   if (c.state == SessionState::closed) return;
+  if (c.state == SessionState::opening) r.dialogues.drop(c);
   if (c.connection != nullptr && !release_client_connection(r, c, why)) return;
   c.state = SessionState::closed;
   update_send_window(c);

@@ -22,13 +22,11 @@ enum class Transport : std::uint8_t {
   connection,  ///< all calls over a connection: one of the two engines has no datagrams
 };
 
-inline constexpr std::uint32_t kNoQueuePair = ~0u;
-
 /// Recognises the datagrams of a peer. Queue pair numbers are each device's own, so the GRH's
 /// source address counts as well: two words of it, under masks. A filter that was not filled in
-/// matches no datagram: queue pair numbers have 24 bits.
+/// matches no datagram: 0 is the number of a management queue pair.
 struct SourceFilter {
-  std::uint32_t qp_num = kNoQueuePair;
+  std::uint32_t qp_num = 0;
   std::uint16_t lid = 0;  ///< of the peer, for datagrams without a GRH
   std::uint8_t second_at = 0;
   std::array<std::uint64_t, 2> masks{};
@@ -57,8 +55,7 @@ struct PeerAddress {
   std::uint16_t lid = 0;
   std::uint32_t references = 0;
   std::uint64_t incarnation = 0;
-  std::uint64_t next_probe_at = 0;   ///< tick
-  std::uint32_t silent_session = 0;  ///< name of a session that asks for a probe; 0: none
+  std::uint64_t next_probe_at = 0;  ///< tick
 };
 
 /// The address of a peer that its sessions share; each session takes a reference. Errors: those of

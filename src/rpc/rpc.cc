@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "config/queue_sizing.h"
 #include "rpc/client_call.h"
 #include "rpc/transport/connection_transport.h"
 
@@ -14,13 +15,15 @@ using wire::RpcKind;
 
 /// Q_Keys with the top bit are the operating system's.
 static constexpr std::uint32_t kQkeyMask = 0x7fffffff;
-Rpc::Rpc(agent::EngineContext& s)
+Rpc::Rpc(agent::EngineContext& s, control::ControlPort& control,
+         control::ConnectionOwner& connections, Host& host)
     : context(s),
       clients(s.config.rpc.sessions),
       servers(s.config.rpc.sessions),
       // The last quarter is for sessions without a reservation, one call of each at a time.
       receive_budget(s.config.rpc.receive_depth - s.config.rpc.receive_depth / 4),
       retransmission_queue(receive_budget),
+      dialogues(*this, control, connections, host),
       numbers(base::random_seed()) {
   const Config& c = s.config;
   retransmission_timer.kind = kRetransmissionTimer;
@@ -42,8 +45,40 @@ Rpc::~Rpc() {
   }
 }
 
-Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s) {
-  auto r = std::make_unique<Rpc>(s);
+namespace {
+
+Result<void> check_transport(const agent::EngineContext& s) {
+  const DeviceInfo& device = s.device->info();
+  if (s.config.rpc.transport != RpcTransport::datagram || device.datagrams) return {};
+  return base::fail(Status::unsupported,
+                    "make remote calls possible with rpc.transport = \"datagram\"",
+                    fmt::format("device {} has no unreliable datagrams", device.name),
+                    "set rpc.transport to \"automatic\" or \"connection\", or open another device");
+}
+
+Result<void> check_completion_depth(const agent::EngineContext& s) {
+  if (!uses_datagrams(s)) return {};
+  const Config& c = s.config;
+  const std::uint64_t needed =
+      config::completions_needed(c) + c.rpc.send_depth + c.rpc.receive_depth;
+  if (needed <= c.queues.completion_depth) return {};
+  return base::fail(
+      Status::limit, "make remote calls possible",
+      fmt::format("queues.completion_depth = {}, and {} can complete at once with "
+                  "rpc.send_depth = {} and rpc.receive_depth = {}",
+                  c.queues.completion_depth, needed, c.rpc.send_depth, c.rpc.receive_depth),
+      fmt::format("give at least {}, or lower one of the others", needed));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s, control::ControlPort& control,
+                                  control::ConnectionOwner& connections, Host& host) {
+  if (auto present = host.check_device("make remote calls possible"); !present)
+    return tl::unexpected(present.error());
+  if (auto transport = check_transport(s); !transport) return tl::unexpected(transport.error());
+  if (auto depth = check_completion_depth(s); !depth) return tl::unexpected(depth.error());
+  auto r = std::make_unique<Rpc>(s, control, connections, host);
   base::Random random(s.incarnation ^ s.clock.now());
   r->local.qkey = static_cast<std::uint32_t>(random.next()) & kQkeyMask;
   r->local.mtu = std::min(s.device->place().mtu, kLongestDatagram);
@@ -55,6 +90,12 @@ Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s) {
   r->local.qp_num = r->port->qp_num();
   post_reserved_receives(*r);
   return r;
+}
+
+void serve(Rpc& r, Method method, const MethodHandler& handler) {
+  if (method >= r.handlers.size()) r.handlers.resize(method + std::size_t{1});
+  r.handlers[method] = handler;
+  r.method_count = static_cast<std::uint32_t>(r.handlers.size());
 }
 
 void end(Rpc& r) noexcept {
@@ -105,6 +146,7 @@ bool post_datagram_cold(Rpc& r, const verbs::DatagramAddress& to, wire::RpcWords
 
 void upkeep(Rpc& r) noexcept {
   if (r.port != nullptr) r.port->upkeep();
+  if (r.connections_wanted != 0) r.dialogues.begin_connections();
 }
 
 void on_timer(Rpc& r, base::Timer& timer) noexcept {

@@ -17,6 +17,7 @@
 #include "control/owners.h"
 #include "rpc/retransmission_queue.h"
 #include "rpc/session.h"
+#include "rpc/session_dialogues.h"
 #include "rpc/session_table.h"
 #include "rpc/transport/datagram_port.h"
 #include "spinwire/rpc.h"
@@ -43,7 +44,8 @@ struct LocalAddress {
 };
 
 struct Rpc {
-  explicit Rpc(agent::EngineContext& s);
+  Rpc(agent::EngineContext& s, control::ControlPort& control, control::ConnectionOwner& connections,
+      Host& host);
   Rpc(const Rpc&) = delete;
   Rpc& operator=(const Rpc&) = delete;
   ~Rpc();
@@ -75,7 +77,7 @@ struct Rpc {
   base::Timer retransmission_timer;
   // Cold.
   std::uint32_t connections_wanted = 0;  ///< sessions that want a connection for long calls
-  bool has_silent_peers = false;         ///< next_session_to_probe() has one
+  SessionDialogues dialogues;
   LocalAddress local;
   base::Random numbers;  ///< source of first call numbers
   std::vector<std::unique_ptr<PeerAddress>> peer_addresses;
@@ -99,8 +101,12 @@ inline std::uint32_t random_call_number(Rpc& r) noexcept {
 inline bool uses_datagrams(const agent::EngineContext& s) noexcept {
   return s.config.rpc.transport != RpcTransport::connection && s.device->info().datagrams;
 }
-/// Opens the datagram port if the engine uses datagrams. Errors: those of DatagramPort::open().
-Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s);
+/// Opens the datagram port if the engine uses datagrams. `connections` owns the handshakes of the
+/// sessions' connections. Errors: unsupported, limit, no_device, and those of DatagramPort::open().
+Result<std::unique_ptr<Rpc>> open(agent::EngineContext& s, control::ControlPort& control,
+                                  control::ConnectionOwner& connections, Host& host);
+/// Sets the handler of a method. May throw.
+void serve(Rpc& r, Method method, const MethodHandler& handler);
 /// Closes all sessions: calls end with `flushed`, each on_closed runs, and peers are told.
 void end(Rpc& r) noexcept;
 /// Drops all of the application's callbacks, as if its process had died. Cold.
@@ -220,8 +226,6 @@ Status close(Rpc& r, ClientSession& c) noexcept;
 void on_server_control(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept;
 void on_client_timer(Rpc& r, ClientSession& c) noexcept;
-/// A session with a silent server, at whose address the server is to be probed; null if none.
-ClientSession* next_session_to_probe(Rpc& r) noexcept;
 /// Ends the silent sessions with an engine that another one has replaced.
 void fail_silent_sessions(Rpc& r, std::uint64_t incarnation) noexcept;
 

@@ -25,13 +25,12 @@ bool has_timed_out(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   return c.silent_ticks > r.peer_timeout;
 }
 
-/// Requests a probe of a silent server through the control port: another engine, or its next
-/// incarnation, may be at its address. One probe serves all sessions with it.
-void request_probe(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
+/// Probes a silent server through the control port: another engine, or its next incarnation, may be
+/// at its address. One probe serves all sessions with it.
+void probe_if_silent(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
   if (c.silent_ticks < 2 * r.keepalive_interval || now < c.peer_address->next_probe_at) return;
   c.peer_address->next_probe_at = now + r.keepalive_interval;
-  c.peer_address->silent_session = c.name;
-  r.has_silent_peers = true;
+  r.dialogues.probe(c);
 }
 
 /// All calls with lower numbers are over. A session without calls in flight aligns its slots first,
@@ -69,20 +68,10 @@ bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
     fail_session(r, c, Status::peer_lost, "no datagram came from it any more");
     return false;
   }
-  request_probe(r, c, now);
+  probe_if_silent(r, c, now);
   if (now - std::min(last_heard_from(c), now) >= r.keepalive_interval)
     send_control(r, c, RpcKind::ping, first_open_call(c));
   return true;
-}
-
-ClientSession* next_session_to_probe(Rpc& r) noexcept {
-  for (const auto& peer_address : r.peer_addresses) {
-    if (peer_address->silent_session == 0) continue;
-    ClientSession* const c = find_client(r, std::exchange(peer_address->silent_session, 0));
-    if (c != nullptr && c->state == SessionState::ready) return c;
-  }
-  r.has_silent_peers = false;
-  return nullptr;
 }
 
 void fail_silent_sessions(Rpc& r, std::uint64_t incarnation) noexcept {

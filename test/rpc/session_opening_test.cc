@@ -115,7 +115,7 @@ struct ByHand {
   ByHand() : server(rpc_config(), &now), client(rpc_config(), &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();
     EXPECT_TRUE(server.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
-    EXPECT_TRUE(client.core->sessions.start());
+    EXPECT_TRUE(client.core->open_calls());
   }
   [[nodiscard]] std::uint32_t served() const {
     return rpc::stats(*server.core->calls).served_sessions;

@@ -67,11 +67,7 @@ void post(EngineCore& core, Post when) noexcept {
                                                   names_memory ? &options->reply_into : nullptr,
                                                   done, !engine::deferred(core, when));
   if (status != Status::ok) return status;
-  if (core.calls->connections_wanted != 0) {
-    core.step_soon();
-  } else if (core.calls->queue_first != nullptr) {
-    core.wake_soon();
-  }
+  if (core.calls->queue_first != nullptr) core.wake_soon();
   return status;
 }
 
@@ -193,7 +189,6 @@ Status Session::cancel(CallId id) noexcept {
 Status Session::close() noexcept {
   rpc::ClientSession* const c = locate(slot_, id_);
   if (c == nullptr) return diagnose(slot_, Status::not_connected);
-  slot_->core->stop_opening(*c);
   const Status status = rpc::close(*slot_->core->calls, *c);
   post(*slot_->core, Post::automatic);
   return status;

@@ -55,6 +55,7 @@ inline void request_connection(Rpc& r, ConnectionClient& b) noexcept {
   if (b.wants_connection || b.agent != kNone) return;
   b.wants_connection = true;
   ++r.connections_wanted;
+  r.dialogues.request_connection();
 }
 inline void withdraw_connection_request(Rpc& r, ConnectionClient& b) noexcept {
   if (std::exchange(b.wants_connection, false)) --r.connections_wanted;

@@ -1,0 +1,198 @@
+#include "rpc/session_dialogues.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+
+#include "agent/agent.h"
+#include "base/error.h"
+#include "config/connection_settings.h"
+#include "rpc/rpc.h"
+#include "rpc/transport/connection_transport.h"
+
+namespace spinwire::rpc {
+
+// ---- opening ----
+
+Result<ClientSession*> SessionDialogues::open(std::string_view text,
+                                              const SessionOptions& options) {
+  auto address = control::Address::parse(text);
+  if (!address) return tl::unexpected(address.error());
+  const std::uint32_t window =
+      options.window != 0 ? options.window : rpc_.context.config.rpc.window;
+  if (!std::has_single_bit(window) || window > kWindowMax) {
+    return base::fail(Status::invalid_argument, "open a session",
+                      fmt::format("a window of {} calls", window), "give a power of two up to 64");
+  }
+  if (auto valid = config::check_timeout("open a session", options.timeout); !valid)
+    return tl::unexpected(valid.error());
+  std::string name(address->text().view());
+  ClientSession* const c = make_client_session(rpc_, window);
+  if (c == nullptr) {
+    return base::fail(Status::limit, fmt::format("open a session with {}", name),
+                      fmt::format("rpc.sessions = {} are open", rpc_.context.config.rpc.sessions),
+                      "close some, or raise it");
+  }
+  const auto handshake = port_.open_session(
+      *address, local_session_end(rpc_, c->name, c->window, first_call_number(*c)), *this, c->name);
+  if (!handshake) {
+    close_session(rpc_, *c);
+    return tl::unexpected(handshake.error());
+  }
+  c->handshake = *handshake;
+  c->address = std::move(name);
+  c->on_ready = options.on_ready;
+  c->on_closed = options.on_closed;
+  const Nanoseconds timeout = options.timeout.count() != 0
+                                  ? options.timeout
+                                  : rpc_.context.config.connections.connect_timeout;
+  rpc_.context.timers.schedule(c->timer,
+                               rpc_.context.clock.now() + rpc_.context.clock.ticks(timeout));
+  host_.step_soon();
+  return c;
+}
+
+ClientSession* SessionDialogues::find_opening(std::uint64_t subject) noexcept {
+  ClientSession* const c = find_client(rpc_, static_cast<std::uint32_t>(subject));
+  return c != nullptr && c->state == SessionState::opening ? c : nullptr;
+}
+
+void SessionDialogues::on_opened(std::uint64_t subject, control::HandshakeId handshake,
+                                 const wire::SessionEnd& server) {
+  ClientSession* const c = find_opening(subject);
+  if (c == nullptr) return;
+  const auto peer = base::no_throw("address a peer", [&]() -> Result<PeerAddress*> {
+    if (server.window != c->window || server.first != first_call_number(*c)) {
+      return base::fail(Status::protocol, fmt::format("open a session with {}", c->address),
+                        "the peer has another window than was asked for", "see the peer's version");
+    }
+    return acquire_peer_address(rpc_, server);
+  });
+  if (!peer) return fail_session(rpc_, *c, peer.error());
+  port_.confirm(handshake, server.incarnation);
+  set_peer(rpc_, *c, server, *peer);
+}
+
+void SessionDialogues::on_open_refused(std::uint64_t subject, const wire::Refuse& refusal) {
+  ClientSession* const c = find_opening(subject);
+  if (c == nullptr) return;
+  const Error why{refusal.status, fmt::format("open a session with {}", c->address),
+                  fmt::format("the peer refused: {}", refusal.message()), "see the peer's reason"};
+  fail_session(rpc_, *c, why);
+}
+
+void SessionDialogues::on_open_failed(std::uint64_t subject, const Error& why) {
+  if (ClientSession* const c = find_opening(subject); c != nullptr) fail_session(rpc_, *c, why);
+}
+
+// ---- serving ----
+
+Result<control::AcceptedSession> SessionDialogues::accept(const wire::SessionEnd& client) {
+  if (rpc_.handlers.empty()) {
+    return base::fail(Status::unsupported, "open a session", "no method is served here",
+                      "connect to an engine that serves");
+  }
+  return base::no_throw("open a session", [&]() -> Result<control::AcceptedSession> {
+    auto peer = acquire_peer_address(rpc_, client);
+    if (!peer) return tl::unexpected(peer.error());
+    const ServerSession* const s = accept_session(rpc_, client, *peer);
+    if (s == nullptr) {
+      release_peer_address(rpc_, *peer);
+      return base::fail(
+          Status::limit, "open a session",
+          fmt::format("rpc.sessions = {} are served", rpc_.context.config.rpc.sessions),
+          "raise it there");
+    }
+    return control::AcceptedSession{local_session_end(rpc_, s->name, s->window, client.first), this,
+                                    s->name, s->last_heard};
+  });
+}
+
+void SessionDialogues::on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) {
+  ServerSession* const s = find_server(rpc_, static_cast<std::uint32_t>(subject));
+  if (s != nullptr && last_heard_from(*s) == opened_at && s->connection == nullptr)
+    forget_session(rpc_, *s);
+}
+
+// ---- connections for long calls ----
+
+void SessionDialogues::begin_connections() noexcept {
+  // The callbacks of calls that fail may make others, which want a connection again: not now.
+  for (std::uint32_t left = rpc_.connections_wanted; left != 0 && port_.outbound_room() != 0;
+       --left) {
+    ClientSession* const c = next_session_to_connect(rpc_);
+    if (c == nullptr) return;
+    const auto begun = base::no_throw("connect a session", [&] { return connect(*c); });
+    if (!begun) fail_connecting(rpc_, *c, begun.error());
+  }
+}
+
+Result<void> SessionDialogues::connect(ClientSession& c) {
+  if (auto present = host_.check_device("connect a session"); !present) return present;
+  auto to = control::Address::parse(c.address);
+  if (!to) return tl::unexpected(to.error());
+  const auto handshake = port_.join_session(
+      *to, connections_, {c.peer_session, c.name, rpc_.local.qp_num, rpc_.local.qkey});
+  if (!handshake) return tl::unexpected(handshake.error());
+  agent::Agent* const a = agent::acquire(rpc_.context, ConnectionState::resolving, true);
+  if (a == nullptr) {
+    port_.drop(*handshake);
+    return tl::unexpected(agent::no_more_connections(
+        rpc_.context, fmt::format("connect a session with {} for its calls", c.address)));
+  }
+  agent::name_peer(*a, c.address);
+  agent::set_attributes(*a, connection_attributes(rpc_.context));
+  attach_connection(rpc_, c, *a);
+  a->setup.handshake = *handshake;
+  port_.assign(*handshake, agent::subject_of(*a));
+  return {};
+}
+
+// The connection is internal: the application's handlers do not see it.
+Result<control::AcceptedConnection> SessionDialogues::accept_join(control::HandshakeId handshake,
+                                                                  std::string_view peer,
+                                                                  const wire::JoinSession& join) {
+  ServerSession* const s = find_session_to_join(rpc_, join);
+  if (s == nullptr) {
+    return base::fail(Status::refused, "join a session", "the peer has no such session here",
+                      "open another session");
+  }
+  const auto refuse = [&](const Error& why) {
+    // A session without datagrams cannot go on without its connection.
+    if (s->transport == Transport::connection) release_server_session(rpc_, *s);
+    return tl::unexpected(why);
+  };
+  if (auto present = host_.check_device("join a session"); !present) return refuse(present.error());
+  agent::Agent* const a = agent::acquire(rpc_.context, ConnectionState::exchanging, false);
+  if (a == nullptr) return refuse(agent::no_more_connections(rpc_.context, "join a session"));
+  a->setup.handshake = handshake;
+  agent::name_peer(*a, peer);
+  agent::set_attributes(*a, connection_attributes(rpc_.context));
+  const auto joined = base::no_throw("join a session", [&]() -> Result<void> {
+    if (auto taken = agent::take_endpoint(rpc_.context, *a, join.endpoint); !taken) return taken;
+    join_session(rpc_, *s, *a);
+    return {};
+  });
+  if (!joined) {
+    agent::fail(rpc_.context, *a, joined.error());
+    return refuse(joined.error());
+  }
+  return control::AcceptedConnection{&connections_, agent::subject_of(*a)};
+}
+
+// ---- silent servers ----
+
+// A probe that cannot begin is tried again after the next silence.
+void SessionDialogues::probe(const ClientSession& c) noexcept {
+  (void)base::no_throw("probe a silent server", [&]() -> Result<void> {
+    auto to = control::Address::parse(c.address);
+    if (!to) return tl::unexpected(to.error());
+    return port_.probe(*to, c.peer_address->incarnation, *this);
+  });
+}
+
+void SessionDialogues::on_peer_gone(std::uint64_t incarnation) {
+  fail_silent_sessions(rpc_, incarnation);
+}
+
+}  // namespace spinwire::rpc
