@@ -84,7 +84,7 @@ class Auditor {
              "a callback is due for nothing");
       expect(!t->cancel_pending || a.credit.in_credit_queue,
              "no poll will run the callback of what was cancelled");
-      windows_ += t->window != memory::WindowPool::kNone ? 1 : 0;
+      windows_ += t->key.is_window() ? 1 : 0;
       untold_ += t->cancel_pending ? 1 : 0;
       ++offers_;
     }
@@ -220,10 +220,10 @@ class Auditor {
       expect(loans++ < s_.leases->granted.size() && s_.leases->granted.in_use(l->index) &&
                  l->agent == &a,
              "the list of what was leased to the peer is broken");
-      expect(l->block->refs != 0, "the peer may use memory that is free");
-      lent += l->bytes;
-      requested += l->requested ? l->bytes : 0;
-      windows_ += l->window != memory::WindowPool::kNone ? 1 : 0;
+      expect(l->target.block->refs != 0, "the peer may use memory that is free");
+      lent += l->target.bytes;
+      requested += l->origin == LeaseGranted::Origin::requested ? l->target.bytes : 0;
+      windows_ += l->key.is_window() ? 1 : 0;
     }
     for (const LeaseHeld& each : leases.held) {
       if (!ok()) return;

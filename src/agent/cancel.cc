@@ -92,7 +92,7 @@ bool withdraw(EngineContext& ctx, Agent& a, const RendezvousSend& t) noexcept {
     op = op == a.send_queue.deferred_last ? nullptr : op->next();
   }
   if (op == nullptr) return false;
-  const bool bound = t.window != memory::WindowPool::kNone;
+  const bool bound = t.key.is_window();
   if (bound && (before == nullptr || before->kind != OperationKind::rendezvous_bind)) return false;
   drop_unposted(ctx, a, before, *op);
   if (bound) drop_unposted(ctx, a, before_bind, *before);

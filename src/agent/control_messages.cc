@@ -20,23 +20,13 @@ void block_application(Agent& a, bool blocked) noexcept {
 
 void build_message(EngineContext& ctx, Agent& a, Operation& op, const ControlMessage& message,
                    bool wants_credit) noexcept {
-  op.block = nullptr;
-  op.length = 0;
-  op.beside = false;
-  op.calls_back = false;
   if (message.unbind != nullptr) {
-    op.kind = OperationKind::rendezvous_unbind;
-    op.length = message.unbind->id;
-    op.wr.opcode = IBV_WR_LOCAL_INV;
-    op.wr.num_sge = 0;
-    op.wr.send_flags = 0;
-    op.wr.invalidate_rkey = message.unbind->rkey;
-    return;
+    begin_own(a, op, OperationKind::rendezvous_unbind, message.unbind->id);
+    return memory::unbind_window(message.unbind->key, op.wr);
   }
-  op.kind = OperationKind::control_message;
+  begin_own(a, op, OperationKind::control_message);
   const bool invalidates = message.invalidate != 0 && ctx.clock.now() < message.invalidate_until;
   op.wr.opcode = invalidates ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND;
-  op.wr.num_sge = 1;
   if (invalidates) op.wr.invalidate_rkey = message.invalidate;
   a.credit.advertised = a.credit.granted;
   build_control(ctx, a, op,
@@ -58,7 +48,6 @@ bool post_message(EngineContext& ctx, Agent& a, const ControlMessage& message) n
     a.liveness.last_sent = ctx.now;
   }
   build_message(ctx, a, *op, message, wants_credit);
-  count_begin(a, op->kind);
   append(a, *op);
   defer(ctx, a);
   ++a.control_queue.outstanding;

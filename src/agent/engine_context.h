@@ -26,6 +26,7 @@
 #include "control/rdma_cm.h"
 #include "memory/arena.h"
 #include "memory/registration_table.h"
+#include "memory/remote_key.h"
 #include "spinwire/config.h"
 #include "spinwire/connection.h"
 #include "spinwire/engine.h"
@@ -250,7 +251,6 @@ struct EngineContext {
 
   Config config;
   Clock clock;
-  detail::EngineCore* core = nullptr;
   detail::EngineSlot* slot = nullptr;  ///< what handles point to
   std::uint64_t now = 0;               ///< of the poll under way, or the last
   // Hot.
@@ -296,6 +296,10 @@ struct EngineContext {
   std::uint32_t receive_waiter_count = 0;
   AgentList receive_waiters;  ///< with credit to grant once receives are posted again
 
+  /// Where keys to the engine's memory come from.
+  [[nodiscard]] memory::KeySource keys() noexcept {
+    return {windows, *registrations, device->slab()};
+  }
   /// Whether the block is of this engine's pools or registrations.
   [[nodiscard]] bool owns(const detail::Block& block) const noexcept {
     return block.owner == arena.get() || registrations->owns(&block);

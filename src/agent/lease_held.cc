@@ -1,4 +1,5 @@
-// The holder's side of leases: asked for or given, used until their time is nearly over, given up.
+// The holder's side of leases: memory of the peer is requested or pushed, used until shortly before
+// its time is over, and returned. Cold, but for resolve_leased().
 #include <new>
 #include <utility>
 
@@ -13,12 +14,12 @@ namespace {
 using wire::LeaseAction;
 using wire::LeaseVerdict;
 
-LeaseHeld* holding_of(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept {
+LeaseHeld* find_held(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept {
   LeaseHeld* const h = find_lease_held(ctx, id);
   return h != nullptr && h->agent == &a ? h : nullptr;
 }
 
-LeaseHeld* make_holding(EngineContext& ctx, Agent& a, std::uint64_t bytes) noexcept {
+LeaseHeld* make_lease_held(EngineContext& ctx, Agent& a, std::uint64_t bytes) noexcept {
   auto& all = ctx.leases->held;
   const std::uint32_t index = all.acquire();
   if (index == kNone) return nullptr;
@@ -38,62 +39,50 @@ LeaseHeld* make_holding(EngineContext& ctx, Agent& a, std::uint64_t bytes) noexc
   return &h;
 }
 
-/// The peer has to answer within the time after which it is lost.
-void await_answer(EngineContext& ctx, LeaseHeld& h) noexcept {
+void await_reply(EngineContext& ctx, LeaseHeld& h) noexcept {
   h.call_pending = true;
-  ctx.timers.reschedule(h.timer,
-                        ctx.clock.now() + ctx.clock.ticks(ctx.config.connections.peer_timeout));
+  await_lease_answer(ctx, h.timer);
 }
 
-/// Operations on it may be started until then.
-std::uint64_t end_of(const EngineContext& ctx, std::uint64_t began, Nanoseconds time) noexcept {
-  const Nanoseconds guard = ctx.config.leases.guard;
-  return began + (time > guard ? ctx.clock.ticks(time - guard) : 0);
-}
-
-Nanoseconds duration_of(std::uint64_t ns) noexcept {
-  return Nanoseconds(static_cast<std::int64_t>(ns));
-}
-
-/// Takes over what the owner says of it.
-void take_over(const EngineContext& ctx, LeaseHeld& h, const wire::LeaseGrant& grant) noexcept {
+/// Starts the lease as the owner has granted it.
+void start_lease(const EngineContext& ctx, LeaseHeld& h, const wire::LeaseGrant& grant) noexcept {
   h.region = {grant.address, grant.bytes, grant.rkey, static_cast<Access>(grant.access)};
   h.peer_id = grant.lease;
   h.invalidate = grant.invalidate;
-  h.until = end_of(ctx, h.start, duration_of(grant.time));
+  h.until = last_use_of(ctx, h.start, duration_of(grant.time));
   h.state = LeaseHeld::State::held;
 }
 
-/// The call that was under way has ended.
-void end_call(EngineContext& ctx, LeaseHeld& h, LeaseReply& told) noexcept {
+/// Ends the pending call, and the lease if that call returns it.
+void end_call(EngineContext& ctx, LeaseHeld& h, LeaseReply& reply) noexcept {
   ctx.timers.cancel(h.timer);
   h.call_pending = false;
   const LeaseCallback done = std::exchange(h.done, {});
-  const bool left = h.state == LeaseHeld::State::returning;
-  if (left) forget_lease_held(ctx, h);
-  if (done) done(told);
+  if (h.state == LeaseHeld::State::returning) forget_lease_held(ctx, h);
+  if (done) done(reply);
 }
 
-/// Says something about a lease, behind all that was started on it.
-void call(EngineContext& ctx, const LeaseHeld& h, LeaseAction action, bool ends,
-          std::uint64_t time = 0, LeaseVerdict verdict = LeaseVerdict::granted) noexcept {
+/// Sends a call about a lease. A call that `ends` the lease waits for the READs and atomics that
+/// were started on it.
+void send_call(EngineContext& ctx, const LeaseHeld& h, LeaseAction action, bool ends,
+               std::uint64_t time = 0, LeaseVerdict verdict = LeaseVerdict::granted) noexcept {
   wire::LeaseCall call;
   call.lease = h.peer_id;
   call.id = h.id;
   call.action = action;
   call.verdict = verdict;
   call.time = time;
-  ControlMessage note = make_control_message(wire::MessageKind::lease_call, wire::encode(call));
-  note.fence = ends;
+  ControlMessage message = make_control_message(wire::MessageKind::lease_call, wire::encode(call));
+  message.fence = ends;
   if (ends && h.invalidate) {
-    note.invalidate = h.region.rkey;
-    note.invalidate_until = h.until;
+    message.invalidate = h.region.rkey;
+    message.invalidate_until = h.until;
   }
-  queue_control_message(ctx, *h.agent, note);
+  queue_control_message(ctx, *h.agent, message);
 }
 
-/// Whether a call about it may be begun.
-Status may_call(const EngineContext& ctx, const LeaseHeld& h) noexcept {
+/// Whether a call about the lease may start.
+Status check_call(const EngineContext& ctx, const LeaseHeld& h) noexcept {
   if (h.agent->state != ConnectionState::ready) return Status::not_connected;
   if (h.state != LeaseHeld::State::held || ctx.clock.now() >= h.until) return Status::lease_expired;
   return h.call_pending || !can_queue_control(*h.agent) ? Status::would_block : Status::ok;
@@ -137,12 +126,12 @@ Status request_lease(EngineContext& ctx, Agent& a, std::size_t bytes, const Leas
   if (bytes == 0 || !wire::is_remote_access(access) || !is_lease_time(ctx, options.time))
     return Status::invalid_argument;
   if (!can_queue_control(a)) return Status::would_block;
-  LeaseHeld* const h = make_holding(ctx, a, bytes);
+  LeaseHeld* const h = make_lease_held(ctx, a, bytes);
   if (h == nullptr) return Status::would_block;
   h->region.access = options.access;
   h->done = done;
-  h->until = end_of(ctx, h->start, options.time);
-  await_answer(ctx, *h);
+  h->until = last_use_of(ctx, h->start, options.time);
+  await_reply(ctx, *h);
   wire::LeaseRequest r;
   r.bytes = bytes;
   r.time = static_cast<std::uint64_t>(options.time.count());
@@ -155,25 +144,25 @@ Status request_lease(EngineContext& ctx, Agent& a, std::size_t bytes, const Leas
 }
 
 void on_lease_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept {
-  LeaseHeld* const h = holding_of(ctx, a, grant.id);
+  LeaseHeld* const h = find_held(ctx, a, grant.id);
   if (h == nullptr || h->state != LeaseHeld::State::requested)
     return fail_lease_protocol(ctx, a, "it answers no request");
-  LeaseReply told;
+  LeaseReply reply;
   if (grant.verdict != LeaseVerdict::granted) {
-    told.status = status_of(grant.verdict);
-    told.refusal = refusal_of(grant.verdict);
+    reply.status = status_of(grant.verdict);
+    reply.refusal = refusal_of(grant.verdict);
     h->state = LeaseHeld::State::returning;
-    return end_call(ctx, *h, told);
+    return end_call(ctx, *h, reply);
   }
   const Nanoseconds time = duration_of(grant.time);
   if (grant.bytes != h->region.length ||
       !allows(h->region.access, static_cast<Access>(grant.access)) ||
-      end_of(ctx, h->start, time) > h->until)
+      last_use_of(ctx, h->start, time) > h->until)
     return fail_lease_protocol(ctx, a, "it grants what was not asked for");
-  take_over(ctx, *h, grant);
-  told.time = time;
-  told.memory = detail::make<RemoteMemory>(ctx.slot, h->id);
-  end_call(ctx, *h, told);
+  start_lease(ctx, *h, grant);
+  reply.time = time;
+  reply.memory = detail::make<RemoteMemory>(ctx.slot, h->id);
+  end_call(ctx, *h, reply);
 }
 
 void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept {
@@ -189,110 +178,96 @@ void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) 
     verdict = LeaseVerdict::too_many;
   }
   LeaseHeld* const h =
-      verdict == LeaseVerdict::granted ? make_holding(ctx, a, grant.bytes) : nullptr;
+      verdict == LeaseVerdict::granted ? make_lease_held(ctx, a, grant.bytes) : nullptr;
   if (h == nullptr) {
     LeaseHeld none;
     none.peer_id = grant.lease;
     none.agent = &a;
     if (verdict == LeaseVerdict::granted) verdict = LeaseVerdict::no_room;
-    return call(ctx, none, LeaseAction::took, false, 0, verdict);
+    return send_call(ctx, none, LeaseAction::took, false, 0, verdict);
   }
-  take_over(ctx, *h, grant);
-  call(ctx, *h, LeaseAction::took, false);
+  start_lease(ctx, *h, grant);
+  send_call(ctx, *h, LeaseAction::took, false);
   RemoteMemory memory = detail::make<RemoteMemory>(ctx.slot, h->id);
   a.handlers.on_lease(handle(ctx, a), memory);
 }
 
 void on_lease_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept {
-  for (LeaseHeld& each : a.leases.held) {
-    LeaseHeld* const h = &each;
-    if (h->peer_id != call.lease || h->state != LeaseHeld::State::held) continue;
-    if (h->call_pending) {
-      LeaseReply told;
-      told.status = Status::lease_expired;
-      told.refusal = LeaseRefusal::over;
-      const std::uint32_t id = h->id;
-      end_call(ctx, *h, told);
-      if (h->id != id || h->state != LeaseHeld::State::held) return;  // the callback gave it up
+  for (LeaseHeld& h : a.leases.held) {
+    if (h.peer_id != call.lease || h.state != LeaseHeld::State::held) continue;
+    if (h.call_pending) {
+      LeaseReply reply;
+      reply.status = Status::lease_expired;
+      reply.refusal = LeaseRefusal::over;
+      const std::uint32_t id = h.id;
+      end_call(ctx, h, reply);
+      if (h.id != id || h.state != LeaseHeld::State::held) return;  // the callback returned it
     }
-    return release_lease(ctx, *h);
+    return release_lease(ctx, h);
   }
-  // It has crossed our giving it up.
+  // The recall of a lease that was just returned has no effect.
 }
 
-void on_lease_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& reply) noexcept {
-  LeaseHeld* const h = holding_of(ctx, a, reply.id);
+void on_lease_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& answer) noexcept {
+  LeaseHeld* const h = find_held(ctx, a, answer.id);
   if (h == nullptr || !h->call_pending || h->state == LeaseHeld::State::requested) {
     // A recall or a release has ended the call.
     if (h == nullptr || h->state == LeaseHeld::State::released) return;
     return fail_lease_protocol(ctx, a, "it replies to no call");
   }
-  LeaseReply told;
-  told.status = status_of(reply.verdict);
-  told.refusal = refusal_of(reply.verdict);
-  if (h->state == LeaseHeld::State::held && reply.verdict == LeaseVerdict::granted) {
-    told.time = duration_of(reply.time);
-    const std::uint64_t until = end_of(ctx, h->renewal_start, told.time);
+  LeaseReply reply;
+  reply.status = status_of(answer.verdict);
+  reply.refusal = refusal_of(answer.verdict);
+  if (h->state == LeaseHeld::State::held && answer.verdict == LeaseVerdict::granted) {
+    reply.time = duration_of(answer.time);
+    const std::uint64_t until = last_use_of(ctx, h->renewal_start, reply.time);
     if (until > h->renewal_until)
       return fail_lease_protocol(ctx, a, "it grants what was not asked for");
     h->until = until;
   }
-  end_call(ctx, *h, told);
+  end_call(ctx, *h, reply);
 }
 
 Status renew_lease(EngineContext& ctx, LeaseHeld& h, Nanoseconds time,
                    const LeaseCallback& done) noexcept {
   if (!is_lease_time(ctx, time)) return Status::invalid_argument;
-  if (const Status status = may_call(ctx, h); status != Status::ok) return status;
+  if (const Status status = check_call(ctx, h); status != Status::ok) return status;
   h.renewal_start = ctx.clock.now();
-  h.renewal_until = end_of(ctx, h.renewal_start, time);
+  h.renewal_until = last_use_of(ctx, h.renewal_start, time);
   h.done = done;
-  await_answer(ctx, h);
-  call(ctx, h, LeaseAction::renew, false, static_cast<std::uint64_t>(time.count()));
+  await_reply(ctx, h);
+  send_call(ctx, h, LeaseAction::renew, false, static_cast<std::uint64_t>(time.count()));
   return Status::ok;
 }
 
 Status give_back_lease(EngineContext& ctx, LeaseHeld& h, const LeaseCallback& done) noexcept {
-  if (const Status status = may_call(ctx, h); status != Status::ok) return status;
+  if (const Status status = check_call(ctx, h); status != Status::ok) return status;
   h.state = LeaseHeld::State::returning;
   h.done = done;
-  await_answer(ctx, h);
-  call(ctx, h, LeaseAction::give_back, true);
+  await_reply(ctx, h);
+  send_call(ctx, h, LeaseAction::give_back, true);
   return Status::ok;
 }
 
 void release_lease(EngineContext& ctx, LeaseHeld& h) noexcept {
   if (h.state != LeaseHeld::State::held) return;
   // The reply to a pending renewal finds no lease.
-  if (h.agent->state == ConnectionState::ready) call(ctx, h, LeaseAction::release, true);
+  if (h.agent->state == ConnectionState::ready) send_call(ctx, h, LeaseAction::release, true);
   if (!h.call_pending || !h.done) return forget_lease_held(ctx, h);
   h.state = LeaseHeld::State::released;
   h.call_pending = false;
   ctx.timers.reschedule(h.timer, ctx.clock.now());
 }
 
-void on_lease_held_timer(EngineContext& ctx, LeaseHeld& h) noexcept {
-  if (h.state != LeaseHeld::State::released) {
-    return fail(ctx, *h.agent,
-                {Status::peer_lost, "ask the peer about a lease", "no answer came in time",
-                 "the peer's process hangs, or is hostile"});
-  }
-  LeaseReply told;
-  told.status = Status::cancelled;
-  const LeaseCallback done = std::exchange(h.done, {});
-  forget_lease_held(ctx, h);
-  done(told);
-}
-
 void end_leases_held(EngineContext& ctx, Agent& a) noexcept {
   while (!a.leases.held.empty()) {
     LeaseHeld& h = *a.leases.held.front();
-    LeaseReply told;
-    told.status = Status::flushed;
-    told.refusal = LeaseRefusal::closing;
+    LeaseReply reply;
+    reply.status = Status::flushed;
+    reply.refusal = LeaseRefusal::closing;
     const LeaseCallback done = std::exchange(h.done, {});
     forget_lease_held(ctx, h);
-    if (done) done(told);
+    if (done) done(reply);
   }
 }
 

@@ -4,12 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
 #include "base/timer_wheel.h"
-#include "memory/window_pool.h"
+#include "memory/remote_key.h"
 #include "spinwire/buffer.h"
 #include "spinwire/lease.h"
 #include "wire/lease_messages.h"
@@ -22,7 +23,7 @@ struct EngineContext;
 /// Window bindings and unbindings for leases that one connection has with the device at once.
 inline constexpr std::uint32_t kLeaseRequests = 2;
 
-/// Memory of ours that the peer may use.
+/// Memory of this engine that the peer may use.
 struct LeaseGranted {
   enum class State : std::uint8_t {
     waiting,   ///< in LeasePool::work_queue, to be zeroed and opened
@@ -31,27 +32,24 @@ struct LeaseGranted {
     closing,   ///< in LeasePool::work_queue, for its key to be closed
     unbinding  ///< the device unbinds its window
   };
-  detail::Block* block = nullptr;  ///< holds a reference
-  std::byte* data = nullptr;
-  std::uint64_t bytes = 0;
+  enum class Origin : std::uint8_t {
+    pushed,     ///< by the application; the peer may refuse it
+    requested,  ///< by the peer; the memory is the engine's
+    exposed,    ///< by open_key(); the protocol of leases does not know it
+  };
+  memory::KeyTarget target;  ///< holds a reference to its block
+  memory::RemoteKey key;
   std::uint64_t zeroed = 0;  ///< bytes zeroed so far, of a requested lease that waits
   Nanoseconds time{0};
-  std::uint32_t rkey = 0;
-  std::uint32_t window = memory::WindowPool::kNone;  ///< none: the key is a registration's
-  std::uint32_t id = 0;                              ///< its name in the protocol
+  std::uint32_t id = 0;  ///< its name in the protocol
   std::uint32_t index = 0;
   std::uint32_t request = 0;  ///< the peer's id of its request
   State state = State::waiting;
-  Access access = Access::local;
+  Origin origin = Origin::pushed;
   ReturnedBy how = ReturnedBy::release;
-  bool requested = false;      ///< by the peer
-  bool manual = false;         ///< an exposure to one peer: the protocol does not know it
-  bool opened = false;         ///< it has a key
-  bool ending = false;         ///< its key is dead, but an access may be under way
-  bool recalled = false;       ///< the application wants it back
-  bool revoked = false;        ///< revoke_exposure() closes its key
-  bool reply_pending = false;  ///< the peer waits for the reply to give_back
-  std::uint32_t reply = 0;     ///< id of that call
+  bool recalled = false;                  ///< the application wants it back
+  bool revoked = false;                   ///< revoke_exposure() closes its key
+  std::optional<std::uint32_t> reply_to;  ///< id of the peer's give_back, which waits for a reply
   Agent* agent = nullptr;
   base::IntrusiveLinks<LeaseGranted> links;  ///< in LeaseTable::granted
   LeaseGranted* next_work = nullptr;         ///< in LeasePool::work_queue
@@ -59,7 +57,7 @@ struct LeaseGranted {
   LeaseCallback done;
 };
 
-/// Memory of the peer's that we may use.
+/// Memory of the peer that this engine may use.
 struct LeaseHeld {
   enum class State : std::uint8_t {
     requested,  ///< until the peer grants it
@@ -125,11 +123,71 @@ inline constexpr std::uint16_t kLeaseHeldTimer = 5;
 /// A message about leases has arrived. `invalidated` is the key that it invalidated, or 0.
 void on_lease_message(EngineContext& ctx, Agent& a, wire::MessageKind kind,
                       std::span<const std::byte> body, std::uint32_t invalidated) noexcept;
-void on_lease_timer(EngineContext& ctx, const base::Timer& timer) noexcept;
 /// Ends all leases of the agent. Its queue pair must be in ERR, and is destroyed next. Returns
 /// false while control verbs are left to be done; each call does at most one.
 bool end_leases(EngineContext& ctx, Agent& a) noexcept;
+/// Ends the connection because the peer violates the protocol.
+void fail_lease_protocol(EngineContext& ctx, Agent& a, const char* found) noexcept;
+Status status_of(wire::LeaseVerdict verdict) noexcept;
+constexpr LeaseRefusal refusal_of(wire::LeaseVerdict verdict) noexcept {
+  return static_cast<LeaseRefusal>(verdict);
+}
+constexpr Nanoseconds duration_of(std::uint64_t ns) noexcept {
+  return Nanoseconds(static_cast<std::int64_t>(ns));
+}
 
+// Time: lease_expiry.cc.
+
+/// Whether `time` is longer than the guard and within what a message can carry.
+bool is_lease_time(const EngineContext& ctx, Nanoseconds time) noexcept;
+/// Expires a lease, or ends the connection when the peer does not answer in time.
+void on_lease_timer(EngineContext& ctx, const base::Timer& timer) noexcept;
+/// The tick at which a lease granted now expires: no operation that the peer started in its time
+/// can be under way then.
+std::uint64_t expiry_of(const EngineContext& ctx, const LeaseGranted& lease) noexcept;
+/// Shortens the lease to the time that a recalled lease has.
+void expire_recalled(EngineContext& ctx, LeaseGranted& lease) noexcept;
+/// The tick from which the holder starts no operation on a lease of `time` that started at `start`.
+std::uint64_t last_use_of(const EngineContext& ctx, std::uint64_t start, Nanoseconds time) noexcept;
+/// Ends the connection unless the peer answers within connections.peer_timeout.
+void await_lease_answer(EngineContext& ctx, base::Timer& timer) noexcept;
+
+// The owner: lease_granted.cc.
+
+/// Grants a lease that the peer has not asked for. Errors: those of Connection::lease().
+Status grant_lease(EngineContext& ctx, Agent& a, const BufferSlice& memory,
+                   const LeaseOptions& options, const LeaseCallback& done) noexcept;
+/// Asks the peer to return a lease.
+Status recall_lease(EngineContext& ctx, Agent& a, LeaseId lease) noexcept;
+void on_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& request) noexcept;
+void on_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
+                   std::uint32_t invalidated) noexcept;
+/// The agent's lease of this id; null if it has ended. Accepts any number.
+LeaseGranted* find_lease_granted(EngineContext& ctx, const Agent& a, std::uint32_t id) noexcept;
+/// A record, which takes a reference to the target's block; null if all are in use.
+LeaseGranted* make_lease_granted(EngineContext& ctx, Agent& a, const memory::KeyTarget& target,
+                                 LeaseGranted::Origin origin) noexcept;
+/// Frees the record, and the reference to its block.
+void drop_lease_granted(EngineContext& ctx, LeaseGranted& lease) noexcept;
+/// The lease has its key: tells the peer.
+void announce_lease(EngineContext& ctx, LeaseGranted& lease) noexcept;
+/// No key can be had for the lease.
+void refuse_lease(EngineContext& ctx, LeaseGranted& lease) noexcept;
+/// The lease is over. `invalidated` is whether the peer has closed its key already.
+void close_lease(EngineContext& ctx, LeaseGranted& lease, ReturnedBy how,
+                 bool invalidated = false) noexcept;
+/// The key is closed, or an access is under way and the key's source keeps the memory: tells the
+/// application and frees the record.
+void finish_lease(EngineContext& ctx, LeaseGranted& lease) noexcept;
+
+// Their keys: lease_key.cc.
+
+/// What became of a step towards a lease's key.
+enum class KeyStep : std::uint8_t { done, later, used_verb, failed };
+/// Zeroes up to `most` bytes of a requested lease; opens the key once all are zeroed.
+KeyStep prepare_lease(EngineContext& ctx, LeaseGranted& lease, std::uint64_t most,
+                      bool verb_allowed) noexcept;
+KeyStep close_lease_key(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept;
 enum class LeaseWork : std::uint8_t {
   none,  ///< nothing could be done now
   some,  ///< something was done
@@ -138,36 +196,24 @@ enum class LeaseWork : std::uint8_t {
 /// Takes the next step of the first lease in the work queue: at most one control verb, and none
 /// unless `verb_allowed`.
 LeaseWork advance_leases(EngineContext& ctx, bool verb_allowed) noexcept;
-
-// The owner.
-
-/// Grants a lease that the peer has not asked for. Errors: those of Connection::lease().
-Status grant_lease(EngineContext& ctx, Agent& a, const BufferSlice& memory,
-                   const LeaseOptions& options, const LeaseCallback& done) noexcept;
-/// Asks the peer to return a lease.
-Status recall_lease(EngineContext& ctx, Agent& a, LeaseId lease) noexcept;
-/// Opens memory to the peer alone. The key is valid from the agent's next work request on. Errors:
-/// would_block, no_memory.
-Status expose_to_peer(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
-                      RemoteRegion& region) noexcept;
-/// Ends what expose_to_peer() opened; on_returned follows. Errors: invalid_argument.
-Status revoke_from_peer(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
-/// Connection::revoke(), which documents the answers.
-Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
-/// Whether this is the key of a window that expose_to_peer() has bound for the agent.
-bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept;
+/// Ends one granted lease. Returns false if that took a control verb.
+bool end_lease_granted(EngineContext& ctx, Agent& a) noexcept;
 /// The device has bound a window.
 void on_lease_bound(EngineContext& ctx, Agent& a) noexcept;
 /// The device has unbound a window.
 void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept;
-void on_lease_request(EngineContext& ctx, Agent& a, const wire::LeaseRequest& request) noexcept;
-void on_lease_call(EngineContext& ctx, Agent& a, const wire::LeaseCall& call,
-                   std::uint32_t invalidated) noexcept;
-void on_lease_granted_timer(EngineContext& ctx, LeaseGranted& lease) noexcept;
-/// Ends one granted lease. Returns false if that took a control verb.
-bool end_lease_granted(EngineContext& ctx, Agent& a) noexcept;
+/// Opens memory to the peer alone. The key is valid from the agent's next work request on. Errors:
+/// would_block, no_memory.
+Status open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
+                RemoteRegion& region) noexcept;
+/// Closes a key of open_key(); on_returned follows. Errors: invalid_argument.
+Status close_key(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
+/// Connection::revoke(), which documents the answers.
+Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept;
+/// Whether open_key() has bound a window under this key for the agent, and it is open.
+bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept;
 
-// The holder.
+// The holder: lease_held.cc.
 
 /// Errors: those of Connection::request_memory().
 Status request_lease(EngineContext& ctx, Agent& a, std::size_t bytes, const LeaseOptions& options,
@@ -186,23 +232,9 @@ void release_lease(EngineContext& ctx, LeaseHeld& lease) noexcept;
 void forget_lease_held(EngineContext& ctx, LeaseHeld& lease) noexcept;
 /// Drops all leases that the agent holds; their calls end as flushed.
 void end_leases_held(EngineContext& ctx, Agent& a) noexcept;
-void on_lease_held_timer(EngineContext& ctx, LeaseHeld& lease) noexcept;
 void on_lease_grant(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept;
 void on_lease_push(EngineContext& ctx, Agent& a, const wire::LeaseGrant& grant) noexcept;
 void on_lease_recall(EngineContext& ctx, Agent& a, const wire::LeaseCall& call) noexcept;
 void on_lease_reply(EngineContext& ctx, Agent& a, const wire::LeaseReply& reply) noexcept;
-
-// Both.
-
-/// Ends the connection because the peer violates the protocol.
-void fail_lease_protocol(EngineContext& ctx, Agent& a, const char* found) noexcept;
-/// Whether `time` is longer than the guard and within what a message can carry.
-bool is_lease_time(const EngineContext& ctx, Nanoseconds time) noexcept;
-/// Longest time that a posted operation may still be under way, in ticks.
-std::uint64_t max_retry_ticks(const EngineContext& ctx, const Agent& a) noexcept;
-Status status_of(wire::LeaseVerdict verdict) noexcept;
-constexpr LeaseRefusal refusal_of(wire::LeaseVerdict verdict) noexcept {
-  return static_cast<LeaseRefusal>(verdict);
-}
 
 }  // namespace spinwire::agent

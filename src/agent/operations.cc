@@ -122,15 +122,8 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
   if (acquired == nullptr) [[unlikely]]
     return false;
   Operation& op = *acquired;
-  op.block = nullptr;
-  op.length = 0;
-  op.kind = kind;
-  op.beside = false;
-  op.calls_back = false;
-  op.wr.opcode = opcode_of(kind);
-  count_begin(a, kind);
+  begin_own(a, op, kind);
   op.wr.num_sge = kind == OperationKind::keepalive ? 0 : 1;
-  op.wr.send_flags = 0;
   op.wr.wr.rdma.remote_addr = a.credit_cells.peer_address;
   op.wr.wr.rdma.rkey = a.credit_cells.peer_key;
   if (has_header(kind)) {

@@ -11,7 +11,7 @@
 
 #include "base/index_pool.h"
 #include "base/intrusive_list.h"
-#include "memory/window_pool.h"
+#include "memory/remote_key.h"
 #include "spinwire/buffer.h"
 #include "spinwire/connection.h"
 #include "wire/rendezvous_messages.h"
@@ -31,14 +31,11 @@ inline constexpr std::uint32_t kRendezvousReads = 4;
 /// Outstanding READs of one connection.
 inline constexpr std::uint32_t kRendezvousReadsPerAgent = 2;
 
-inline constexpr std::uint32_t kNoWindow = memory::WindowPool::kNone;
-
 /// A message that the peer is to fetch.
 struct RendezvousSend {
   detail::Block* block = nullptr;  ///< holds a reference
   std::uint32_t length = 0;        ///< bytes
-  std::uint32_t rkey = 0;
-  std::uint32_t window = kNoWindow;  ///< none: the key is a registration's
+  memory::RemoteKey key;
   wire::RendezvousVerdict verdict = wire::RendezvousVerdict::received;
   bool answered = false;
   bool cancelled = false;                      ///< by the application

@@ -69,53 +69,22 @@ Status outcome_of(wire::RendezvousVerdict verdict) noexcept {
   return Status::refused;
 }
 
-/// Whether the slab's own registration covers it, which a window of the engine's can be bound to.
-bool fits_window(const EngineContext& ctx, const Block* block) noexcept {
-  return ctx.windows.size() != 0 && block->lkey == ctx.staging_block->lkey;
-}
-
-/// Takes a window for it, whose binding goes ahead of the offer.
-Status bind(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& r) noexcept {
-  memory::WindowPool& windows = ctx.windows;
-  t.window = windows.take();
-  if (t.window == kNoWindow) return Status::would_block;
-  Operation* const op = ctx.operations.acquire();
-  if (op == nullptr) {
-    windows.give(t.window);
-    return Status::would_block;
+/// Opens the message to the peer: by a window, whose binding goes ahead of the offer, or else by a
+/// registration.
+Status open_key(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& r) noexcept {
+  const memory::KeySource keys = ctx.keys();
+  const memory::KeyTarget target{r.block, r.data, r.size, Access::remote_read};
+  t.key = {};
+  if (a.domain != nullptr || !keys.can_bind(*r.block)) {
+    const Status opened = memory::open_key(keys, target, registrations_of(a), t.key);
+    return opened == Status::limit ? Status::would_block : opened;
   }
-  t.rkey = windows.next_key(t.window);
-  count_begin(a, OperationKind::rendezvous_bind);
-  op->kind = OperationKind::rendezvous_bind;
-  op->block = nullptr;  // the message's own reference is there for as long as the key
-  op->length = 0;
-  op->beside = false;
-  op->calls_back = false;
-  op->wr.opcode = opcode_of(OperationKind::rendezvous_bind);
-  op->wr.num_sge = 0;
-  op->wr.send_flags = 0;
-  op->wr.bind_mw.mw = windows.at(t.window);
-  op->wr.bind_mw.rkey = t.rkey;
-  op->wr.bind_mw.bind_info = {ctx.device->slab(), reinterpret_cast<std::uint64_t>(r.data), r.size,
-                              IBV_ACCESS_REMOTE_READ};
+  Operation* const op = keys.windows.free() != 0 ? ctx.operations.acquire() : nullptr;
+  if (op == nullptr) return Status::would_block;
+  begin_own(a, *op, OperationKind::rendezvous_bind);
+  memory::bind_window(keys, target, t.key, op->wr);
   append(a, *op);
   return Status::ok;
-}
-
-/// Opens the bytes to the peer.
-Status expose(EngineContext& ctx, Agent& a, RendezvousSend& t, const Request& r) noexcept {
-  t.window = kNoWindow;
-  if (a.domain == nullptr && fits_window(ctx, r.block)) return bind(ctx, a, t, r);
-  try {
-    auto region = ctx.registrations->expose(detail::make<BufferSlice>(r.block, r.data, r.size),
-                                            Access::remote_read, registrations_of(a));
-    if (!region)
-      return region.error().status == Status::limit ? Status::would_block : region.error().status;
-    t.rkey = region->rkey;
-    return Status::ok;
-  } catch (...) {
-    return Status::no_memory;
-  }
 }
 
 void make_offer(EngineContext& ctx, Agent& a, Operation& op, const RendezvousSend& t,
@@ -124,7 +93,7 @@ void make_offer(EngineContext& ctx, Agent& a, Operation& op, const RendezvousSen
   op.calls_back = false;
   op.wr.num_sge = 1;
   const auto body = wire::encode(wire::RendezvousOffer{
-      reinterpret_cast<std::uint64_t>(r.data), t.length, t.rkey, t.id, t.window != kNoWindow});
+      reinterpret_cast<std::uint64_t>(r.data), t.length, t.key.rkey, t.id, t.key.is_window()});
   a.credit.advertised = a.credit.granted;
   build_control(ctx, a, op,
                 {wire::MessageKind::rendezvous_offer,
@@ -148,12 +117,11 @@ void complete_rendezvous_send(EngineContext& ctx, Agent& a, RendezvousSend& t,
 }
 
 void drop_unposted_offer(EngineContext& ctx, RendezvousSend& t) noexcept {
-  if (t.window == kNoWindow) {
-    (void)ctx.registrations->revoke(t.rkey);
+  if (t.key.is_window()) {
+    memory::on_window_unbound(ctx.keys(), t.key);
   } else {
-    ctx.windows.give(t.window);
+    memory::close_key(ctx.keys(), t.key, t.block);
   }
-  t.window = kNoWindow;
   t.answered = t.never_posted = true;
 }
 
@@ -172,7 +140,7 @@ Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
   t.length = static_cast<std::uint32_t>(r.size);
   t.answered = t.cancelled = t.cancel_pending = t.never_posted = false;
   if (op != nullptr) op->kind = OperationKind::rendezvous_offer;
-  const Status opened = op == nullptr ? Status::would_block : expose(ctx, a, t, r);
+  const Status opened = op == nullptr ? Status::would_block : open_key(ctx, a, t, r);
   if (opened != Status::ok) {
     if (op != nullptr) ctx.operations.release(*op);
     all.sends.release(index);
@@ -208,16 +176,15 @@ void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   }
   t->answered = true;
   t->verdict = answer.verdict;
-  if (t->window == kNoWindow) {
-    // Holds on to the block itself until no peer can reach it.
-    (void)ctx.registrations->revoke(t->rkey);
+  if (!t->key.is_window()) {
+    memory::close_key(ctx.keys(), t->key, t->block);
     return complete_rendezvous_send(ctx, a, *t, outcome_of(t->verdict));
   }
-  if ((wc.wc_flags & IBV_WC_WITH_INV) != 0 && wc.invalidated_rkey == t->rkey) {
-    ctx.windows.give(t->window);
+  if ((wc.wc_flags & IBV_WC_WITH_INV) != 0 && wc.invalidated_rkey == t->key.rkey) {
+    memory::on_window_unbound(ctx.keys(), t->key);
     return complete_rendezvous_send(ctx, a, *t, outcome_of(t->verdict));
   }
-  // The peer left it to us.
+  // The peer has not invalidated the key, so this engine unbinds the window.
   ControlMessage unbind;
   unbind.unbind = t;
   queue_control_message(ctx, a, unbind);
@@ -227,18 +194,14 @@ void on_rendezvous_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Statu
   if (status != Status::ok) return;  // the connection ends, and its offers with it
   RendezvousSend* const t = transfer_of(*ctx.rendezvous, a, id);
   if (t == nullptr) return;
-  ctx.windows.give(t->window);
+  memory::on_window_unbound(ctx.keys(), t->key);
   complete_rendezvous_send(ctx, a, *t, outcome_of(t->verdict));
 }
 
 bool end_rendezvous_sends(EngineContext& ctx, Agent& a) noexcept {
   RendezvousSend* const t = a.rendezvous.sends.front();
   if (t == nullptr) return true;
-  if (t->window == kNoWindow) {
-    if (!t->answered) (void)ctx.registrations->revoke(t->rkey);
-  } else {
-    (void)ctx.windows.discard(t->window, std::exchange(t->block, nullptr));
-  }
+  if (t->key.state == memory::KeyState::open) memory::close_key(ctx.keys(), t->key, t->block);
   end_offer(ctx, a, *t, t->answered ? outcome_of(t->verdict) : Status::flushed);
   return false;
 }

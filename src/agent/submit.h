@@ -161,6 +161,21 @@ inline void begin(Agent& a, Operation& op, Block* block, std::size_t size,
   if (op.calls_back) op.done = done;
 }
 
+/// Begins an operation of the agent's own, without a payload or a callback. `name` says at its end
+/// what it was for.
+inline void begin_own(Agent& a, Operation& op, OperationKind kind,
+                      std::uint32_t name = 0) noexcept {
+  count_begin(a, kind);
+  op.block = nullptr;
+  op.length = name;
+  op.kind = kind;
+  op.beside = false;
+  op.calls_back = false;
+  op.wr.opcode = opcode_of(kind);
+  op.wr.num_sge = 0;
+  op.wr.send_flags = 0;
+}
+
 inline Status post(EngineContext& ctx, Agent& a, bool later) noexcept {
   if (!later) return flush(ctx, a);
   defer(ctx, a);

@@ -109,7 +109,7 @@ Result<RemoteRegion> Connection::expose(const BufferSlice& slice, Access access,
           "give bytes, rights and a connection that is ready");
     }
     RemoteRegion region;
-    const Status opened = agent::expose_to_peer(slot_->core->context, **a, slice, access, region);
+    const Status opened = agent::open_key(slot_->core->context, **a, slice, access, region);
     if (opened == Status::ok) return region;
     return base::fail(opened, kAsked, "keys, records or work requests are used up",
                       "try again after poll(), or raise leases.maximum or memory.windows");

@@ -40,7 +40,6 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
               clock, context.timers),
       device_watch(context, *this),
       connector(context, control, device_watch, *this, schedule) {
-  context.core = this;
   guard.slot().core = this;
   context.slot = &guard.slot();
   schedule.control_interval = clock.ticks(config.engine.control_interval);

@@ -47,7 +47,7 @@ void complete_call(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcep
 Status open_reply_key(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
   RemoteRegion region;
   const Status status =
-      agent::expose_to_peer(r.context, a, k.call.reply, Access::remote_write, region);
+      agent::open_key(r.context, a, k.call.reply, Access::remote_write, region);
   if (status != Status::ok) return status;
   k.key_open = true;
   k.rkey = region.rkey;
@@ -161,7 +161,7 @@ void try_finish(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept {
   if (k.key_open) {
     if (std::exchange(k.key_closing, true)) return;
     // on_returned() follows, maybe at once; if the connection goes first, then by that.
-    if (a != nullptr) (void)agent::revoke_from_peer(r.context, *a, k.rkey);
+    if (a != nullptr) (void)agent::close_key(r.context, *a, k.rkey);
     return;
   }
   if (!k.request_in_flight) complete_call(r, b, k);

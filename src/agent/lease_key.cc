@@ -1,0 +1,192 @@
+// The keys of granted leases, and of memory exposed to one peer: a window of the engine where one
+// fits and is free, else a registration, which a control step opens and closes.
+#include <algorithm>
+#include <cstring>
+
+#include "agent/agent.h"
+#include "agent/lease_table.h"
+#include "agent/submit.h"
+#include "base/internals.h"
+
+namespace spinwire::agent {
+namespace {
+
+using memory::KeyState;
+using State = LeaseGranted::State;
+
+/// Bytes that one control step zeroes.
+constexpr std::uint64_t kZeroedInStep = 256u << 10;
+
+/// A work request for the lease's window; null if none can be had now.
+Operation* begin_window_request(EngineContext& ctx, OperationKind kind,
+                                const LeaseGranted& lease) noexcept {
+  Agent& a = *lease.agent;
+  if (a.stage != Stage::up || a.leases.bindings_outstanding >= kLeaseRequests) return nullptr;
+  Operation* const op = ctx.operations.acquire_for_agent();
+  if (op == nullptr) return nullptr;
+  begin_own(a, *op, kind, lease.id);
+  ++a.leases.bindings_outstanding;
+  return op;
+}
+
+void post_window_request(EngineContext& ctx, Agent& a, Operation& op) noexcept {
+  append(a, op);
+  defer(ctx, a);
+}
+
+KeyStep open(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept {
+  Agent& a = *lease.agent;
+  const memory::KeySource keys = ctx.keys();
+  if (a.domain == nullptr && a.raw == nullptr && keys.can_bind(*lease.target.block) &&
+      keys.windows.free() != 0) {
+    Operation* const op = begin_window_request(ctx, OperationKind::lease_bind, lease);
+    if (op == nullptr) return KeyStep::later;
+    memory::bind_window(keys, lease.target, lease.key, op->wr);
+    post_window_request(ctx, a, *op);
+    return KeyStep::done;
+  }
+  if (!verb_allowed) return KeyStep::later;
+  const Status opened = memory::open_key(keys, lease.target, registrations_of(a), lease.key);
+  return opened == Status::ok ? KeyStep::used_verb : KeyStep::failed;
+}
+
+/// The exposure to the peer with this key, open or closing; null if there is none.
+LeaseGranted* find_exposure(const Agent& a, std::uint32_t rkey) noexcept {
+  for (LeaseGranted& lease : a.leases.granted) {
+    if (lease.origin == LeaseGranted::Origin::exposed && lease.key.rkey == rkey) return &lease;
+  }
+  return nullptr;
+}
+
+void leave_work_queue(EngineContext& ctx, LeaseGranted& lease) noexcept {
+  for (LeaseGranted& each : ctx.leases->work_queue) {
+    if (&each == &lease) return ctx.leases->work_queue.erase(lease);
+  }
+}
+
+}  // namespace
+
+KeyStep prepare_lease(EngineContext& ctx, LeaseGranted& lease, std::uint64_t most,
+                      bool verb_allowed) noexcept {
+  const memory::KeyTarget& target = lease.target;
+  if (lease.origin == LeaseGranted::Origin::requested && lease.zeroed != target.bytes) {
+    const std::uint64_t part = std::min(target.bytes - lease.zeroed, most);
+    std::memset(target.data + lease.zeroed, 0, part);
+    lease.zeroed += part;
+    if (lease.zeroed != target.bytes) return KeyStep::later;
+  }
+  const KeyStep step = open(ctx, lease, verb_allowed);
+  if (step == KeyStep::failed) {
+    refuse_lease(ctx, lease);
+  } else if (step != KeyStep::later) {
+    announce_lease(ctx, lease);
+  }
+  return step;
+}
+
+KeyStep close_lease_key(EngineContext& ctx, LeaseGranted& lease, bool verb_allowed) noexcept {
+  if (lease.key.is_window()) {
+    Operation* const op = begin_window_request(ctx, OperationKind::lease_unbind, lease);
+    if (op == nullptr) return KeyStep::later;
+    memory::unbind_window(lease.key, op->wr);
+    post_window_request(ctx, *lease.agent, *op);
+    lease.state = State::unbinding;
+    // A peer that blocks the send queue must not keep the memory.
+    ctx.timers.reschedule(lease.timer,
+                          ctx.clock.now() + ctx.clock.ticks(ctx.config.connections.close_timeout));
+    return KeyStep::done;
+  }
+  const bool was_open = lease.key.state == KeyState::open;
+  if (was_open && !verb_allowed) return KeyStep::later;
+  memory::close_key(ctx.keys(), lease.key, lease.target.block);
+  if (lease.key.state == KeyState::closed) {
+    finish_lease(ctx, lease);
+  } else if (was_open) {
+    ctx.leases->work_queue.push_back(lease);
+  } else {
+    return KeyStep::later;
+  }
+  return was_open ? KeyStep::used_verb : KeyStep::done;
+}
+
+LeaseWork advance_leases(EngineContext& ctx, bool verb_allowed) noexcept {
+  if (ctx.leases->work_queue.empty()) return LeaseWork::none;
+  LeaseGranted& lease = ctx.leases->work_queue.pop_front();
+  if (lease.agent->stage != Stage::up) return LeaseWork::some;  // end_leases() ends it
+  const bool waits = lease.state == State::waiting;
+  if (waits && lease.recalled) {
+    close_lease(ctx, lease, ReturnedBy::recall);
+    return LeaseWork::some;
+  }
+  const std::uint64_t zeroed = lease.zeroed;
+  const KeyStep step = waits ? prepare_lease(ctx, lease, kZeroedInStep, verb_allowed)
+                             : close_lease_key(ctx, lease, verb_allowed);
+  if (step != KeyStep::later) return step == KeyStep::used_verb ? LeaseWork::verb : LeaseWork::some;
+  ctx.leases->work_queue.push_back(lease);
+  return waits && lease.zeroed != zeroed ? LeaseWork::some : LeaseWork::none;
+}
+
+bool end_lease_granted(EngineContext& ctx, Agent& a) noexcept {
+  LeaseGranted* const lease = a.leases.granted.front();
+  if (lease == nullptr) return true;
+  leave_work_queue(ctx, *lease);
+  if (lease->state != State::closing && lease->state != State::unbinding)
+    lease->how = ReturnedBy::end;
+  const bool uses_verb = lease->key.state == KeyState::open;
+  if (lease->key.state != KeyState::none)
+    memory::close_key(ctx.keys(), lease->key, lease->target.block);
+  finish_lease(ctx, *lease);
+  return !uses_verb;
+}
+
+void on_lease_bound(EngineContext& ctx, Agent& a) noexcept {
+  --a.leases.bindings_outstanding;
+  (void)advance_leases(ctx, false);  // another lease may wait for the work request
+}
+
+void on_lease_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept {
+  on_lease_bound(ctx, a);
+  LeaseGranted* const lease = status == Status::ok ? find_lease_granted(ctx, a, id) : nullptr;
+  if (lease == nullptr) return;  // the connection ends, and its leases with it
+  memory::on_window_unbound(ctx.keys(), lease->key);
+  finish_lease(ctx, *lease);
+}
+
+Status open_key(EngineContext& ctx, Agent& a, const BufferSlice& memory, Access access,
+                RemoteRegion& region) noexcept {
+  LeaseGranted* const lease =
+      make_lease_granted(ctx, a, {detail::block_of(memory), memory.data(), memory.size(), access},
+                         LeaseGranted::Origin::exposed);
+  if (lease == nullptr) return Status::would_block;
+  const KeyStep step = open(ctx, *lease, true);
+  if (step == KeyStep::later || step == KeyStep::failed) {
+    drop_lease_granted(ctx, *lease);
+    return step == KeyStep::later ? Status::would_block : Status::no_memory;
+  }
+  lease->state = State::open;
+  region = {reinterpret_cast<std::uint64_t>(memory.data()), memory.size(), lease->key.rkey, access};
+  return Status::ok;
+}
+
+Status close_key(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
+  LeaseGranted* const lease = find_exposure(a, rkey);
+  if (lease == nullptr) return Status::invalid_argument;
+  close_lease(ctx, *lease, ReturnedBy::recall);
+  return Status::ok;
+}
+
+Status revoke_exposure(EngineContext& ctx, Agent& a, std::uint32_t rkey) noexcept {
+  LeaseGranted* const lease = find_exposure(a, rkey);
+  // A key of the engine's or the connection's domain, or one that this function has closed.
+  if (lease == nullptr) return ctx.registrations->revoke(rkey);
+  lease->revoked = true;
+  close_lease(ctx, *lease, ReturnedBy::recall);
+  return Status::would_block;
+}
+
+bool is_window_key(const Agent& a, std::uint32_t rkey) noexcept {
+  const LeaseGranted* const lease = find_exposure(a, rkey);
+  return lease != nullptr && lease->state == State::open && lease->key.is_window();
+}
+
+}  // namespace spinwire::agent

@@ -1,0 +1,58 @@
+#include "memory/remote_key.h"
+
+#include "base/internals.h"
+
+namespace spinwire::memory {
+
+void bind_window(const KeySource& source, const KeyTarget& target, RemoteKey& key,
+                 ibv_send_wr& request) noexcept {
+  key.window = source.windows.take();
+  key.rkey = source.windows.next_key(key.window);
+  key.state = KeyState::open;
+  const int rights = exposed_access_flags(target.access) & ~IBV_ACCESS_LOCAL_WRITE;
+  request.opcode = IBV_WR_BIND_MW;
+  request.bind_mw.mw = source.windows.at(key.window);
+  request.bind_mw.rkey = key.rkey;
+  request.bind_mw.bind_info = {source.slab, reinterpret_cast<std::uint64_t>(target.data),
+                               target.bytes, static_cast<unsigned>(rights)};
+}
+
+void unbind_window(const RemoteKey& key, ibv_send_wr& request) noexcept {
+  request.opcode = IBV_WR_LOCAL_INV;
+  request.invalidate_rkey = key.rkey;
+}
+
+void on_window_unbound(const KeySource& source, RemoteKey& key) noexcept {
+  source.windows.give(key.window);
+  key.window = WindowPool::kNone;
+  key.state = KeyState::closed;
+}
+
+Status open_key(const KeySource& source, const KeyTarget& target, RegistrationTable::Group* group,
+                RemoteKey& key) noexcept {
+  try {
+    const auto region = source.registrations.expose(
+        detail::make<BufferSlice>(target.block, target.data, target.bytes), target.access, group);
+    if (!region) return region.error().status;
+    key = {region->rkey, WindowPool::kNone, KeyState::open};
+    return Status::ok;
+  } catch (...) {
+    return Status::no_memory;
+  }
+}
+
+void close_key(const KeySource& source, RemoteKey& key, detail::Block* block) noexcept {
+  bool ended = true;
+  if (key.is_window()) {
+    detail::retain(block);  // for the pool
+    ended = source.windows.discard(key.window, block);
+    key.window = WindowPool::kNone;
+  } else if (key.state == KeyState::closing) {
+    ended = source.registrations.has_ended(key.rkey);
+  } else if (key.state == KeyState::open) {
+    ended = source.registrations.revoke(key.rkey) == Status::ok;
+  }
+  key.state = ended ? KeyState::closed : KeyState::closing;
+}
+
+}  // namespace spinwire::memory
