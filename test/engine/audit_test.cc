@@ -92,8 +92,9 @@ TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
   expect_found(o, a.rendezvous.send_count, 2, "1 long messages are outstanding, 2 counted");
   expect_found(o, offered.agent, nullptr, "long message 0 is another connection's");
   expect_found(o, offered.block, nullptr, "long message 0 uses memory that is free");
-  if (offered.window != none)
-    expect_found(o, offered.window, none, "of 4 windows 3 are free, 0 in use and 0 being replaced");
+  if (offered.key.is_window())
+    expect_found(o, offered.key.window, none,
+                 "of 4 windows 3 are free, 0 in use and 0 being replaced");
   expect_found(o, offered.cancel_pending, true, "a callback is due for nothing");
   ASSERT_EQ(o.c.cancel(o.c.last_operation()), Status::ok);
   expect_found(o, a.credit.in_credit_queue, false,
