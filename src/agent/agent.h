@@ -20,8 +20,8 @@ namespace spinwire::agent {
 
 /// Lays a message's header, and its payload if that is short, into the operation's staging room;
 /// else the payload is the second element.
-void build_apart(const EngineContext& ctx, const Agent& a, Operation& op, std::uint64_t header,
-                 const std::byte* data, std::uint32_t lkey) noexcept;
+void build_staged(const EngineContext& ctx, const Agent& a, Operation& op, std::uint64_t header,
+                  const std::byte* data, std::uint32_t lkey) noexcept;
 /// Posts the agent's deferred operations with one doorbell. Always ok: what the device refuses
 /// ends with that error.
 Status flush(EngineContext& ctx, Agent& a) noexcept;
@@ -36,7 +36,7 @@ inline bool is_drained(const Agent& a) noexcept {
 /// Ends deferred operations that will not be posted any more, behind those that the device has.
 void flush_unposted(EngineContext& ctx, Agent& a) noexcept;
 /// Ends every operation, as flushed; the device has forgotten them.
-void flush_everything(EngineContext& ctx, Agent& a) noexcept;
+void flush_all_operations(EngineContext& ctx, Agent& a) noexcept;
 
 /// Gives up an operation by its name: a work-request id, or a long message's. False if the agent
 /// has none such.
@@ -50,15 +50,15 @@ void end_cancelled(EngineContext& ctx, Agent& a, Operation& op, Status status) n
 OperationId last_operation(const EngineContext& ctx, const Agent& a) noexcept;
 
 /// Posts everything deferred, agent by agent.
-void flush_all(EngineContext& ctx) noexcept;
+void flush_queued_agents(EngineContext& ctx) noexcept;
 
 // Hot: arrivals.
 
 /// Handles completions in order; answers the number of events.
-std::uint32_t take_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept;
+std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept;
 /// A message that arrives while the connection is draining.
-void take_while_draining(EngineContext& ctx, Agent& a, const Block* block,
-                         const ibv_wc& wc) noexcept;
+void on_message_while_draining(EngineContext& ctx, Agent& a, const Block* block,
+                               const ibv_wc& wc) noexcept;
 /// Gives a message to the application.
 void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept;
 /// A receive that ended with an error at the device. Cold.
@@ -133,22 +133,22 @@ void reserve_more_receives(EngineContext& ctx, Agent& a, std::uint32_t wanted) n
 std::uint32_t fair_share(const EngineContext& ctx) noexcept;
 /// Takes the receive of a message just arrived from an agent that has more than its share.
 void yield_credit(EngineContext& ctx, Agent& a) noexcept;
-void list_grant(EngineContext& ctx, Agent& a) noexcept;
+void queue_credit(EngineContext& ctx, Agent& a) noexcept;
 /// Lets the peer have credit up to its allotment.
 void grant_more(EngineContext& ctx, Agent& a) noexcept;
 /// The room that acceptance goes by: see SendQueue::limit.
-[[nodiscard]] inline std::uint32_t& room_in_force(Agent& a) noexcept {
+[[nodiscard]] inline std::uint32_t& send_limit_of(Agent& a) noexcept {
   if (a.raw != nullptr) return a.raw->send_limit;
   OwnDomain* const own = a.domain.get();
   return own != nullptr ? own->send_limit : a.send_queue.limit;
 }
-[[nodiscard]] inline std::uint32_t room_in_force(const Agent& a) noexcept {
+[[nodiscard]] inline std::uint32_t send_limit_of(const Agent& a) noexcept {
   if (a.raw != nullptr) return a.raw->send_limit;
   const OwnDomain* const own = a.domain.get();
   return own != nullptr ? own->send_limit : a.send_queue.limit;
 }
 /// Work requests that the application may have in the send queue.
-[[nodiscard]] inline std::uint32_t room_of(const Agent& a) noexcept {
+[[nodiscard]] inline std::uint32_t max_send_limit(const Agent& a) noexcept {
   if (a.raw != nullptr) return a.attributes.queue_pair.send_depth;
   return a.attributes.queue_pair.send_depth - kControlRequests - kRendezvousRequests -
          kLeaseRequests;
@@ -166,7 +166,7 @@ inline void set_attributes(Agent& a, const config::ConnectionAttributes& attribu
   a.send_queue.inline_bytes = attributes.queue_pair.inline_bytes;
 }
 /// The agents whose receives are in the same queue, or in one of their own, as this one's.
-inline QpnMap& neighbours(EngineContext& ctx, const Agent& a) noexcept {
+inline QpnMap& qpn_map_of(EngineContext& ctx, const Agent& a) noexcept {
   if (a.raw != nullptr) return ctx.raw->by_qpn;
   return a.own_queue != kNone ? ctx.own_queues->by_qpn : ctx.by_qpn;
 }
@@ -237,7 +237,7 @@ void on_early_message(EngineContext& ctx, Agent& a) noexcept;
 /// Our side of the handshake.
 Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept;
 /// The peer's side; false and an error if it cannot be connected to.
-Result<void> take_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer);
+Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer);
 /// Appends one of the agent's own operations; false if the pool is out of records.
 bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
                     std::uint16_t credits = 0) noexcept;

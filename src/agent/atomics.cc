@@ -44,13 +44,13 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
     return submit_atomic<kind>(ctx, a, {real, r.expected, r.operand, r.done, r.defer});
   }
   if (const Status status = check_atomic(ctx, r.remote); status != Status::ok) return status;
-  if (a.send_queue.used >= room_in_force(a)) return Status::would_block;
+  if (a.send_queue.used >= send_limit_of(a)) return Status::would_block;
   Operation* const op = ctx.operations.acquire();
   if (op == nullptr) return Status::would_block;
   op->block = nullptr;
   op->length = kAtomicBytes;
   op->kind = kind;
-  op->beside = false;
+  op->header_in_headroom = false;
   op->calls_back = static_cast<bool>(r.done);
   if (op->calls_back) op->done = r.done;
   count_begin(a, kind);
@@ -106,7 +106,7 @@ void follow(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t leng
 
 }  // namespace
 
-void end_unusual(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
+void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
   if (op.kind == OperationKind::cancelled) return end_cancelled(ctx, a, op, status);
   --a.send_queue.used;
   Completion completion;
@@ -118,16 +118,16 @@ void end_unusual(EngineContext& ctx, Agent& a, Operation& op, Status status) noe
   }
   const OperationKind kind = op.kind;
   const std::uint32_t length = op.length;
-  const std::uint32_t list = is_raw(kind) ? detach_list(a, op) : kNone;
+  const std::uint32_t list = is_raw(kind) ? detach_elements(a, op) : kNone;
   Block* const block = op.block;
-  if (op.beside) block->header_in_use = 0;
+  if (op.header_in_headroom) block->header_in_use = 0;
   const bool calls_back = op.calls_back;
   CompletionCallback done;
   if (calls_back) done = op.done;
   ctx.operations.release(op);
   if (calls_back) done(completion);
   if (block != nullptr) detail::release(block);
-  if (list != kNone) drop_list(a, list);
+  if (list != kNone) release_elements(a, list);
   follow(ctx, a, kind, length, status);
 }
 

@@ -25,7 +25,7 @@ class Auditor {
     for (std::uint32_t i = 0; i < s_.agents.capacity() && ok(); ++i) {
       if (s_.agents.in_use(i)) check_agent(s_.agents.at(i));
     }
-    if (ok()) check_untold_long();
+    if (ok()) check_cancelled_sends();
     if (ok()) check_windows();
     if (ok()) check_leases();
     if (ok()) check_records();
@@ -85,27 +85,27 @@ class Auditor {
       expect(!t->cancel_pending || a.credit.in_credit_queue,
              "no poll will run the callback of what was cancelled");
       windows_ += t->key.is_window() ? 1 : 0;
-      untold_ += t->cancel_pending ? 1 : 0;
-      ++offers_;
+      cancelled_sends_ += t->cancel_pending ? 1 : 0;
+      ++sends_;
     }
     expect(count == a.rendezvous.send_count, "{} long messages are outstanding, {} counted", count,
            a.rendezvous.send_count);
   }
 
-  void check_untold_long() {
-    expect(offers_ == s_.rendezvous->sends.size(), "{} long messages are outstanding, {} recorded",
-           offers_, s_.rendezvous->sends.size());
+  void check_cancelled_sends() {
+    expect(sends_ == s_.rendezvous->sends.size(), "{} long messages are outstanding, {} recorded",
+           sends_, s_.rendezvous->sends.size());
     std::uint32_t count = 0;
     const RendezvousSend* last = nullptr;
     const auto& pending = s_.rendezvous->pending_cancellations;
     for (const RendezvousSend& t : pending) {
-      if (!expect(count++ < untold_ && t.cancel_pending,
+      if (!expect(count++ < cancelled_sends_ && t.cancel_pending,
                   "the list of cancelled messages is broken"))
         return;
       last = &t;
     }
-    expect(count == untold_ && (count == 0 || &pending.back() == last),
-           "{} callbacks of cancelled messages are due, {} listed", untold_, count);
+    expect(count == cancelled_sends_ && (count == 0 || &pending.back() == last),
+           "{} callbacks of cancelled messages are due, {} listed", cancelled_sends_, count);
   }
 
   /// Each is free, opens a message, or is being replaced.
@@ -163,10 +163,13 @@ class Auditor {
   std::uint32_t walk_given_up(const Agent& a, KindCounts& kinds) {
     std::uint32_t count = 0;
     std::uint32_t left = s_.operations.capacity();
-    for (const Operation* op = s_.first_cancelled; op != nullptr && ok(); op = op->next_untold) {
+    for (const Operation& each : s_.cancelled_operations) {
+      const Operation* const op = &each;
+      if (!ok()) return count;
       if (!expect(s_.operations.owns(op) && left-- != 0, "the list of cancelled ones is broken"))
         return count;
-      expect(op->untold && op->kind == OperationKind::cancelled, "a callback is due for nothing");
+      expect(op->callback_pending && op->kind == OperationKind::cancelled,
+             "a callback is due for nothing");
       if (op->agent != &a) continue;
       expect(a.credit.in_credit_queue, "no poll will run the callback of what was cancelled");
       if (op->with_device) continue;
@@ -194,7 +197,7 @@ class Auditor {
     expect(op->agent == &a, "record {} is another connection's", index);
     expect(op->block == nullptr || op->block->refs != 0,
            "the operation of record {} uses memory that is free", index);
-    expect(!op->beside || op->block->header_in_use == 1,
+    expect(!op->header_in_headroom || op->block->header_in_use == 1,
            "the header of the operation of record {} may be overwritten", index);
     return ok();
   }
@@ -396,13 +399,13 @@ class Auditor {
   }
 
   EngineContext& s_;
-  std::vector<bool> records_;   ///< found in some list
-  std::vector<bool> slots_;     ///< missing, or waiting to be posted
-  std::uint32_t offers_ = 0;    ///< long messages found
-  std::uint32_t untold_ = 0;    ///< of those, with a callback that is due
-  std::uint64_t windows_ = 0;   ///< in use
-  std::uint64_t loans_ = 0;     ///< found
-  std::uint64_t holdings_ = 0;  ///< found
+  std::vector<bool> records_;          ///< found in some list
+  std::vector<bool> slots_;            ///< missing, or waiting to be posted
+  std::uint32_t sends_ = 0;            ///< long messages found
+  std::uint32_t cancelled_sends_ = 0;  ///< of those, with a callback that is due
+  std::uint64_t windows_ = 0;          ///< in use
+  std::uint64_t loans_ = 0;            ///< found
+  std::uint64_t holdings_ = 0;         ///< found
   std::string where_;
   std::string fault_;
 };

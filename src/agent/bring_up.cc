@@ -49,7 +49,7 @@ bool step_create(EngineContext& ctx, Agent& a) noexcept {
   if (!qp) return set_up_failed(ctx, a, qp.error());
   a.qp = *qp;
   try {
-    neighbours(ctx, a).set(a.qp->qp_num, &a);
+    qpn_map_of(ctx, a).set(a.qp->qp_num, &a);
   } catch (const std::bad_alloc&) {
     return set_up_failed(ctx, a, base::out_of_memory());
   }
@@ -188,7 +188,7 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   return info;
 }
 
-Result<void> take_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer) {
+Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer) {
   if (peer.gid_type != gid_type(a)) {
     return base::fail(Status::unsupported,
                       fmt::format("connect a GID of type {} to the peer's", to_string(gid_type(a))),
@@ -212,7 +212,7 @@ Result<void> take_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer) {
   a.peer.is_raw = peer.raw;
   a.peer.incarnation = peer.incarnation;
   if (peer.raw) {
-    a.send_queue.max_eager = a.max_message = kLongestRaw;
+    a.send_queue.max_eager = a.max_message = kMaxRawBytes;
     return {};
   }
   a.send_queue.max_eager = std::min(peer.eager_bytes, ctx.config.connections.eager_bytes);

@@ -18,19 +18,19 @@ inline void count_end(Agent& a, const Operation& op, bool ok) noexcept {
 }
 
 /// The same for what is no plain operation of the application's.
-void end_unusual(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept;
+void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept;
 
 /// Ends an operation that is out of its agent's order: its record is free before its callback
 /// runs, so that the callback may start another.
 inline void end(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
   if (!is_plain(op.kind)) [[unlikely]]
-    return end_unusual(ctx, a, op, status);
+    return end_internal(ctx, a, op, status);
   --a.send_queue.used;
   const bool ok = status == Status::ok;
   const std::uint32_t bytes = ok ? op.length : 0;
   count_end(a, op, ok);
   Block* const block = op.block;
-  if (op.beside) block->header_in_use = 0;
+  if (op.header_in_headroom) block->header_in_use = 0;
   if (op.calls_back) {
     const Completion completion{status, bytes};
     const CompletionCallback done = op.done;

@@ -15,7 +15,7 @@ bool can_post(const Agent& a) noexcept {
 
 /// The application's operations wait while control messages lack credit.
 void block_application(Agent& a, bool blocked) noexcept {
-  if (a.state == ConnectionState::ready) room_in_force(a) = blocked ? 0 : room_of(a);
+  if (a.state == ConnectionState::ready) send_limit_of(a) = blocked ? 0 : max_send_limit(a);
 }
 
 void build_message(EngineContext& ctx, Agent& a, Operation& op, const ControlMessage& message,
@@ -78,7 +78,7 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
   message = what;
   message.index = index;
   queue.messages.push_back(message);
-  list_grant(ctx, a);
+  queue_credit(ctx, a);
 }
 
 bool post_control_messages(EngineContext& ctx, Agent& a) noexcept {
@@ -104,7 +104,7 @@ void flush_control_messages(EngineContext& ctx, Agent& a) noexcept {
 
 void on_control_message_done(EngineContext& ctx, Agent& a) noexcept {
   --a.control_queue.outstanding;
-  if (!a.control_queue.messages.empty()) list_grant(ctx, a);
+  if (!a.control_queue.messages.empty()) queue_credit(ctx, a);
 }
 
 void drop_control_messages(EngineContext& ctx, Agent& a) noexcept {

@@ -77,8 +77,8 @@ struct Tally {
 /// What rdma_cm knows of a connection that it brings up.
 struct CmLink {
   control::CmId id;
-  bool resolved = false;  ///< device and route are known
-  bool spoken = false;    ///< asked or answered
+  bool resolved = false;        ///< device and route are known
+  bool handshake_sent = false;  ///< asked or answered
 };
 
 /// Bits of Agent::detour.
@@ -200,10 +200,10 @@ struct alignas(64) Agent {
   CreditCells credit_cells;
   config::ConnectionAttributes attributes;
   ConnectionHandlers next_handlers;
-  Error cause;                        ///< why it ends; ok for a regular close
-  std::unique_ptr<Again> reconnect;   ///< if it is made again when lost
-  std::unique_ptr<OwnDomain> domain;  ///< a protection domain of its own
-  std::unique_ptr<RawQueue> raw;      ///< if it is raw
+  Error cause;                                ///< why it ends; ok for a regular close
+  std::unique_ptr<ReconnectState> reconnect;  ///< if it is made again when lost
+  std::unique_ptr<OwnDomain> domain;          ///< a protection domain of its own
+  std::unique_ptr<RawQueue> raw;              ///< if it is raw
 };
 static_assert(offsetof(Agent, handlers) == 128, "the hot fields fill two cache lines");
 
@@ -291,8 +291,7 @@ struct EngineContext {
   std::unique_ptr<RawShared> raw;         ///< once there was a raw connection
   /// Cancelled operations whose callback is due; their agents are in `credit_queue`.
   std::uint32_t pending_cancellations = 0;
-  Operation* first_cancelled = nullptr;  ///< but for rendezvous messages; oldest first
-  Operation* last_cancelled = nullptr;
+  base::IntrusiveQueue<&Operation::next_cancelled> cancelled_operations;  ///< the oldest first
   std::uint32_t receive_waiter_count = 0;
   AgentList receive_waiters;  ///< with credit to grant once receives are posted again
 

@@ -23,7 +23,7 @@ std::uint64_t after(const EngineContext& ctx, Nanoseconds delay) noexcept {
 /// Tells rdma_cm that the connection is over, and a peer that still waits for our answer why.
 void leave_cm(Agent& a) noexcept {
   if (a.setup.cm == nullptr) return;
-  if (!a.setup.outbound && !a.setup.cm->spoken) {
+  if (!a.setup.outbound && !a.setup.cm->handshake_sent) {
     const Status status = a.cause.status == Status::ok ? Status::refused : a.cause.status;
     const wire::Frame no = wire::encode_cm_refusal(wire::make_refuse(
         status, a.cause.found.empty() ? "the application refused" : a.cause.found));
@@ -45,10 +45,10 @@ bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
   // Windows go before their queue pair.
   if (!end_rendezvous_sends(ctx, a) || !end_leases(ctx, a)) return true;
   leave_cm(a);
-  neighbours(ctx, a).clear(a.qp->qp_num);
+  qpn_map_of(ctx, a).clear(a.qp->qp_num);
   ctx.device->destroy_qp(a.qp);
   a.qp = nullptr;
-  flush_everything(ctx, a);
+  flush_all_operations(ctx, a);
   if (a.raw != nullptr) flush_raw_receives(ctx, a);
   drop_rendezvous_receives(ctx, a);
   set_stage(a, Stage::conceal);
@@ -123,7 +123,7 @@ bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept {
     return true;
   }
   const bool shares = ctx.device->srq() != nullptr;
-  if (shares ? ctx.reserved_receives >= ctx.reservable_receives : !take_own_queue(ctx, a))
+  if (shares ? ctx.reserved_receives >= ctx.reservable_receives : !acquire_own_queue(ctx, a))
     return false;
   ++reserved_total(ctx, a);
   a.credit.reserved = 1;
@@ -160,15 +160,16 @@ Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
 
 void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
   a.state = state;
-  if (a.reconnect != nullptr && state != ConnectionState::resolving) a.reconnect->resting = false;
-  room_in_force(a) = state == ConnectionState::ready ? room_of(a) : 0;
+  if (a.reconnect != nullptr && state != ConnectionState::resolving)
+    a.reconnect->backing_off = false;
+  send_limit_of(a) = state == ConnectionState::ready ? max_send_limit(a) : 0;
   ctx.timers.cancel(a.setup.timer);
   const Config::Connections& c = ctx.config.connections;
   switch (state) {
     case ConnectionState::resolving:
       a.setup.deadline =
-          after(ctx, a.reconnect != nullptr && a.reconnect->resting ? a.reconnect->delay
-                                                                    : a.setup.timeout);
+          after(ctx, a.reconnect != nullptr && a.reconnect->backing_off ? a.reconnect->delay
+                                                                        : a.setup.timeout);
       break;
     case ConnectionState::exchanging:
       // After `resolving` the deadline of the whole attempt goes on.
@@ -356,7 +357,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   if (a.own_queue != kNone) reclaim_own_receives(ctx, a);
   if (a.raw != nullptr) {
     flush_raw_receives(ctx, a);
-    unlist_raw(ctx, a);
+    leave_raw_queue(ctx, a);
   }
   ctx.flush_queue.remove(a);
   ctx.credit_queue.remove(a);

@@ -40,7 +40,7 @@ bool has_receive_shortage(EngineContext& ctx, const Agent& a) noexcept {
 /// Credit has to wait until receives are posted for it; what was granted before is told to a peer
 /// that has none left.
 void wait_for_receives(EngineContext& ctx, Agent& a) noexcept {
-  if (a.credit.peer_needs_credit && a.credit.advertised != a.credit.granted) list_grant(ctx, a);
+  if (a.credit.peer_needs_credit && a.credit.advertised != a.credit.granted) queue_credit(ctx, a);
   if (a.credit.waits_for_receives) return;
   a.credit.waits_for_receives = true;
   ctx.receive_waiters.add(a);
@@ -55,7 +55,7 @@ inline void grant(EngineContext& ctx, Agent& a) noexcept {
   a.credit.granted = target;
   // A message of ours may take it along; else it is told once it is worth a write of its own.
   if (a.credit.peer_needs_credit || (target - a.credit.advertised) * 2 > a.credit.reserved)
-    list_grant(ctx, a);
+    queue_credit(ctx, a);
 }
 
 inline bool is_holding(const Agent& a) noexcept { return (a.detour & kRendezvousAhead) != 0; }
@@ -101,7 +101,9 @@ void on_credit_return(EngineContext& ctx, Agent& a, std::uint32_t credits) noexc
 }
 
 /// Whether it costs credit without being a message of the application's.
-constexpr bool is_note(wire::MessageKind kind) noexcept { return wire::body_bytes(kind) != 0; }
+constexpr bool is_control_kind(wire::MessageKind kind) noexcept {
+  return wire::body_bytes(kind) != 0;
+}
 
 void on_control_message(EngineContext& ctx, Agent& a, const Block* block,
                         const wire::MessageHeader& header, const ibv_wc& wc) noexcept {
@@ -153,7 +155,7 @@ bool on_message_received(EngineContext& ctx, Agent& a, Block* block, const ibv_w
   }
   a.credit.header_granted = header.granted;
   if (header.kind != wire::MessageKind::data) [[unlikely]] {
-    if (is_note(header.kind)) {
+    if (is_control_kind(header.kind)) {
       on_control_message(ctx, a, block, header, wc);
     } else if (header.kind == wire::MessageKind::goodbye) {
       on_goodbye_message(ctx, a);
@@ -244,7 +246,7 @@ void grant_to_waiters(EngineContext& ctx) noexcept {
     const std::uint32_t target = a.credit.received + a.credit.returned + a.credit.reserved;
     if (static_cast<std::int32_t>(target - a.credit.granted) <= 0) continue;
     a.credit.granted = target;
-    list_grant(ctx, a);
+    queue_credit(ctx, a);
   }
   ctx.receive_waiters.cut(kept);
 }
@@ -305,7 +307,7 @@ bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept {
   return true;
 }
 
-void list_grant(EngineContext& ctx, Agent& a) noexcept {
+void queue_credit(EngineContext& ctx, Agent& a) noexcept {
   if (a.credit.in_credit_queue) return;
   a.credit.in_credit_queue = true;
   ctx.credit_queue.add(a);
@@ -358,7 +360,7 @@ bool on_other_receive(EngineContext& ctx, Agent& a, Block* block, const ibv_wc& 
   if (a.state == ConnectionState::exchanging) on_early_message(ctx, a);
   if (a.state != ConnectionState::ready) {
     if (a.state == ConnectionState::draining && wc.opcode == IBV_WC_RECV)
-      take_while_draining(ctx, a, block, wc);
+      on_message_while_draining(ctx, a, block, wc);
     return false;
   }
   if (wc.opcode != IBV_WC_RECV_RDMA_WITH_IMM) return on_message_received(ctx, a, block, wc);
@@ -437,7 +439,7 @@ inline const ibv_wc* process_receives_of(EngineContext& ctx, Agent& a, const ibv
                                                        const ibv_wc* end) noexcept {
   Agent* const a = ctx.own_queues != nullptr ? ctx.own_queues->by_qpn.find(wc->qp_num) : nullptr;
   if (a != nullptr) return process_receives_of<true>(ctx, *a, wc, end);
-  if (is_raw_receive(wc->wr_id)) return take_raw_run(ctx, wc, end);
+  if (is_raw_receive(wc->wr_id)) return process_raw_receives(ctx, wc, end);
   on_stale_receive(ctx, *wc);
   return wc + 1;
 }
@@ -451,7 +453,7 @@ const ibv_wc* process_receives(EngineContext& ctx, const ibv_wc* wc, const ibv_w
 
 }  // namespace
 
-std::uint32_t take_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept {
+std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int count) noexcept {
   const ibv_wc* const end = wcs + count;
   for (const ibv_wc* wc = wcs + 1; wc < end; ++wc) {
     if (is_receive(wc->wr_id)) __builtin_prefetch(ctx.receives.memory(slot_of(wc->wr_id)));
@@ -469,8 +471,8 @@ std::uint32_t take_completions(EngineContext& ctx, const ibv_wc* wcs, int count)
   return events;
 }
 
-void take_while_draining(EngineContext& ctx, Agent& a, const Block* block,
-                         const ibv_wc& wc) noexcept {
+void on_message_while_draining(EngineContext& ctx, Agent& a, const Block* block,
+                               const ibv_wc& wc) noexcept {
   // Messages that crossed our close are dropped; only the peer's own goodbye still matters, and
   // answers, for which it needs credit.
   wire::MessageHeader header{};
@@ -492,16 +494,16 @@ void finish_poll(EngineContext& ctx) noexcept {
   // Receives first: credit told below counts on them.
   if (ctx.receives.count() >= ctx.list_length) post_receives(ctx);
   if (ctx.queued_agents != 0) [[unlikely]] {
-    if (ctx.raw != nullptr) post_raw_listed(ctx);
+    if (ctx.raw != nullptr) post_queued_raw_receives(ctx);
     post_rendezvous_reads(ctx);
   }
-  flush_all(ctx);
+  flush_queued_agents(ctx);
   if (ctx.credit_queue.count() != 0) {
     advertise_credit(ctx);
     // Last, so that what is cancelled meanwhile is listed for the next poll.
     if (ctx.pending_cancellations != 0) run_cancel_callbacks(ctx);
-    if (ctx.raw != nullptr) tell_raw_posted(ctx);
-    flush_all(ctx);
+    if (ctx.raw != nullptr) run_posted_callbacks(ctx);
+    flush_queued_agents(ctx);
   }
 }
 

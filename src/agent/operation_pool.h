@@ -64,15 +64,15 @@ struct alignas(64) Operation {
   detail::Block* block;
   std::uint32_t length;  ///< of the payload
   OperationKind kind;
-  bool beside;      ///< the header lies in the block's headroom
-  bool calls_back;  ///< `done` is there
+  bool header_in_headroom;  ///< the header lies in the block's headroom
+  bool calls_back;          ///< `done` is there
   // While `kind` is `cancelled`.
   OperationKind was;
   bool with_device;
-  bool succeeded;  ///< there
-  bool untold;     ///< in the list of those whose callback is due
+  bool succeeded;         ///< there
+  bool callback_pending;  ///< in the list of those whose callback is due
   alignas(64) CompletionCallback done;
-  Operation* next_untold;
+  Operation* next_cancelled;
 
   [[nodiscard]] Operation* next() const noexcept { return of(wr.next); }
   /// `wr` is the first member.

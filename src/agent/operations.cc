@@ -80,11 +80,11 @@ std::uint32_t credits_in_sight(const Agent& a) noexcept {
   return granted - a.credit.returned_by_us - a.credit.sent;
 }
 
-void build_apart(const EngineContext& ctx, const Agent& a, Operation& op, std::uint64_t header,
-                 const std::byte* data, std::uint32_t lkey) noexcept {
+void build_staged(const EngineContext& ctx, const Agent& a, Operation& op, std::uint64_t header,
+                  const std::byte* data, std::uint32_t lkey) noexcept {
   std::byte* at = ctx.staging + std::size_t{ctx.operations.index_of(op)} * kStagingBytes;
   wire::put(header, at);
-  op.beside = false;
+  op.header_in_headroom = false;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(at), wire::kMessageHeaderBytes,
                 ctx.staging_block->lkey};
   const std::uint32_t length = op.length;
@@ -108,7 +108,7 @@ void build_control(const EngineContext& ctx, const Agent& a, Operation& op,
   wire::put(wire::encode(header), at);
   std::memcpy(at + wire::kMessageHeaderBytes, body.data(), body.size());
   const auto bytes = static_cast<std::uint32_t>(wire::kMessageHeaderBytes + body.size());
-  op.beside = false;
+  op.header_in_headroom = false;
   op.length = 0;
   op.wr.num_sge = 1;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(at), bytes, ctx.staging_block->lkey};
@@ -128,7 +128,7 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
   op.wr.wr.rdma.rkey = a.credit_cells.peer_key;
   if (has_header(kind)) {
     const bool returns = kind == OperationKind::credit_return;
-    build_apart(
+    build_staged(
         ctx, a, op,
         wire::encode({returns ? wire::MessageKind::credit_return : wire::MessageKind::goodbye, 0,
                       static_cast<std::uint16_t>(a.credit.granted), credits}),
@@ -188,7 +188,7 @@ Status flush(EngineContext& ctx, Agent& a) noexcept {
   return Status::ok;
 }
 
-void flush_all(EngineContext& ctx) noexcept {
+void flush_queued_agents(EngineContext& ctx) noexcept {
   for (std::uint32_t i = 0; i < ctx.flush_queue.count(); ++i) {
     Agent& a = ctx.flush_queue[i];
     a.in_flush_queue = false;
@@ -206,7 +206,7 @@ void flush_unposted(EngineContext& ctx, Agent& a) noexcept {
   }
 }
 
-void flush_everything(EngineContext& ctx, Agent& a) noexcept {
+void flush_all_operations(EngineContext& ctx, Agent& a) noexcept {
   if (a.send_queue.deferred != nullptr)
     join_deferred(a);  // a flush() from a callback finds nothing to post
   while (a.send_queue.posted != nullptr) end_posted(ctx, a, Status::flushed);

@@ -32,7 +32,7 @@ Error too_many(const EngineContext& ctx) {
 bool take_receives(EngineContext& ctx, Agent& a) noexcept {
   if (ctx.device->srq() == nullptr || a.raw != nullptr) return true;
   const std::uint32_t promised = a.credit.reserved;
-  if (!take_own_queue(ctx, a)) return false;
+  if (!acquire_own_queue(ctx, a)) return false;
   ctx.reserved_receives -= promised;
   ctx.own_queues->reserved_receives += promised;
   return true;

@@ -110,7 +110,7 @@ void aim_own_receives(EngineContext& ctx, const Agent& a, std::uint32_t lkey) no
   aim(ctx, a.own_queue, lkey);
 }
 
-bool take_own_queue(EngineContext& ctx, Agent& a) noexcept {
+bool acquire_own_queue(EngineContext& ctx, Agent& a) noexcept {
   base::IndexPool<OwnQueue>& queues = ctx.own_queues->queues;
   std::uint32_t passed = kNone;
   std::uint32_t index = queues.acquire();

@@ -28,7 +28,7 @@ struct OwnShare {
 OwnShare own_share(const Config& config, std::uint32_t slots) noexcept;
 std::uint32_t own_slots(const Config& config) noexcept;
 
-/// A connection's queue, or one that waits for a connection. Its slots are neighbours.
+/// A connection's queue, or one that waits for a connection. Its slots are qpn_map_of.
 struct OwnQueue {
   Agent* agent = nullptr;
   verbs::ReceiveChain back;  ///< those that came back, to be posted again
@@ -56,7 +56,7 @@ void repost_own(EngineContext& ctx, std::uint32_t slot) noexcept;
 std::uint32_t own_lkey(const EngineContext& ctx, std::uint32_t slot,
                        const detail::Block& block) noexcept;
 /// A queue for a connection that begins; false if none is left.
-bool take_own_queue(EngineContext& ctx, Agent& a) noexcept;
+bool acquire_own_queue(EngineContext& ctx, Agent& a) noexcept;
 /// The agent's receives name their memory by another key. Before they are posted.
 void aim_own_receives(EngineContext& ctx, const Agent& a, std::uint32_t lkey) noexcept;
 /// Posts everything to the agent's queue pair, which is at INIT. 0 or an errno value.

@@ -25,7 +25,7 @@ bool takes_receives(const Agent& a) noexcept {
 /// The end of the next poll looks after the agent's receives.
 void list(EngineContext& ctx, Agent& a) noexcept {
   RawQueue& q = *a.raw;
-  list_grant(ctx, a);
+  queue_credit(ctx, a);
   if (q.listed) return;
   q.listed = true;
   q.next_listed = std::exchange(ctx.raw->listed, &a);
@@ -114,7 +114,7 @@ inline Extent measure(const EngineContext& ctx, const Agent& a,
   for (const BufferSlice& e : elements) {
     if (detail::block_of(e) == nullptr || e.size() == 0) [[unlikely]]
       return {Status::out_of_bounds};
-    if (e.size() > kLongestRaw - extent.bytes) [[unlikely]]
+    if (e.size() > kMaxRawBytes - extent.bytes) [[unlikely]]
       return {Status::message_too_long};
     if (!has_key(ctx, a, *detail::block_of(e))) [[unlikely]]
       return {Status::invalid_argument};
@@ -139,7 +139,7 @@ void release_all(Block** blocks, int count) noexcept {
 }
 
 /// Gives back what the agent was promised of receives that it does not need.
-void give_promised_back(EngineContext& ctx, Agent& a) noexcept {
+void return_reserved_receives(EngineContext& ctx, Agent& a) noexcept {
   reserved_total(ctx, a) -= a.credit.reserved;
   a.credit.reserved = a.credit.granted = a.credit.advertised = 0;
   if (a.own_queue != kNone) reclaim_own_receives(ctx, a);
@@ -225,7 +225,7 @@ bool use_raw(EngineContext& ctx, Agent& a, std::unique_ptr<RawQueue> queue) noex
     const bool was = std::exchange(a.raw, nullptr) != nullptr;
     return !was || reserve_first_receive(ctx, a);
   }
-  if (a.raw == nullptr) give_promised_back(ctx, a);
+  if (a.raw == nullptr) return_reserved_receives(ctx, a);
   a.raw = std::move(queue);
   return true;
 }
@@ -245,7 +245,7 @@ std::uint32_t raw_receives_posted(const Agent& a) noexcept {
   return a.raw->posted - a.raw->completed;
 }
 
-void unlist_raw(EngineContext& ctx, Agent& a) noexcept {
+void leave_raw_queue(EngineContext& ctx, Agent& a) noexcept {
   if (!std::exchange(a.raw->listed, false)) return;
   --ctx.queued_agents;
   Agent** at = &ctx.raw->listed;
@@ -253,7 +253,7 @@ void unlist_raw(EngineContext& ctx, Agent& a) noexcept {
   *at = a.raw->next_listed;
 }
 
-void renew_raw(RawQueue& queue) noexcept {
+void reset_raw(RawQueue& queue) noexcept {
   queue.failed = false;
   queue.send_limit = 0;
 }
@@ -359,7 +359,8 @@ inline void take(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
 
 }  // namespace
 
-const ibv_wc* take_raw_run(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* end) noexcept {
+const ibv_wc* process_raw_receives(EngineContext& ctx, const ibv_wc* wc,
+                                   const ibv_wc* end) noexcept {
   Agent* const a = ctx.raw->by_qpn.find(wc->qp_num);
   if (a == nullptr) [[unlikely]] {
     ++ctx.stats.stale_completions;
@@ -390,11 +391,11 @@ void flush_raw_receives(EngineContext& ctx, Agent& a) noexcept {
 
 void flush_raw(EngineContext& ctx, Agent& a) noexcept { post_or_fail(ctx, a); }
 
-void post_raw_listed(EngineContext& ctx) noexcept {
+void post_queued_raw_receives(EngineContext& ctx) noexcept {
   for (Agent* a = ctx.raw->listed; a != nullptr; a = a->raw->next_listed) post_or_fail(ctx, *a);
 }
 
-void tell_raw_posted(EngineContext& ctx) noexcept {
+void run_posted_callbacks(EngineContext& ctx) noexcept {
   Agent* a = std::exchange(ctx.raw->listed, nullptr);
   while (a != nullptr) {
     RawQueue& q = *a->raw;
@@ -404,7 +405,7 @@ void tell_raw_posted(EngineContext& ctx) noexcept {
     tell_posted(q);
     a = next;
   }
-  post_raw_listed(ctx);
+  post_queued_raw_receives(ctx);
 }
 
 Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept {
@@ -431,7 +432,7 @@ Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept {
   }
   op->kind = r.immediate ? OperationKind::raw_send_imm : OperationKind::raw_send;
   op->length = extent.bytes;
-  op->beside = false;
+  op->header_in_headroom = false;
   op->calls_back = static_cast<bool>(r.done);
   if (op->calls_back) op->done = r.done;
   count_begin(a, op->kind);
@@ -460,14 +461,14 @@ Status submit_on_raw(EngineContext& ctx, Agent& a, const Request& r, OperationKi
   return post(ctx, a, r.defer);
 }
 
-std::uint32_t detach_list(Agent& a, Operation& op) noexcept {
+std::uint32_t detach_elements(Agent& a, Operation& op) noexcept {
   if (op.wr.sg_list == op.sges) return kNone;
   const std::uint32_t index = a.raw->index_of(op.wr.sg_list);
   op.wr.sg_list = op.sges;
   return index;
 }
 
-void drop_list(Agent& a, std::uint32_t index) noexcept {
+void release_elements(Agent& a, std::uint32_t index) noexcept {
   RawQueue& q = *a.raw;
   release_all(q.list(index).blocks, static_cast<int>(q.size_of_list(index)));
   q.free_list(index);
@@ -510,8 +511,8 @@ std::string audit_lists(const EngineContext& ctx, const Agent& a) {
   for (const Operation* op = a.send_queue.deferred; op != nullptr;
        op = op == a.send_queue.deferred_last ? nullptr : op->next())
     count(*op);
-  for (const Operation* op = ctx.first_cancelled; op != nullptr; op = op->next_untold) {
-    if (op->agent == &a && !op->with_device) count(*op);
+  for (const Operation& op : ctx.cancelled_operations) {
+    if (op.agent == &a && !op.with_device) count(op);
   }
   if (found == q.lists()) return {};
   return fmt::format("{} lists of elements are free or in use, of {}", found, q.lists());

@@ -26,7 +26,7 @@ struct Agent;
 struct Request;
 struct EngineContext;
 
-inline constexpr std::uint32_t kLongestRaw = 1u << 30;  ///< bytes of a message, or for one
+inline constexpr std::uint32_t kMaxRawBytes = 1u << 30;  ///< bytes of a message, or for one
 
 /// What all raw connections of an engine share.
 struct RawShared {
@@ -131,9 +131,9 @@ std::uint32_t raw_receives_posted(const Agent& a) noexcept;
 /// Ends every receive, as flushed; the device has forgotten them.
 void flush_raw_receives(EngineContext& ctx, Agent& a) noexcept;
 /// Nobody looks after the agent's receives any more.
-void unlist_raw(EngineContext& ctx, Agent& a) noexcept;
+void leave_raw_queue(EngineContext& ctx, Agent& a) noexcept;
 /// As new, for another queue pair.
-void renew_raw(RawQueue& queue) noexcept;
+void reset_raw(RawQueue& queue) noexcept;
 /// What is wrong with the agent's books; empty if nothing is.
 std::string audit_raw(EngineContext& ctx, const Agent& a);
 
@@ -159,17 +159,18 @@ Status submit_on_raw(EngineContext& ctx, Agent& a, const Request& r, OperationKi
 /// Posts the agent's receives that were deferred.
 void flush_raw(EngineContext& ctx, Agent& a) noexcept;
 /// Posts those of all agents.
-void post_raw_listed(EngineContext& ctx) noexcept;
+void post_queued_raw_receives(EngineContext& ctx) noexcept;
 /// Runs the callbacks of those that were posted, and posts what they have deferred.
-void tell_raw_posted(EngineContext& ctx) noexcept;
+void run_posted_callbacks(EngineContext& ctx) noexcept;
 /// Completions of one raw queue pair's receives in a row, or one of a queue pair that is no more;
 /// answers the first that is not of them.
-const ibv_wc* take_raw_run(EngineContext& ctx, const ibv_wc* wc, const ibv_wc* end) noexcept;
+const ibv_wc* process_raw_receives(EngineContext& ctx, const ibv_wc* wc,
+                                   const ibv_wc* end) noexcept;
 
 /// The elements that an operation had beside its record, which may be used again; kNone: none.
-/// Their memory is held until drop_list().
-std::uint32_t detach_list(Agent& a, Operation& op) noexcept;
-void drop_list(Agent& a, std::uint32_t list) noexcept;
+/// Their memory is held until release_elements().
+std::uint32_t detach_elements(Agent& a, Operation& op) noexcept;
+void release_elements(Agent& a, std::uint32_t list) noexcept;
 
 /// Receives of raw connections have names of their own: nothing in the low half but the bit of all
 /// receives, where others have their slot.

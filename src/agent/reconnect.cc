@@ -14,13 +14,13 @@ namespace {
 
 /// Twice as long each time, up to the maximum, and somewhere in the upper half of that: those who
 /// lost the same peer shall not come back all at once.
-Nanoseconds next_delay(Again& again) noexcept {
+Nanoseconds next_delay(ReconnectState& state) noexcept {
   constexpr std::uint32_t kMostDoublings = 30;
-  const std::uint32_t doublings = std::min(again.attempts, kMostDoublings);
-  const auto first = static_cast<std::uint64_t>(again.options.first_delay.count());
-  const auto most = static_cast<std::uint64_t>(again.options.max_delay.count());
+  const std::uint32_t doublings = std::min(state.attempts, kMostDoublings);
+  const auto first = static_cast<std::uint64_t>(state.options.first_delay.count());
+  const auto most = static_cast<std::uint64_t>(state.options.max_delay.count());
   const std::uint64_t longest = first > most >> doublings ? most : first << doublings;
-  return Nanoseconds(static_cast<std::int64_t>(longest - again.random.below(longest / 2 + 1)));
+  return Nanoseconds(static_cast<std::int64_t>(longest - state.random.below(longest / 2 + 1)));
 }
 
 bool is_permanent(Status status) noexcept {
@@ -47,9 +47,9 @@ void forget_attempt(Agent& a) noexcept {
                a.setup.timeout,
                a.attributes,
                a.peer.name};
-  std::unique_ptr<Again> again = std::move(a.reconnect);
+  std::unique_ptr<ReconnectState> state = std::move(a.reconnect);
   std::unique_ptr<RawQueue> raw = std::move(a.raw);
-  if (raw != nullptr) renew_raw(*raw);
+  if (raw != nullptr) reset_raw(*raw);
   a.~Agent();
   new (&a) Agent();
   a.index = kept.index;
@@ -62,7 +62,7 @@ void forget_attempt(Agent& a) noexcept {
   set_attributes(a, kept.attributes);
   a.peer.name = kept.peer;
   a.setup.outbound = true;
-  a.reconnect = std::move(again);
+  a.reconnect = std::move(state);
   a.raw = std::move(raw);
   prepare_timers(a);
 }
@@ -70,32 +70,32 @@ void forget_attempt(Agent& a) noexcept {
 }  // namespace
 
 bool can_reconnect(const Agent& a) noexcept {
-  const Again* again = a.reconnect.get();
-  if (again == nullptr || a.closing) return false;
-  return !again->permanent && !is_permanent(a.cause.status) &&
-         again->attempts < again->options.attempts;
+  const ReconnectState* state = a.reconnect.get();
+  if (state == nullptr || a.closing) return false;
+  return !state->permanent && !is_permanent(a.cause.status) &&
+         state->attempts < state->options.attempts;
 }
 
 void rest(EngineContext& ctx, Agent& a) noexcept {
-  Again& again = *a.reconnect;
+  ReconnectState& state = *a.reconnect;
   const bool interrupted = a.setup.was_ready;
   // One that comes and goes is no success: the delays go on growing.
   const bool lasted =
-      interrupted && ctx.clock.now() - again.ready_at >= ctx.clock.ticks(again.options.max_delay);
-  if (lasted) again.attempts = 0;
-  again.last = std::move(a.cause);
-  if (again.first.status == Status::ok) again.first = again.last;
-  again.delay = next_delay(again);
-  ++again.attempts;
-  again.resting = true;
+      interrupted && ctx.clock.now() - state.ready_at >= ctx.clock.ticks(state.options.max_delay);
+  if (lasted) state.attempts = 0;
+  state.last = std::move(a.cause);
+  if (state.first.status == Status::ok) state.first = state.last;
+  state.delay = next_delay(state);
+  ++state.attempts;
+  state.backing_off = true;
   forget_attempt(a);
   enter(ctx, a, ConnectionState::resolving);
   if (interrupted && a.handlers.on_interrupted)
-    a.handlers.on_interrupted(handle(ctx, a), again.last);
+    a.handlers.on_interrupted(handle(ctx, a), state.last);
 }
 
 bool revive(EngineContext& ctx, Agent& a) noexcept {
-  a.reconnect->resting = false;
+  a.reconnect->backing_off = false;
   if (!reserve_first_receive(ctx, a)) return false;
   set_stage(a, Stage::domain);
   enter(ctx, a, ConnectionState::resolving);

@@ -14,8 +14,8 @@ struct Agent;
 struct EngineContext;
 
 /// What such a connection keeps from one attempt to the next.
-struct Again {
-  Again(const Reconnect& settings, const control::Address& to, Via how) noexcept
+struct ReconnectState {
+  ReconnectState(const Reconnect& settings, const control::Address& to, Via how) noexcept
       : options(settings), address(to), via(how), random(base::random_seed()) {}
   Reconnect options;
   control::Address address;
@@ -26,7 +26,7 @@ struct Again {
   std::uint32_t attempts = 0;           ///< in a row, without lasting success
   std::uint64_t ready_at = 0;           ///< tick of becoming ready; 0: this attempt has not
   Nanoseconds delay{0};                 ///< until the next
-  bool resting = false;                 ///< waits for that
+  bool backing_off = false;             ///< waits for that
   bool permanent = false;               ///< neither the peer's answer nor a lost device changes
 };
 

@@ -98,7 +98,7 @@ bool post_read(EngineContext& ctx, Agent& a, RendezvousReceive& r) noexcept {
   if (op == nullptr) return false;
   const std::uint32_t bytes = std::min(r.length - r.requested, kRendezvousReadBytes);
   begin<OperationKind::rendezvous_read>(a, *op, r.block, bytes, {});
-  op->beside = false;
+  op->header_in_headroom = false;
   op->wr.send_flags = 0;
   op->sges[0] = {reinterpret_cast<std::uint64_t>(r.data + r.requested), bytes, r.block->lkey};
   op->wr.wr.rdma.remote_addr = r.remote + r.requested;
@@ -203,7 +203,7 @@ void on_rendezvous_offer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   if (mine.reading == nullptr) mine.reading = &r;
   if (mine.queue == nullptr && mine.reads_outstanding < kRendezvousReadsPerAgent)
     enqueue(ctx, ctx.rendezvous->readers, a);
-  list_grant(ctx, a);  // the end of the poll posts the first READ
+  queue_credit(ctx, a);  // the end of the poll posts the first READ
 }
 
 void post_rendezvous_reads(EngineContext& ctx) noexcept {

@@ -21,7 +21,7 @@ std::uint32_t id_of(const RendezvousPool& all, const RendezvousSend& t) noexcept
   return t.index | all.sends.generation(t.index) << kIndexBits;
 }
 
-RendezvousSend* transfer_of(RendezvousPool& all, const Agent& a, std::uint32_t id) noexcept {
+RendezvousSend* find_send(RendezvousPool& all, const Agent& a, std::uint32_t id) noexcept {
   const std::uint32_t index = id & ((1u << kIndexBits) - 1);
   if (index >= all.sends.capacity() || !all.sends.in_use(index)) return nullptr;
   RendezvousSend& t = all.sends.at(index);
@@ -36,7 +36,7 @@ void link(Agent& a, RendezvousSend& t) noexcept {
 
 /// Its key is dead. The record is free before the callback, which may send again. What was
 /// cancelled counts as what it came to, but ends as cancelled, once.
-void end_offer(EngineContext& ctx, Agent& a, RendezvousSend& t, Status status) noexcept {
+void end_send(EngineContext& ctx, Agent& a, RendezvousSend& t, Status status) noexcept {
   a.rendezvous.sends.erase(t);
   --a.rendezvous.send_count;
   if (t.cancel_pending) ctx.rendezvous->pending_cancellations.erase(t);
@@ -107,12 +107,12 @@ void make_offer(EngineContext& ctx, Agent& a, Operation& op, const RendezvousSen
 
 RendezvousSend* find_rendezvous_send(const EngineContext& ctx, const Agent& a,
                                      const Operation& offer) noexcept {
-  return transfer_of(*ctx.rendezvous, a, offer.length);
+  return find_send(*ctx.rendezvous, a, offer.length);
 }
 
 void complete_rendezvous_send(EngineContext& ctx, Agent& a, RendezvousSend& t,
                               Status status) noexcept {
-  end_offer(ctx, a, t, status);
+  end_send(ctx, a, t, status);
   if (a.state == ConnectionState::draining && idle(a)) on_drained(ctx, a);
 }
 
@@ -128,7 +128,7 @@ void drop_unposted_offer(EngineContext& ctx, RendezvousSend& t) noexcept {
 Status submit_rendezvous(EngineContext& ctx, Agent& a, const Request& r,
                          bool has_immediate) noexcept {
   if (r.size > a.max_message) return Status::message_too_long;
-  if (a.send_queue.used + 2 > room_in_force(a)) return Status::would_block;
+  if (a.send_queue.used + 2 > send_limit_of(a)) return Status::would_block;
   if (a.credit.sent == a.credit.send_limit && !find_credit(ctx, a)) return Status::would_block;
   RendezvousPool& all = *ctx.rendezvous;
   const std::uint32_t index = all.sends.acquire();
@@ -167,7 +167,7 @@ void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
                           std::span<const std::byte> body) noexcept {
   wire::RendezvousAnswer answer;
   RendezvousSend* const t =
-      wire::decode(body, answer) ? transfer_of(*ctx.rendezvous, a, answer.id) : nullptr;
+      wire::decode(body, answer) ? find_send(*ctx.rendezvous, a, answer.id) : nullptr;
   if (t == nullptr || t->answered) {
     return fail_bad(
         ctx, a,
@@ -192,7 +192,7 @@ void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
 
 void on_rendezvous_unbound(EngineContext& ctx, Agent& a, std::uint32_t id, Status status) noexcept {
   if (status != Status::ok) return;  // the connection ends, and its offers with it
-  RendezvousSend* const t = transfer_of(*ctx.rendezvous, a, id);
+  RendezvousSend* const t = find_send(*ctx.rendezvous, a, id);
   if (t == nullptr) return;
   memory::on_window_unbound(ctx.keys(), t->key);
   complete_rendezvous_send(ctx, a, *t, outcome_of(t->verdict));
@@ -202,7 +202,7 @@ bool end_rendezvous_sends(EngineContext& ctx, Agent& a) noexcept {
   RendezvousSend* const t = a.rendezvous.sends.front();
   if (t == nullptr) return true;
   if (t->key.state == memory::KeyState::open) memory::close_key(ctx.keys(), t->key, t->block);
-  end_offer(ctx, a, *t, t->answered ? outcome_of(t->verdict) : Status::flushed);
+  end_send(ctx, a, *t, t->answered ? outcome_of(t->verdict) : Status::flushed);
   return false;
 }
 

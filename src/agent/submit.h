@@ -53,7 +53,7 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
   }
 }
 
-inline constexpr std::uint64_t kLongestTransfer = std::uint64_t{1} << 30;  ///< of one work request
+inline constexpr std::uint64_t kMaxTransferBytes = std::uint64_t{1} << 30;  ///< of one work request
 
 /// Without a look between them, completions of a long list would come all at once.
 inline constexpr std::uint32_t kSignalEvery = 32;
@@ -105,8 +105,8 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
   } else {
     // Without bytes only the notice of a write means anything; less one, no bytes are too many.
     constexpr std::size_t kLeast = kind == OperationKind::write_imm ? 0 : 1;
-    if (r.remote->rkey == 0 || size > r.remote->length || size - kLeast > kLongestTransfer - kLeast)
-        [[unlikely]]
+    if (r.remote->rkey == 0 || size > r.remote->length ||
+        size - kLeast > kMaxTransferBytes - kLeast) [[unlikely]]
       return Status::out_of_bounds;
     constexpr Access kNeed =
         kind == OperationKind::read ? Access::remote_read : Access::remote_write;
@@ -115,15 +115,15 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
 }
 
 /// Whether the room for a header before the block's payload is there to be used.
-inline bool room_beside(const Block* block, const std::byte* data) noexcept {
+inline bool has_headroom(const Block* block, const std::byte* data) noexcept {
   return block->header_in_use == 0 &&
          data == reinterpret_cast<const std::byte*>(block) + sizeof(Block);
 }
 
 /// The message's header goes there; one element takes both.
-inline void build_beside(const Agent& a, Operation& op, std::uint64_t header, Block* block,
-                         std::uint32_t size) noexcept {
-  op.beside = true;
+inline void build_in_headroom(const Agent& a, Operation& op, std::uint64_t header, Block* block,
+                              std::uint32_t size) noexcept {
+  op.header_in_headroom = true;
   block->header_in_use = 1;
   std::byte* at = block->header + sizeof block->header - wire::kMessageHeaderBytes;
   wire::put(header, at);
@@ -136,7 +136,7 @@ inline void build_beside(const Agent& a, Operation& op, std::uint64_t header, Bl
 
 template <OperationKind kind>
 inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noexcept {
-  op.beside = false;
+  op.header_in_headroom = false;
   op.sges[0] = {reinterpret_cast<std::uint64_t>(r.data), static_cast<std::uint32_t>(r.size),
                 r.block->lkey};
   if (kind == OperationKind::write_imm && r.size == 0) op.wr.num_sge = 0;
@@ -169,7 +169,7 @@ inline void begin_own(Agent& a, Operation& op, OperationKind kind,
   op.block = nullptr;
   op.length = name;
   op.kind = kind;
-  op.beside = false;
+  op.header_in_headroom = false;
   op.calls_back = false;
   op.wr.opcode = opcode_of(kind);
   op.wr.num_sge = 0;
@@ -200,10 +200,10 @@ template <OperationKind kind, bool own>
   }
   if constexpr (has_header(kind)) {
     const std::uint64_t header = data_header(a, op->length, wants_credit);
-    if (room_beside(r.block, r.data)) {
-      build_beside(a, *op, header, r.block, op->length);
+    if (has_headroom(r.block, r.data)) {
+      build_in_headroom(a, *op, header, r.block, op->length);
     } else {
-      build_apart(ctx, a, *op, header, r.data, r.block->lkey);
+      build_staged(ctx, a, *op, header, r.data, r.block->lkey);
     }
   } else {
     build_one_sided<kind>(a, *op, r);
@@ -218,9 +218,10 @@ template <OperationKind kind, bool own>
 /// There is no room where acceptance looks: raw, or with a domain of its own, the agent's is
 /// elsewhere.
 template <OperationKind kind>
-[[gnu::noinline]] Status submit_elsewhere(EngineContext& ctx, Agent& a, const Request& r) noexcept {
+[[gnu::noinline]] Status submit_unusual_queue(EngineContext& ctx, Agent& a,
+                                              const Request& r) noexcept {
   if (a.raw != nullptr && uses_credit(kind)) return submit_on_raw(ctx, a, r, kind);
-  if (a.send_queue.used >= room_in_force(a)) return Status::would_block;
+  if (a.send_queue.used >= send_limit_of(a)) return Status::would_block;
   if (a.domain == nullptr) return accept<kind, false>(ctx, a, r);
   if (!reaches(ctx, *a.domain, *r.block)) return Status::invalid_argument;
   return accept<kind, true>(ctx, a, r);
@@ -257,7 +258,7 @@ template <OperationKind kind>
   if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
     return is_leased<kind>(r) ? submit_leased<kind>(ctx, a, r) : status;
   if (a.send_queue.used >= a.send_queue.limit) [[unlikely]]
-    return submit_elsewhere<kind>(ctx, a, r);
+    return submit_unusual_queue<kind>(ctx, a, r);
   return accept<kind, false>(ctx, a, r);
 }
 /// What an atomic does to the bytes at `remote`: replaces them by `operand` if they are `expected`,
@@ -282,7 +283,7 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
   // There is no room in the send queue unless the connection is ready.
   if (block == nullptr || a.send_queue.used >= a.send_queue.limit ||
       size > a.send_queue.max_eager || send_credits(a) <= 1 || ctx.operations.empty() ||
-      !room_beside(block, data) || block->owner != ctx.arena.get()) [[unlikely]] {
+      !has_headroom(block, data) || block->owner != ctx.arena.get()) [[unlikely]] {
     return submit_any<OperationKind::send>(ctx, a, {block, data, size, nullptr, 0, done, later});
   }
   Operation& op = *ctx.operations.acquire();
@@ -290,7 +291,7 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
   ++a.credit.sent;
   a.liveness.last_sent = ctx.now;
   const auto length = static_cast<std::uint32_t>(size);
-  build_beside(a, op, data_header(a, length, false), block, length);
+  build_in_headroom(a, op, data_header(a, length, false), block, length);
   append(a, op);
   return post(ctx, a, later);
 }

@@ -113,9 +113,9 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
   if (!attributes) return tl::unexpected(attributes.error());
   auto raw = agent::make_raw(context_, *attributes);
   if (!raw) return tl::unexpected(raw.error());
-  std::unique_ptr<agent::Again> again;
+  std::unique_ptr<agent::ReconnectState> again;
   if (options.reconnect.attempts != 0)
-    again = std::make_unique<agent::Again>(options.reconnect, *address, options.via);
+    again = std::make_unique<agent::ReconnectState>(options.reconnect, *address, options.via);
   const Nanoseconds timeout =
       options.timeout.count() != 0 ? options.timeout : context_.config.connections.connect_timeout;
   auto attempt = begin(*address, options.via, timeout);
@@ -187,7 +187,7 @@ Result<void> Connector::on_accept(std::uint64_t subject, const Endpoint& peer) {
     return base::fail(Status::refused, "connect", "the application closed the connection",
                       "try again");
   }
-  if (auto taken = agent::take_endpoint(context_, *a, peer); !taken) {
+  if (auto taken = agent::accept_endpoint(context_, *a, peer); !taken) {
     agent::fail(context_, *a, taken.error());
     return taken;
   }
@@ -234,7 +234,7 @@ Result<control::AcceptedConnection> Connector::accept(
   agent::name_peer(*a, peer);
   agent::set_attributes(*a, attributes);
   (void)agent::use_raw(context_, *a, std::move(*raw));
-  if (auto taken = agent::take_endpoint(context_, *a, endpoint); !taken) {
+  if (auto taken = agent::accept_endpoint(context_, *a, endpoint); !taken) {
     agent::fail(context_, *a, taken.error());  // without handlers: the application never saw it
     return tl::unexpected(taken.error());
   }

@@ -58,7 +58,7 @@ void EngineCore::on_timer(base::Timer& timer) noexcept {
   if (timer.kind == agent::kLeaseGrantedTimer || timer.kind == agent::kLeaseHeldTimer)
     return agent::on_lease_timer(context, timer);
   Agent& a = context.agents.at(timer.index);
-  if (a.reconnect != nullptr && a.reconnect->resting && timer.kind == agent::kDeadlineTimer)
+  if (a.reconnect != nullptr && a.reconnect->backing_off && timer.kind == agent::kDeadlineTimer)
     return connector.reconnect(a);
   agent::on_timer(context, a, static_cast<agent::TimerKind>(timer.kind));
 }

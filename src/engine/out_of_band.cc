@@ -42,7 +42,7 @@ Result<void> Connector::join(Agent& a, const Endpoint& peer) {
                       "prepare one connection for each peer");
   }
   if (auto valid = wire::check(peer); !valid) return valid;
-  if (auto taken = agent::take_endpoint(context_, a, peer); !taken) return taken;
+  if (auto taken = agent::accept_endpoint(context_, a, peer); !taken) return taken;
   std::array<char, INET6_ADDRSTRLEN> gid{};
   ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
   agent::name_peer(a, fmt::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));

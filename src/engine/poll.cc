@@ -7,7 +7,7 @@ namespace spinwire::detail {
 std::uint32_t EngineCore::handle_batch(int count) noexcept {
   context.stats.completions += static_cast<std::uint64_t>(count);
   if (calls != nullptr) return handle_mixed_batch(count);
-  return agent::take_completions(context, completions.data(), count);
+  return agent::process_completions(context, completions.data(), count);
 }
 
 /// Separates the completions of remote calls from those of connections, run by run.
@@ -22,7 +22,7 @@ std::uint32_t EngineCore::handle_mixed_batch(int count) noexcept {
     const ibv_wc* const first = wc;
     while (++wc != end && wc->qp_num != rpc_qp_num) {
     }
-    events += agent::take_completions(context, first, static_cast<int>(wc - first));
+    events += agent::process_completions(context, first, static_cast<int>(wc - first));
   }
   return events;
 }
@@ -76,8 +76,8 @@ Status EngineCore::flush() noexcept {
   if (!guard.owned()) [[unlikely]]
     return guard.diagnose();
   if (context.queued_agents != 0 && context.raw != nullptr) [[unlikely]]
-    agent::post_raw_listed(context);
-  agent::flush_all(context);
+    agent::post_queued_raw_receives(context);
+  agent::flush_queued_agents(context);
   if (calls != nullptr) {
     if (calls->queue_first != nullptr) [[unlikely]]
       rpc::post_connection_queue(*calls);

@@ -139,7 +139,7 @@ void Connector::on_cm_response(Agent& a, const CmEvent& event) {
   auto peer = read_endpoint(a.setup.cm->id, context_.device->info(), event);
   Result<void> taken;
   if (peer) {
-    taken = agent::take_endpoint(context_, a, *peer);
+    taken = agent::accept_endpoint(context_, a, *peer);
   } else {
     taken = tl::unexpected(peer.error());
   }
@@ -188,7 +188,7 @@ Result<void> Connector::accept_cm(CmId& id, const CmEvent& request, const Listen
   agent::set_attributes(*a, attributes);
   (void)agent::use_raw(context_, *a, std::move(*raw));
   // From here on the agent's end rejects the request.
-  if (auto taken = agent::take_endpoint(context_, *a, *peer); !taken) {
+  if (auto taken = agent::accept_endpoint(context_, *a, *peer); !taken) {
     agent::fail(context_, *a, taken.error());  // without handlers: the application never saw it
     return {};
   }
@@ -208,8 +208,8 @@ void Connector::on_cm_step(Agent& a) noexcept {
   const bool ask = a.setup.outbound && a.stage == Stage::wait;
   const bool answer = !a.setup.outbound && a.stage == Stage::up;
   Result<void> done;
-  if ((ask || answer) && !link.spoken) {
-    link.spoken = true;
+  if ((ask || answer) && !link.handshake_sent) {
+    link.handshake_sent = true;
     const auto data = wire::encode_cm(agent::endpoint(context_, a));
     const verbs::QueuePairOptions& ours = a.attributes.queue_pair;
     const std::uint8_t reads = ours.rd_atomic;

@@ -261,7 +261,7 @@ TEST(PainPoint11, LateCompletionsAreCounted) {
   late[2].qp_num = 0x123456;
   const std::uint32_t posted = context.posted_receives;
   const std::uint32_t chained = context.receives.count();
-  (void)spinwire::agent::take_completions(context, late, 3);
+  (void)spinwire::agent::process_completions(context, late, 3);
   EXPECT_EQ(context.stats.stale_completions, 3u);
   // Their receives are not lost.
   EXPECT_EQ(context.posted_receives + context.receives.count(), posted + chained);

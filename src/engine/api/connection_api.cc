@@ -276,7 +276,7 @@ bool lacks_window(const agent::EngineContext& ctx, const Agent& a) noexcept {
 
 Blocker blocker_of(const agent::EngineContext& ctx, const Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return Blocker::not_ready;
-  const std::uint32_t room = agent::room_in_force(a);
+  const std::uint32_t room = agent::send_limit_of(a);
   if (room == 0) return Blocker::credit;  // control messages wait for it, too
   if (a.send_queue.used >= room) return Blocker::send_queue;
   if (a.raw == nullptr && agent::credits_in_sight(a) == 0) return Blocker::credit;

@@ -213,7 +213,7 @@ namespace {
   if (polling) [[likely]]
     return done;  // posted at the end of the poll
   if ((session & rpc::kConnectionCall) != 0) {
-    agent::flush_all(core.context);
+    agent::flush_queued_agents(core.context);
   } else if (done == Status::ok) {
     core.calls->port->flush();
   }

@@ -302,7 +302,7 @@ std::size_t max_reply(Rpc& r, std::uint32_t session, std::uint32_t number) noexc
   if (a == nullptr) return 0;
   const ConnectionServerSlot& v = slot_for(*s->connection, number);
   if (v.number != number || v.state != State::running) return 0;
-  if (v.reply.length != 0) return std::min(v.reply.length, agent::kLongestTransfer);
+  if (v.reply.length != 0) return std::min(v.reply.length, agent::kMaxTransferBytes);
   return longest_reply(*s, *a);
 }
 

@@ -45,7 +45,7 @@ void run_connection_queue(Rpc& r) noexcept {
     e.is_server ? (void)advance(r, static_cast<ConnectionServer&>(e))
                 : (void)advance(r, static_cast<ConnectionClient&>(e));
   }
-  agent::flush_all(r.context);
+  agent::flush_queued_agents(r.context);
 }
 
 void post_connection_queue(Rpc& r) noexcept {
