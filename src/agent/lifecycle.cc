@@ -117,21 +117,6 @@ void prepare_timers(Agent& a) noexcept {
   a.cause.status = Status::ok;
 }
 
-bool reserve_first_receive(EngineContext& ctx, Agent& a) noexcept {
-  if (a.raw != nullptr) {
-    a.liveness.last_heard = a.liveness.last_sent = ctx.clock.now();
-    return true;
-  }
-  const bool shares = ctx.device->srq() != nullptr;
-  if (shares ? ctx.reserved_receives >= ctx.reservable_receives : !acquire_own_queue(ctx, a))
-    return false;
-  ++reserved_total(ctx, a);
-  a.credit.reserved = 1;
-  a.credit.granted = a.credit.advertised = 1;
-  a.liveness.last_heard = a.liveness.last_sent = ctx.clock.now();
-  return true;
-}
-
 Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
                Nanoseconds patience) noexcept {
   const std::uint32_t index = ctx.agents.acquire();

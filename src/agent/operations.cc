@@ -63,23 +63,6 @@ Status status_of(ibv_wc_status status) noexcept {
   }
 }
 
-bool find_credit(EngineContext& ctx, Agent& a) noexcept {
-  return learn_credit(a) || (read_credit_cell(ctx, a) && send_credits(a) != 0);
-}
-
-std::uint32_t credits_in_sight(const Agent& a) noexcept {
-  std::uint32_t granted = a.credit.granted_to_us;
-  const auto told =
-      static_cast<std::uint16_t>(a.credit.header_granted - static_cast<std::uint16_t>(granted));
-  if (told < 0x8000) granted += told;
-  if (a.credit.cell != nullptr) {
-    const auto written =
-        static_cast<std::uint32_t>(a.credit.cell->granted.load(std::memory_order_acquire));
-    if (written - granted <= 0x8000) granted = written;
-  }
-  return granted - a.credit.returned_by_us - a.credit.sent;
-}
-
 void build_staged(const EngineContext& ctx, const Agent& a, Operation& op, std::uint64_t header,
                   const std::byte* data, std::uint32_t lkey) noexcept {
   std::byte* at = ctx.staging + std::size_t{ctx.operations.index_of(op)} * kStagingBytes;

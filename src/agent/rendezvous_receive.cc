@@ -80,7 +80,7 @@ void deliver_complete(EngineContext& ctx, Agent& a) noexcept {
     if (r.credited) ++a.credit.reserved;  // its receive may be used again
     deliver_receive(ctx, a, r);
   }
-  if (a.state == ConnectionState::ready) grant_more(ctx, a);
+  if (a.state == ConnectionState::ready) grant_credit(ctx, a);
 }
 
 /// Finds a block to read into; false if the pool has none.

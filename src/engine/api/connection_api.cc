@@ -261,7 +261,7 @@ ConnectionStats stats_of(const Agent& a) noexcept {
   stats.atomics = sum(a, kAtomics, &agent::Tally::done);
   // A rendezvous message counts as a SEND; its parts are of other kinds.
   stats.outstanding = outstanding(a, OperationKind::send, OperationKind::raw_write_imm);
-  stats.send_credits = agent::credits_in_sight(a);
+  stats.send_credits = agent::visible_credits(a);
   stats.granted_credits = agent::peer_credits(a);
   return stats;
 }
@@ -279,7 +279,7 @@ Blocker blocker_of(const agent::EngineContext& ctx, const Agent& a) noexcept {
   const std::uint32_t room = agent::send_limit_of(a);
   if (room == 0) return Blocker::credit;  // control messages wait for it, too
   if (a.send_queue.used >= room) return Blocker::send_queue;
-  if (a.raw == nullptr && agent::credits_in_sight(a) == 0) return Blocker::credit;
+  if (a.raw == nullptr && agent::visible_credits(a) == 0) return Blocker::credit;
   if (ctx.operations.empty()) return Blocker::operations;
   return lacks_window(ctx, a) ? Blocker::windows : Blocker::nothing;
 }

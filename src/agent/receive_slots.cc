@@ -1,0 +1,73 @@
+#include "agent/receive_slots.h"
+
+#include <algorithm>
+#include <string>
+
+#include "agent/credit.h"
+#include "base/error.h"
+
+namespace spinwire::agent {
+namespace {
+
+bool fill_any_slot(EngineContext& ctx, std::uint32_t slot) noexcept {
+  return is_own_slot(ctx, slot) ? fill_slot<true>(ctx, slot) : fill_slot<false>(ctx, slot);
+}
+
+/// Without a shared queue, each slot is some connection's own.
+void make_receives(EngineContext& ctx) {
+  const std::uint32_t depth = ctx.config.queues.receive_depth;
+  if (ctx.device->srq() == nullptr) {
+    const OwnShare share = own_share(ctx.config, ctx.device->info().own_receives);
+    ctx.receives.make(depth, receive_id);
+    make_own_queues(ctx, share, 0, std::min(depth / share.slots, ctx.config.connections.maximum));
+    ctx.config.connections.credits = share.credits;
+    ctx.reservable_receives = ctx.own_queues->queues.capacity() * share.credits;
+    ctx.list_length = 1;
+    return;
+  }
+  const OwnShare share = own_share(ctx.config, ctx.device->domain_receives());
+  const std::uint32_t domains = ctx.config.connections.own_domains;
+  ctx.receives.make(depth + domains * share.slots, receive_id);
+  for (std::uint32_t i = 0; i < depth; ++i) ctx.receives.queue(i) = kNone;
+  ctx.reservable_receives = depth - ctx.config.queues.receive_postlist - kUnreservedReceives;
+  ctx.list_length = ctx.config.queues.receive_postlist;
+  ctx.shortage_allowed = kUnreservedReceives;
+  if (domains != 0) make_own_queues(ctx, share, depth, domains);
+}
+
+}  // namespace
+
+void post_receives(EngineContext& ctx) noexcept {
+  const std::uint32_t before = ctx.receives.count();
+  // The queue has room for all slots. What the device refuses waits for the next call.
+  (void)ctx.receives.chain().post(ctx.device->srq());
+  const std::uint32_t posted = before - ctx.receives.count();
+  ctx.posted_receives += posted;
+  ctx.stats.receives_posted += posted;
+}
+
+void fill_empty_slots(EngineContext& ctx) noexcept {
+  while (ctx.receive_shortage != 0 && fill_any_slot(ctx, ctx.empty_slots[ctx.receive_shortage - 1]))
+    --ctx.receive_shortage;
+  if (ctx.receive_waiters.count() != 0) grant_to_waiters(ctx);
+}
+
+Result<void> post_first_receives(EngineContext& ctx) {
+  make_receives(ctx);
+  const std::uint32_t count = ctx.receives.size();
+  ctx.empty_slots = std::make_unique<std::uint32_t[]>(count);
+  const std::size_t bytes = ctx.config.connections.eager_bytes + wire::kMessageHeaderBytes;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (!fill_any_slot(ctx, i)) {
+      return base::fail(Status::no_memory,
+                        std::to_string(count) + " receives of " + std::to_string(bytes) + " bytes",
+                        "memory.receive_bytes has room for " + std::to_string(i),
+                        "raise memory.receive_bytes, or lower queues.receive_depth or "
+                        "connections.own_domains");
+    }
+  }
+  post_receives(ctx);
+  return {};
+}
+
+}  // namespace spinwire::agent
