@@ -99,7 +99,7 @@ void prepare_or_queue(EngineContext& ctx, LeaseGranted& lease, std::uint64_t mos
 void on_push_answered(EngineContext& ctx, Agent& a, LeaseGranted* lease,
                       const wire::LeaseCall& call) noexcept {
   if (lease == nullptr || lease->state != State::offered)
-    return fail_lease_protocol(ctx, a, "it accepts a lease that was not offered to it");
+    return fail_lease_protocol(ctx, a, "it accepts what was not leased to it");
   if (call.verdict != LeaseVerdict::granted) {
     complete_grant(*lease, call.verdict);
     return close_lease(ctx, *lease, ReturnedBy::refusal);
