@@ -244,21 +244,28 @@ template <OperationKind kind>
   return submit_any<kind>(ctx, a, {r.block, r.data, r.size, &real, r.immediate, r.done, r.defer});
 }
 
-/// Accepts one of the application's operations, or answers why not and takes nothing.
+/// Accepts an operation that submit_any() does not accept at once, or returns why not.
 template <OperationKind kind>
-[[gnu::noinline]] Status submit_any(EngineContext& ctx, Agent& a, const Request& r) noexcept {
-  if (a.state != ConnectionState::ready) [[unlikely]]
-    return Status::not_connected;
-  if (r.block != nullptr && !ctx.owns(*r.block)) [[unlikely]]
-    return Status::invalid_argument;
+[[gnu::noinline]] Status submit_slowly(EngineContext& ctx, Agent& a, const Request& r) noexcept {
+  if (a.state != ConnectionState::ready) return Status::not_connected;
+  if (r.block != nullptr && !ctx.owns(*r.block)) return Status::invalid_argument;
   if constexpr (kind == OperationKind::send || kind == OperationKind::send_imm) {
-    if (r.block != nullptr && r.size > a.send_queue.max_eager) [[unlikely]]
+    if (r.block != nullptr && r.size > a.send_queue.max_eager)
       return submit_rendezvous(ctx, a, r, kind == OperationKind::send_imm);
   }
-  if (const Status status = check_request<kind>(a, r); status != Status::ok) [[unlikely]]
+  if (const Status status = check_request<kind>(a, r); status != Status::ok)
     return is_leased<kind>(r) ? submit_leased<kind>(ctx, a, r) : status;
-  if (a.send_queue.used >= a.send_queue.limit) [[unlikely]]
-    return submit_unusual_queue<kind>(ctx, a, r);
+  if (a.send_queue.used >= a.send_queue.limit) return submit_unusual_queue<kind>(ctx, a, r);
+  return accept<kind, false>(ctx, a, r);
+}
+
+/// Accepts one of the application's operations, or returns why not and takes nothing.
+template <OperationKind kind>
+[[gnu::noinline]] Status submit_any(EngineContext& ctx, Agent& a, const Request& r) noexcept {
+  // There is no room in the send queue unless the connection is ready.
+  if (a.send_queue.used >= a.send_queue.limit || r.block == nullptr ||
+      r.block->owner != ctx.arena.get() || check_request<kind>(a, r) != Status::ok) [[unlikely]]
+    return submit_slowly<kind>(ctx, a, r);
   return accept<kind, false>(ctx, a, r);
 }
 /// What an atomic does to the bytes at `remote`: replaces them by `operand` if they are `expected`,

@@ -25,10 +25,10 @@ Result<agent::Agent*> detail::locate(const EngineSlot* slot, std::uint32_t index
 using agent::Agent;
 using agent::OperationKind;
 using detail::EngineCore;
-using engine::deferred;
 using engine::diagnose;
 using engine::locate;
 using engine::with_agent;
+using engine::with_operation;
 
 std::string_view to_string(ConnectionState state) noexcept {
   constexpr std::array<std::string_view, 5> kNames = {"resolving", "exchanging", "ready",
@@ -49,90 +49,95 @@ std::string_view to_string(Blocker blocker) noexcept {
 }
 
 Status Connection::submit_send(const BufferSlice& data, const CompletionCallback& done, Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::submit_message(core.context, a, detail::block_of(data), data.data(), data.size(),
-                                 done, deferred(core, post));
-  });
+  return with_operation(slot_, index_, generation_, post,
+                        [&](EngineCore& core, Agent& a, bool defer) {
+                          return agent::submit_message(core.context, a, detail::block_of(data),
+                                                       data.data(), data.size(), done, defer);
+                        });
 }
 
 Status Connection::submit_send(const Buffer& data, const CompletionCallback& done, Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::submit_message(core.context, a, detail::block_of(data), data.data(), data.size(),
-                                 done, deferred(core, post));
-  });
+  return with_operation(slot_, index_, generation_, post,
+                        [&](EngineCore& core, Agent& a, bool defer) {
+                          return agent::submit_message(core.context, a, detail::block_of(data),
+                                                       data.data(), data.size(), done, defer);
+                        });
 }
 
 Status Connection::submit_send_with_imm(const BufferSlice& data, std::uint32_t immediate,
                                         const CompletionCallback& done, Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::submit_any<OperationKind::send_imm>(
-        core.context, a,
-        {detail::block_of(data), data.data(), data.size(), nullptr, immediate, done,
-         deferred(core, post)});
-  });
+  return with_operation(
+      slot_, index_, generation_, post, [&](EngineCore& core, Agent& a, bool defer) {
+        return agent::submit_any<OperationKind::send_imm>(
+            core.context, a,
+            {detail::block_of(data), data.data(), data.size(), nullptr, immediate, done, defer});
+      });
 }
 
 Status Connection::submit_send_copy(std::span<const std::byte> bytes,
                                     const CompletionCallback& done, Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    if (a.state != ConnectionState::ready) return Status::not_connected;
-    if (bytes.size() > a.max_message) return Status::message_too_long;
-    detail::Block* block =
-        core.context.arena->allocate(memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
-    if (block == nullptr) return Status::no_buffer;
-    const Buffer copy = detail::make<Buffer>(block, bytes.size());
-    std::copy(bytes.begin(), bytes.end(), copy.data());
-    return agent::submit_message(core.context, a, block, copy.data(), bytes.size(), done,
-                                 deferred(core, post));
-  });
+  return with_operation(slot_, index_, generation_, post,
+                        [&](EngineCore& core, Agent& a, bool defer) {
+                          if (a.state != ConnectionState::ready) return Status::not_connected;
+                          if (bytes.size() > a.max_message) return Status::message_too_long;
+                          detail::Block* block = core.context.arena->allocate(
+                              memory::PoolId::send, std::max<std::size_t>(bytes.size(), 1));
+                          if (block == nullptr) return Status::no_buffer;
+                          const Buffer copy = detail::make<Buffer>(block, bytes.size());
+                          std::copy(bytes.begin(), bytes.end(), copy.data());
+                          return agent::submit_message(core.context, a, block, copy.data(),
+                                                       bytes.size(), done, defer);
+                        });
 }
 
 Status Connection::submit_write(const BufferSlice& local, const RemoteRegion& remote,
                                 const CompletionCallback& done, Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::submit_any<OperationKind::write>(
-        core.context, a,
-        {detail::block_of(local), local.data(), local.size(), &remote, 0, done,
-         deferred(core, post)});
-  });
+  return with_operation(
+      slot_, index_, generation_, post, [&](EngineCore& core, Agent& a, bool defer) {
+        return agent::submit_any<OperationKind::write>(
+            core.context, a,
+            {detail::block_of(local), local.data(), local.size(), &remote, 0, done, defer});
+      });
 }
 
 Status Connection::submit_write_with_imm(const BufferSlice& local, const RemoteRegion& remote,
                                          std::uint32_t immediate, const CompletionCallback& done,
                                          Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::submit_any<OperationKind::write_imm>(
-        core.context, a,
-        {detail::block_of(local), local.data(), local.size(), &remote, immediate, done,
-         deferred(core, post)});
-  });
+  return with_operation(
+      slot_, index_, generation_, post, [&](EngineCore& core, Agent& a, bool defer) {
+        return agent::submit_any<OperationKind::write_imm>(
+            core.context, a,
+            {detail::block_of(local), local.data(), local.size(), &remote, immediate, done, defer});
+      });
 }
 
 Status Connection::submit_read(const BufferSlice& local, const RemoteRegion& remote,
                                const CompletionCallback& done, Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::submit_any<OperationKind::read>(
-        core.context, a,
-        {detail::block_of(local), local.data(), local.size(), &remote, 0, done,
-         deferred(core, post)});
-  });
+  return with_operation(
+      slot_, index_, generation_, post, [&](EngineCore& core, Agent& a, bool defer) {
+        return agent::submit_any<OperationKind::read>(
+            core.context, a,
+            {detail::block_of(local), local.data(), local.size(), &remote, 0, done, defer});
+      });
 }
 
 Status Connection::submit_compare_swap(const RemoteRegion& remote, std::uint64_t expected,
                                        std::uint64_t desired, const CompletionCallback& done,
                                        Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::submit_atomic<OperationKind::compare_swap>(
-        core.context, a, {remote, expected, desired, done, deferred(core, post)});
-  });
+  return with_operation(slot_, index_, generation_, post,
+                        [&](EngineCore& core, Agent& a, bool defer) {
+                          return agent::submit_atomic<OperationKind::compare_swap>(
+                              core.context, a, {remote, expected, desired, done, defer});
+                        });
 }
 
 Status Connection::submit_fetch_add(const RemoteRegion& remote, std::uint64_t add,
                                     const CompletionCallback& done, Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::submit_atomic<OperationKind::fetch_add>(
-        core.context, a, {remote, 0, add, done, deferred(core, post)});
-  });
+  return with_operation(slot_, index_, generation_, post,
+                        [&](EngineCore& core, Agent& a, bool defer) {
+                          return agent::submit_atomic<OperationKind::fetch_add>(
+                              core.context, a, {remote, 0, add, done, defer});
+                        });
 }
 
 Status Connection::flush() {

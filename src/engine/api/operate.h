@@ -41,6 +41,23 @@ template <typename Run>
   return run(*core, *a);
 }
 
+/// As with_agent(), for an operation: `run(core, agent, defer)`, where `defer` is what `post` means
+/// inside or outside of poll().
+template <typename Run>
+[[gnu::always_inline]] inline Status with_operation(const detail::EngineSlot* slot,
+                                                    std::uint32_t index, std::uint32_t generation,
+                                                    Post post, Run&& run) noexcept {
+  if (slot == nullptr) [[unlikely]]
+    return Status::not_connected;
+  const std::uintptr_t standing = base::OwnerGuard::standing(*slot);  // one load serves both checks
+  if (standing > base::OwnerGuard::kPolling) [[unlikely]]
+    return diagnose(slot);
+  agent::Agent* const a = slot->core->find(index, generation);
+  if (a == nullptr) [[unlikely]]
+    return Status::not_connected;
+  return run(*slot->core, *a, post == Post::defer || (post == Post::automatic && standing != 0));
+}
+
 /// Runs a set-up call on the engine's thread. Its exceptions become errors.
 template <typename Run>
 auto set_up(const detail::EngineSlot& slot, const char* asked, Run&& run) -> decltype(run()) {

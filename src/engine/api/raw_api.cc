@@ -8,32 +8,34 @@ namespace spinwire {
 
 using agent::Agent;
 using detail::EngineCore;
-using engine::deferred;
 using engine::locate;
 using engine::with_agent;
+using engine::with_operation;
 
 Status Connection::post_receive(std::span<const BufferSlice> into,
                                 const RawReceiveCallback& on_received,
                                 const RawPostedCallback& on_posted, Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::post_receive(core.context, a,
-                               {into, on_received, on_posted, deferred(core, post)});
-  });
+  return with_operation(
+      slot_, index_, generation_, post, [&](EngineCore& core, Agent& a, bool defer) {
+        return agent::post_receive(core.context, a, {into, on_received, on_posted, defer});
+      });
 }
 
 Status Connection::submit_send_raw(std::span<const BufferSlice> data,
                                    const CompletionCallback& done, Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::send_raw(core.context, a, {data, {}, done, deferred(core, post)});
-  });
+  return with_operation(slot_, index_, generation_, post,
+                        [&](EngineCore& core, Agent& a, bool defer) {
+                          return agent::send_raw(core.context, a, {data, {}, done, defer});
+                        });
 }
 
 Status Connection::submit_send_raw_with_imm(std::span<const BufferSlice> data,
                                             std::uint32_t immediate, const CompletionCallback& done,
                                             Post post) {
-  return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
-    return agent::send_raw(core.context, a, {data, immediate, done, deferred(core, post)});
-  });
+  return with_operation(slot_, index_, generation_, post,
+                        [&](EngineCore& core, Agent& a, bool defer) {
+                          return agent::send_raw(core.context, a, {data, immediate, done, defer});
+                        });
 }
 
 }  // namespace spinwire
