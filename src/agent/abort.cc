@@ -1,4 +1,4 @@
-// An engine whose application is gone: in a simulation its process has died. Cold.
+// Dropping all callbacks, as if the process had died: simulations end engines in this way. Cold.
 #include "agent/agent.h"
 #include "agent/lease_table.h"
 #include "agent/raw.h"
@@ -12,8 +12,8 @@ void drop_callbacks(RawQueue& queue) noexcept {
     queue.slot(i).on_received = nullptr;
     queue.slot(i).on_posted = nullptr;
   }
-  queue.told = queue.posted;
-  queue.to_tell = 0;
+  queue.notified = queue.posted;
+  queue.callbacks_due = 0;
 }
 
 template <typename T>

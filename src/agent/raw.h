@@ -1,6 +1,6 @@
-// Raw connections: what the application posts is what the device gets. Each has a receive queue of
-// its own, whose receives are kept here from their acceptance to their callback; the paths of other
-// connections know nothing of it. See spinwire/raw.h.
+// Raw connections: the device gets what the application posts, without headers or credit. Each has
+// a receive queue of its own. The paths of other connections have no branch for them; see
+// spinwire/raw.h.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -14,6 +14,7 @@
 
 #include "agent/operation_pool.h"
 #include "agent/qpn_map.h"
+#include "base/intrusive_list.h"
 #include "config/connection_settings.h"
 #include "spinwire/buffer.h"
 #include "spinwire/connection.h"
@@ -28,11 +29,14 @@ struct EngineContext;
 
 inline constexpr std::uint32_t kMaxRawBytes = 1u << 30;  ///< bytes of a message, or for one
 
+Agent*& next_in_raw_queue(Agent& a) noexcept;
+
 /// What all raw connections of an engine share.
 struct RawShared {
   QpnMap by_qpn;
   std::uint32_t reserved = 0;  ///< entries of the completion queue that are theirs
-  Agent* listed = nullptr;     ///< first of those with receives to post, or to tell of
+  /// Agents with receives to post, or callbacks `on_posted` to run.
+  base::IntrusiveQueue<next_in_raw_queue> queue;
 };
 
 /// An accepted receive.
@@ -42,9 +46,9 @@ struct RawSlot {
   RawPostedCallback on_posted;
 };
 
-/// A raw connection's receives, and the lists of elements of its operations. Receives complete as
-/// they were posted, so that counts tell all; the slots, a power of two and more than there can be
-/// receives, are used in turn, so that one stays as it is while its callback starts others.
+/// A raw connection's receives, and the lists of elements of its operations. Receives complete in
+/// the order of posting, so four counts describe the ring of slots. The ring has more slots than
+/// there can be receives: a slot stays unchanged while its callback posts others.
 class RawQueue {
  public:
   /// May throw std::bad_alloc. `all` outlives it.
@@ -60,16 +64,17 @@ class RawQueue {
   [[nodiscard]] detail::Block** blocks_of(std::uint32_t receive) noexcept {
     return &blocks_[std::size_t{receive & mask_} * receive_elements];
   }
-  /// The receive of a work request that was not taken, of those from `posted` on.
-  [[nodiscard]] std::uint32_t receive_of(const ibv_recv_wr* wr) const noexcept;
+  /// The receive of a work request that the device refused, at or behind `posted`.
+  [[nodiscard]] std::uint32_t receive_at(const ibv_recv_wr* wr) const noexcept;
 
-  // Elements of operations that have more than their record has room for.
+  // Elements of operations that have more than one.
   struct List {
     ibv_sge* sges;
     detail::Block** blocks;
   };
-  [[nodiscard]] std::uint32_t take_list(std::size_t size) noexcept;  ///< kNone: none is left
-  void free_list(std::uint32_t index) noexcept;
+  [[nodiscard]] std::uint32_t acquire_elements(
+      std::size_t size) noexcept;  ///< kNone: all lists are in use
+  void free_elements(std::uint32_t index) noexcept;
   [[nodiscard]] List list(std::uint32_t index) noexcept {
     const std::size_t at = std::size_t{index} * send_elements;
     return {&list_sges_[at], &list_blocks_[at]};
@@ -79,25 +84,26 @@ class RawQueue {
                                       send_elements);
   }
   [[nodiscard]] std::uint32_t lists() const noexcept { return lists_; }
-  [[nodiscard]] std::uint32_t first_free_list() const noexcept { return free_; }
-  /// Elements of a list; of a free one, the next that is free.
-  [[nodiscard]] std::uint32_t size_of_list(std::uint32_t index) const noexcept {
+  [[nodiscard]] std::uint32_t first_free_elements() const noexcept { return free_; }
+  /// Elements of a list; of a free list, the next free one.
+  [[nodiscard]] std::uint32_t element_count(std::uint32_t index) const noexcept {
     return sizes_[index];
   }
 
   const std::uint32_t depth;
   const std::uint32_t receive_elements;
   const std::uint32_t send_elements;
-  // Receives, counted modulo 2^32: completed <= told <= posted <= accepted <= completed + depth.
+  // Receives, counted modulo 2^32: completed <= notified <= posted <= accepted <= completed +
+  // depth.
   std::uint32_t accepted;
   std::uint32_t posted;
-  std::uint32_t told;  ///< their callbacks `on_posted` have run
+  std::uint32_t notified;  ///< callbacks `on_posted` have run
   std::uint32_t completed;
-  std::uint32_t to_tell = 0;     ///< callbacks `on_posted` of those not told
-  std::uint32_t send_limit = 0;  ///< what SendQueue::limit is for others
-  bool failed = false;           ///< nothing is posted any more
-  bool listed = false;           ///< in RawShared::listed
-  Agent* next_listed = nullptr;
+  std::uint32_t callbacks_due = 0;  ///< callbacks `on_posted` that have not run
+  std::uint32_t send_limit = 0;     ///< takes the place of SendQueue::limit
+  bool failed = false;              ///< nothing is posted any more
+  bool in_queue = false;            ///< in RawShared::queue
+  Agent* next_in_queue = nullptr;
 
  private:
   RawShared& all_;
@@ -114,27 +120,29 @@ class RawQueue {
 
 // Set-up.
 
-/// The queues for a connection of these attributes, none if it is not raw; `instead_of` is what it
-/// has so far. Errors: limit, no_memory.
+/// The queues for a connection of these attributes; null if it is not raw. They will replace
+/// `instead_of`. Errors: limit, no_memory.
 Result<std::unique_ptr<RawQueue>> make_raw(EngineContext& ctx,
                                            const config::ConnectionAttributes& attributes,
                                            const RawQueue* instead_of = nullptr);
-/// Gives them to an agent, which is raw by them; in return, receives that others share go back. The
-/// reverse may fail, with nothing changed: false.
+/// Makes an agent raw by giving it queues; the receives reserved for it are returned. Null makes it
+/// an ordinary one; false: no receive is left, and nothing has changed.
 bool use_raw(EngineContext& ctx, Agent& a, std::unique_ptr<RawQueue> queue) noexcept;
 /// Whether both ends of the connection are raw, or neither. Errors: unsupported.
 Result<void> agree_on_raw(const Agent& a, bool peers);
-/// What was accepted is posted to the agent's queue pair, which is at INIT. 0 or an errno value.
+/// Posts the accepted receives. The agent's queue pair is at INIT. Returns 0 or an errno value.
 int post_raw_receives(EngineContext& ctx, Agent& a) noexcept;
-/// How many of the agent's receives the device has.
+/// Whether the agent's queue pair takes receives: from INIT until it ends.
+bool takes_raw_receives(const Agent& a) noexcept;
+/// Receives of the agent that the device has.
 std::uint32_t raw_receives_posted(const Agent& a) noexcept;
-/// Ends every receive, as flushed; the device has forgotten them.
+/// Ends every receive as flushed. The queue pair must be gone.
 void flush_raw_receives(EngineContext& ctx, Agent& a) noexcept;
-/// Nobody looks after the agent's receives any more.
+/// Removes the agent from RawShared::queue.
 void leave_raw_queue(EngineContext& ctx, Agent& a) noexcept;
-/// As new, for another queue pair.
+/// Prepares the queues for another queue pair.
 void reset_raw(RawQueue& queue) noexcept;
-/// What is wrong with the agent's books; empty if nothing is.
+/// Which count or list of the agent is wrong; empty if none is.
 std::string audit_raw(EngineContext& ctx, const Agent& a);
 
 // Hot.
@@ -153,17 +161,17 @@ struct RawSend {
   bool defer;
 };
 Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept;
-/// A message or a WRITE with immediate of the ordinary kind, of which a raw connection has the
-/// latter only.
+/// Accepts a WRITE with immediate on a raw connection. Other operations with a receive at the peer
+/// are unsupported.
 Status submit_on_raw(EngineContext& ctx, Agent& a, const Request& r, OperationKind kind) noexcept;
 /// Posts the agent's receives that were deferred.
-void flush_raw(EngineContext& ctx, Agent& a) noexcept;
-/// Posts those of all agents.
+void post_raw_receives_now(EngineContext& ctx, Agent& a) noexcept;
+/// Posts the deferred receives of all agents.
 void post_queued_raw_receives(EngineContext& ctx) noexcept;
-/// Runs the callbacks of those that were posted, and posts what they have deferred.
+/// Runs the callbacks `on_posted`, and posts the receives that they have deferred.
 void run_posted_callbacks(EngineContext& ctx) noexcept;
-/// Completions of one raw queue pair's receives in a row, or one of a queue pair that is no more;
-/// answers the first that is not of them.
+/// Handles completions of one raw queue pair's receives in a row, or one of a queue pair that is
+/// gone. Returns the first completion after them.
 const ibv_wc* process_raw_receives(EngineContext& ctx, const ibv_wc* wc,
                                    const ibv_wc* end) noexcept;
 
@@ -172,8 +180,7 @@ const ibv_wc* process_raw_receives(EngineContext& ctx, const ibv_wc* wc,
 std::uint32_t detach_elements(Agent& a, Operation& op) noexcept;
 void release_elements(Agent& a, std::uint32_t list) noexcept;
 
-/// Receives of raw connections have names of their own: nothing in the low half but the bit of all
-/// receives, where others have their slot.
+/// The work-request id of a raw receive: the top bit is set, and the low half has no slot.
 constexpr std::uint64_t raw_receive_id(std::uint32_t receive) noexcept {
   return std::uint64_t{1} << 63 | std::uint64_t{receive & 0x3fff'ffff} << 33 | 1;
 }

@@ -143,7 +143,7 @@ Status Connection::submit_fetch_add(const RemoteRegion& remote, std::uint64_t ad
 Status Connection::flush() {
   return with_agent(slot_, index_, generation_, [&](EngineCore& core, Agent& a) {
     if (core.context.queued_agents != 0 && a.raw != nullptr) [[unlikely]]
-      agent::flush_raw(core.context, a);
+      agent::post_raw_receives_now(core.context, a);
     return agent::flush(core.context, a);
   });
 }
