@@ -111,9 +111,9 @@ class Auditor {
   /// Each is free, opens a message, or is being replaced.
   void check_windows() {
     const memory::WindowPool& all = s_.windows;
-    expect(all.free() + windows_ + all.lacking() == all.size(),
+    expect(all.free() + windows_ + all.replacing() == all.size(),
            "of {} windows {} are free, {} in use and {} being replaced", all.size(), all.free(),
-           windows_, all.lacking());
+           windows_, all.replacing());
   }
 
   void check_operations(const Agent& a) {

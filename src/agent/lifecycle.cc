@@ -348,7 +348,7 @@ void finish(EngineContext& ctx, Agent& a) noexcept {
   ctx.credit_queue.remove(a);
   ctx.receive_waiters.remove(a);
   if ((a.detour & kReplaced) != 0) replace_handlers(a);
-  if (can_reconnect(a)) return rest(ctx, a);
+  if (can_reconnect(a)) return back_off(ctx, a);
   ++ctx.stats.closed;
   ctx.stats.messages_sent += messages_sent(a);
   ctx.stats.messages_received += a.traffic.messages_received;

@@ -25,16 +25,15 @@ Error too_many(const EngineContext& ctx) {
   return {Status::limit, kAsked,
           fmt::format("{} connections have one, connections.own_domains = {}", ctx.own_domains,
                       ctx.config.connections.own_domains),
-          "raise connections.own_domains to as many as shall have one at a time"};
+          "raise connections.own_domains to the number of connections that have one at a time"};
 }
 
-/// In place of what it was promised of the shared queue.
-bool take_receives(EngineContext& ctx, Agent& a) noexcept {
+/// Moves the agent's reserved receives from the shared queue to its own.
+bool use_own_queue(EngineContext& ctx, Agent& a) noexcept {
   if (ctx.device->srq() == nullptr || a.raw != nullptr) return true;
-  const std::uint32_t promised = a.credit.reserved;
   if (!acquire_own_queue(ctx, a)) return false;
-  ctx.reserved_receives -= promised;
-  ctx.own_queues->reserved_receives += promised;
+  ctx.reserved_receives -= a.credit.reserved;
+  ctx.own_queues->reserved_receives += a.credit.reserved;
   return true;
 }
 
@@ -44,8 +43,8 @@ bool step_domain(EngineContext& ctx, Agent& a) noexcept {
   set_stage(a, Stage::slab);
   const auto made = base::no_throw(kAsked, [&]() -> Result<void> {
     if (ctx.own_domains >= ctx.config.connections.own_domains) return tl::unexpected(too_many(ctx));
-    if (!take_receives(ctx, a)) {
-      return base::fail(Status::limit, kAsked, "messages that are kept hold its receives' memory",
+    if (!use_own_queue(ctx, a)) {
+      return base::fail(Status::limit, kAsked, "kept messages hold the memory of its receives",
                         "drop some of them, or raise memory.receive_bytes");
     }
     auto own = std::make_unique<OwnDomain>();

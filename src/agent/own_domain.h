@@ -1,7 +1,7 @@
-// A connection's own protection domain: its queue pair, its receives, the pools and whatever it
-// opens to its peer are in a domain that no other connection is in, so that the device refuses the
-// keys of either to the other. The hot path knows nothing of it: such a connection never has room
-// where acceptance looks for it, and is accepted for by a copy of its own.
+// A connection's own protection domain. Its queue pair, receives, exposed memory and a registration
+// of the pools are in a domain of no other connection, so the device refuses its keys to others.
+// The hot path has no branch for it: SendQueue::limit stays 0, and the slow path accepts its
+// operations.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +19,21 @@ struct OwnDomain {
   verbs::Domain domain;
   memory::RegistrationTable::Group registrations;
   std::uint32_t lkey = 0;        ///< of the pools
-  std::uint32_t send_limit = 0;  ///< what SendQueue::limit is for other connections
+  std::uint32_t send_limit = 0;  ///< takes the place of SendQueue::limit
 };
 
-// Steps of its life, with at most one control verb each; they answer as advance().
+// Set-up steps, each with at most one control verb; see run_setup_step().
 
-/// Makes the domain, and gives the connection receives of its own in place of shared ones.
+/// Makes the domain, and gives the connection its own receive queue.
 bool step_domain(EngineContext& ctx, Agent& a) noexcept;
 /// Registers the pools there.
 bool step_slab(EngineContext& ctx, Agent& a) noexcept;
-/// Ends what is registered there, then the domain.
+/// Ends the registrations in the domain, then the domain.
 bool step_leave(EngineContext& ctx, Agent& a) noexcept;
 
-/// Whether the domain has a key to the block's memory: that of the pools, or registered there.
+/// Whether the block's memory is of the pools or registered in the domain.
 bool reaches(const EngineContext& ctx, const OwnDomain& own, const detail::Block& block) noexcept;
-/// Has a built operation name the pools by the domain's key.
+/// Replaces the engine's key to the pools by the domain's in a built operation.
 void use_own_key(const EngineContext& ctx, const OwnDomain& own, Operation& op) noexcept;
 
 }  // namespace spinwire::agent

@@ -8,10 +8,10 @@
 namespace spinwire::agent {
 namespace {
 
-/// Fewer are not worth a queue: a connection could not send while it waits for credit.
+/// With fewer slots, a peer would mostly wait for credit.
 constexpr std::uint32_t kLeastSlots = 8;
 
-/// Of the queue's slots, the first and the one behind the last.
+/// The first slot of a queue, and the one behind its last.
 struct Range {
   std::uint32_t begin;
   std::uint32_t end;
@@ -21,13 +21,13 @@ Range slots_of(const OwnQueues& own, std::uint32_t queue) noexcept {
   return {begin, begin + own.share.slots};
 }
 
-/// Whether the agent's queue pair takes receives: from INIT until it is to end.
+/// Whether the queue pair takes receives: from INIT until it ends.
 bool takes_receives(const OwnQueue& queue) noexcept {
   const Agent& a = *queue.agent;
   return a.stage >= Stage::wait && a.stage <= Stage::up && !queue.failed;
 }
 
-/// What the device does not take stays for the next time; the peer has no credit for it.
+/// Receives that the device refuses wait for the next call; the peer has no credit for them.
 int post(EngineContext& ctx, OwnQueue& queue) noexcept {
   const std::uint32_t before = queue.back.count();
   const int error = queue.back.post(queue.agent->qp);
@@ -54,10 +54,10 @@ void aim(EngineContext& ctx, std::uint32_t index, std::uint32_t lkey) noexcept {
   }
 }
 
-/// Lines up what the queue has; false if that is too little for a connection to begin with, since
-/// the application keeps the rest.
-bool line_up(EngineContext& ctx, std::uint32_t index) noexcept {
-  constexpr std::uint32_t kLeast = 2;  // one that is granted, and one for a goodbye
+/// Fills the chain with the slots that have a block. False: too few for a connection, because the
+/// application keeps the other blocks.
+bool fill_chain(EngineContext& ctx, std::uint32_t index) noexcept {
+  constexpr std::uint32_t kLeast = 2;  // one for credit, one for a goodbye
   OwnQueue& queue = ctx.own_queues->queues.at(index);
   (void)queue.back.take();
   aim(ctx, index, ctx.staging_block->lkey);
@@ -77,7 +77,7 @@ std::uint32_t own_slots(const Config& config) noexcept {
 }
 
 OwnShare own_share(const Config& config, std::uint32_t slots) noexcept {
-  // Those that wait to be reposted, one less than a list, and one for a goodbye are not granted.
+  // Receives that wait to be posted (one less than a list) and one for a goodbye are not granted.
   const std::uint32_t list = std::clamp(slots / 4, 1u, config.queues.receive_postlist);
   return {slots, list, std::min(config.connections.credits, slots - std::min(list, slots))};
 }
@@ -93,7 +93,7 @@ void make_own_queues(EngineContext& ctx, const OwnShare& share, std::uint32_t fi
 
 void repost_own(EngineContext& ctx, std::uint32_t slot) noexcept {
   const std::uint32_t index = ctx.receives.queue(slot);
-  // What waits for a connection has no order; a rest too small for a queue is nobody's.
+  // fill_chain() collects the slots of free queues.
   if (!ctx.own_queues->queues.in_use(index)) return;
   OwnQueue& queue = ctx.own_queues->queues.at(index);
   queue.back.add(ctx.receives.request(slot));
@@ -114,7 +114,7 @@ bool acquire_own_queue(EngineContext& ctx, Agent& a) noexcept {
   base::IndexPool<OwnQueue>& queues = ctx.own_queues->queues;
   std::uint32_t passed = kNone;
   std::uint32_t index = queues.acquire();
-  while (index != kNone && !line_up(ctx, index)) {
+  while (index != kNone && !fill_chain(ctx, index)) {
     queues.at(index).next = std::exchange(passed, index);
     index = queues.acquire();
   }

@@ -12,8 +12,8 @@
 namespace spinwire::agent {
 namespace {
 
-/// Twice as long each time, up to the maximum, and somewhere in the upper half of that: those who
-/// lost the same peer shall not come back all at once.
+/// Doubles with each attempt up to the maximum. A random part of up to a half keeps clients of one
+/// peer from connecting at the same time.
 Nanoseconds next_delay(ReconnectState& state) noexcept {
   constexpr std::uint32_t kMostDoublings = 30;
   const std::uint32_t doublings = std::min(state.attempts, kMostDoublings);
@@ -28,14 +28,14 @@ bool is_permanent(Status status) noexcept {
          status == Status::invalid_argument || status == Status::remote_access;
 }
 
-/// As new, but for what belongs to the connection rather than to an attempt.
+/// Resets the agent, but for what belongs to the connection rather than to an attempt.
 void forget_attempt(Agent& a) noexcept {
   struct {
     std::uint32_t index, generation;
     ConnectionHandlers handlers;
     decltype(Traffic::tallies) tallies;
     std::uint64_t messages_received, bytes_received;
-    Nanoseconds patience;
+    Nanoseconds timeout;
     config::ConnectionAttributes attributes;
     std::array<char, 72> peer;
   } const kept{a.index,
@@ -58,7 +58,7 @@ void forget_attempt(Agent& a) noexcept {
   a.traffic.tallies = kept.tallies;
   a.traffic.messages_received = kept.messages_received;
   a.traffic.bytes_received = kept.bytes_received;
-  a.setup.timeout = kept.patience;
+  a.setup.timeout = kept.timeout;
   set_attributes(a, kept.attributes);
   a.peer.name = kept.peer;
   a.setup.outbound = true;
@@ -76,10 +76,10 @@ bool can_reconnect(const Agent& a) noexcept {
          state->attempts < state->options.attempts;
 }
 
-void rest(EngineContext& ctx, Agent& a) noexcept {
+void back_off(EngineContext& ctx, Agent& a) noexcept {
   ReconnectState& state = *a.reconnect;
   const bool interrupted = a.setup.was_ready;
-  // One that comes and goes is no success: the delays go on growing.
+  // A connection that is soon lost again does not reset the backoff.
   const bool lasted =
       interrupted && ctx.clock.now() - state.ready_at >= ctx.clock.ticks(state.options.max_delay);
   if (lasted) state.attempts = 0;
@@ -94,7 +94,7 @@ void rest(EngineContext& ctx, Agent& a) noexcept {
     a.handlers.on_interrupted(handle(ctx, a), state.last);
 }
 
-bool revive(EngineContext& ctx, Agent& a) noexcept {
+bool start_attempt(EngineContext& ctx, Agent& a) noexcept {
   a.reconnect->backing_off = false;
   if (!reserve_first_receive(ctx, a)) return false;
   set_stage(a, Stage::domain);
@@ -108,9 +108,9 @@ Error final_cause(Agent& a) noexcept {
     return std::move(a.cause);
   Error first = std::move(a.reconnect->first);
   try {
-    first.found += fmt::format("; made again {} times in vain, at last: {}", a.reconnect->attempts,
-                               a.cause.message());
-  } catch (...) {  // the first cause alone tells most
+    first.found += fmt::format("; {} attempts to reconnect failed, the last one: {}",
+                               a.reconnect->attempts, a.cause.message());
+  } catch (...) {  // without memory, the first cause alone
   }
   return first;
 }

@@ -37,7 +37,7 @@ Result<ArenaPtr> Arena::make(const ArenaOptions& options) {
     }
     Result<base::SharedMemory> memory =
         options.populate
-            ? take_pages(total * kChunkBytes, options.hugepages, options.lock, options.name)
+            ? map_pages(total * kChunkBytes, options.hugepages, options.lock, options.name)
             : base::SharedMemory::create(total * kChunkBytes, {.name = options.name,
                                                                .page_size = 0,
                                                                .populate = false,
@@ -52,7 +52,7 @@ Result<ArenaPtr> Arena::make(const ArenaOptions& options) {
 Arena::Arena(base::SharedMemory memory) noexcept
     : base_(memory.data()), memory_(std::move(memory)) {}
 
-// Whoever maps other memory at these addresses later must not find it poisoned.
+// Memory mapped at these addresses later must not be poisoned.
 Arena::~Arena() { unpoison_all(); }
 
 void Arena::set_up(const std::array<std::uint32_t, kPoolCount>& chunks) {
@@ -123,10 +123,11 @@ Block* Arena::allocate_from_fresh(Pool& pool, std::size_t size_class) noexcept {
   chunk.used = 0;
   chunk.stride = static_cast<std::uint16_t>(stride / kUnit);
   chunk.limit = static_cast<std::uint16_t>(kChunkBytes / stride);
-  // Until now the control words of its former blocks were left readable, to find late misuse.
+  // The control words of the chunk's former blocks stayed readable until now, to detect late
+  // misuse.
   poison(base_ + index * kChunkBytes, kChunkBytes);
   link(pool, index);
-  return take_block(pool, index);
+  return allocate_block(pool, index);
 }
 
 Block* Arena::allocate_run(Pool& pool, std::size_t size) noexcept {
@@ -161,10 +162,9 @@ void Arena::free_run(Pool& pool, std::uint32_t head) noexcept {
   chunks_[head].run = 0;
 }
 
-/// An empty chunk goes back to its pool, unless it is the last of its class with free blocks:
-/// then a load that goes up and down by one block would take and return a chunk each time. So a
-/// class keeps at most one empty chunk, and that is always the tail of its list, because chunks
-/// are linked in at the front.
+/// Returns an empty chunk to its pool, unless it is the last of its class with free blocks: a load
+/// that goes up and down by one block would take and return a chunk each time. So a class keeps at
+/// most one empty chunk, always at the tail of its list, because chunks are linked at the front.
 void Arena::retire_if_spared(Pool& pool, std::uint32_t index) noexcept {
   if (chunks_[index].next != index) retire(pool, index);
 }
@@ -175,7 +175,7 @@ void Arena::retire(Pool& pool, std::uint32_t index) noexcept {
   pool.map.set(index - pool.first);
 }
 
-/// Takes back the empty chunks that classes keep, at most `most`; answers how many.
+/// Returns up to `most` empty chunks that classes keep to the pool. Returns their number.
 std::size_t Arena::retire_spares(Pool& pool, std::size_t most) noexcept {
   std::size_t retired = 0;
   for (std::size_t i = 0; i < kClassCount && retired < most; ++i) {

@@ -21,7 +21,7 @@ namespace spinwire::memory {
 
 using detail::Block;
 
-/// Each pool has chunks of its own, so that one running dry cannot starve another.
+/// Each pool has its own chunks, so an exhausted pool does not affect the others.
 enum class PoolId : std::uint8_t { send, receive, lease, large, control };
 inline constexpr std::size_t kPoolCount = 5;
 
@@ -49,12 +49,12 @@ struct PoolStats {
   std::uint32_t free_chunks = 0;  ///< serve no size class now
   std::uint64_t blocks_used = 0;
   std::uint64_t allocations = 0;  ///< since the start
-  std::uint64_t refusals = 0;     ///< would fit the pool, but it was dry
+  std::uint64_t refusals = 0;     ///< allocations that failed because the pool was exhausted
 };
 
 class Arena;
-/// The engine's hold on its arena. Letting go while blocks are still held leaves the arena to the
-/// last of them.
+/// The engine's reference to its arena. An arena with blocks still in use is freed with the last of
+/// them.
 struct ArenaDeleter {
   void operator()(Arena* arena) const noexcept;
 };
@@ -72,22 +72,22 @@ using ArenaPtr = std::unique_ptr<Arena, ArenaDeleter>;
 /// Under AddressSanitizer the payload of every free block is poisoned.
 class Arena {
  public:
-  /// Takes, populates and locks the slab. Set-up. Errors: those of take_pages(); invalid_argument
+  /// Takes, populates and locks the slab. Set-up. Errors: those of map_pages(); invalid_argument
   /// (no bytes at all, or more than 2^24 chunks).
   static Result<ArenaPtr> make(const ArenaOptions& options);
 
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// A block with room for `size` bytes and one reference, its bytes not cleared; null if the pool
-  /// is dry, and if fits() is false. Hot.
+  /// A block with room for `size` bytes and one reference; its bytes are not cleared. Null if the
+  /// pool is exhausted, and if fits() is false. Hot.
   [[nodiscard]] Block* allocate(PoolId pool, std::size_t size) noexcept {
     Pool& p = pools_[static_cast<std::size_t>(pool)];
     if (size - 1 < kLargestSmallBlock) [[likely]] {
       const std::size_t size_class = class_of(size);
       const std::uint32_t chunk = p.partial[size_class];
       if (chunk != kNoChunk) [[likely]]
-        return take_block(p, chunk);
+        return allocate_block(p, chunk);
       return allocate_from_fresh(p, size_class);
     }
     return allocate_run(p, size);
@@ -124,11 +124,8 @@ class Arena {
  private:
   friend struct ArenaDeleter;
 
-  // A block's chunk follows from its address, since a slab may have more chunks than Block::chunk
-  // counts; that holds the low bits, as a check. Nothing here asks for more than the alignment of
-  // a page: where large pages can serve the slab, the kernel aligns the mapping to them.
-  //
-  // Offsets within a chunk are counted in units of a cacheline, which fits 16 bits.
+  // A block's chunk follows from its address. Block::chunk holds the low bits of the index, as a
+  // check. Offsets within a chunk are counted in cachelines and fit 16 bits.
   static constexpr std::size_t kUnit = 64;
   static constexpr std::uint32_t kNoChunk = ChunkMap::kNone;
   static constexpr std::uint16_t kNoBlock = 0xffff;
@@ -175,8 +172,8 @@ class Arena {
     return reinterpret_cast<Block*>(base_ + chunk * kChunkBytes + unit * kUnit);
   }
 
-  /// Takes a free block of a chunk that has one.
-  Block* take_block(Pool& pool, std::uint32_t index) noexcept {
+  /// Allocates a block of a chunk that has a free one.
+  Block* allocate_block(Pool& pool, std::uint32_t index) noexcept {
     Chunk& chunk = chunks_[index];
     Block* block = nullptr;
     if (chunk.free != kNoBlock) [[likely]] {
@@ -202,7 +199,7 @@ class Arena {
     return block;
   }
 
-  /// Block::recycle of all our blocks.
+  /// Block::recycle of all blocks of an arena.
   static void recycle(Block* block) noexcept { static_cast<Arena*>(block->owner)->free(block); }
 
   void free(Block* block) noexcept {

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-extern "C" {  // which the header leaves to us
+extern "C" {  // missing in the header
 #include <hugetlbfs.h>
 }
 
@@ -21,7 +21,7 @@ extern "C" {  // which the header leaves to us
 #include "base/memlock.h"
 #include "base/units.h"
 
-// Newer than some of the C libraries we build with.
+// Newer than some C libraries.
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -29,7 +29,7 @@ extern "C" {  // which the header leaves to us
 namespace spinwire::memory {
 namespace {
 
-std::atomic<bool> fallback_told{false};
+std::atomic<bool> fallback_logged{false};
 
 std::string sysfs_folder(std::size_t page) {
   return fmt::format("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
@@ -83,7 +83,7 @@ std::string asked_text(std::size_t size) {
   return fmt::format("take {} of memory in hugepages", base::bytes_text(size));
 }
 
-Result<base::SharedMemory> take_hugepages(std::size_t size, const std::string& name) {
+Result<base::SharedMemory> map_hugepages(std::size_t size, const std::string& name) {
   const std::vector<HugepageSize> sizes = hugepage_sizes();
   tl::unexpected<Error> failure(missing_hugepages(sizes, size));
   for (const HugepageSize& page : fitting_sizes(sizes, size)) {
@@ -97,8 +97,7 @@ Result<base::SharedMemory> take_hugepages(std::size_t size, const std::string& n
   return failure;
 }
 
-/// Takes all pages of a mapping by calls that can say no: touching a page that cannot be had ends
-/// in SIGBUS.
+/// Populates a mapping by calls that can fail: touching a page that is not available raises SIGBUS.
 int populate(const base::SharedMemory& memory) noexcept {
   int result = 0;
   do {
@@ -117,11 +116,11 @@ int populate(const base::SharedMemory& memory) noexcept {
   return 0;
 }
 
-Result<base::SharedMemory> take_ordinary(std::size_t size, const std::string& name, bool merge) {
+Result<base::SharedMemory> map_ordinary_pages(std::size_t size, const std::string& name,
+                                              bool merge) {
   base::SharedMemoryOptions options;
   options.name = name;
-  // The advice has to come before the pages. Where the kernel may heed it, it also places such
-  // mappings at multiples of its hugepage size.
+  // The advice must come before the pages are populated. The kernel then also aligns the mapping.
   options.populate = !merge;
   Result<base::SharedMemory> memory = base::SharedMemory::create(size, options);
   if (!memory || !merge) return memory;
@@ -134,9 +133,9 @@ Result<base::SharedMemory> take_ordinary(std::size_t size, const std::string& na
   return memory;
 }
 
-void tell_fallback(const Error& why) {
-  // Nobody listening is no reason to keep quiet once somebody does.
-  if (!base::log_enabled(LogLevel::warning) || fallback_told.exchange(true)) return;
+void warn_of_fallback(const Error& why) {
+  // A warning that no logger took does not count.
+  if (!base::log_enabled(LogLevel::warning) || fallback_logged.exchange(true)) return;
   base::log(LogLevel::warning, "using ordinary pages, which are slower: {}", why.message());
 }
 
@@ -200,19 +199,19 @@ bool is_hugetlb(const base::SharedMemory& memory) noexcept {
   return memory.page_size() > static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-void rearm_fallback_warning() noexcept { fallback_told = false; }
+void rearm_fallback_warning() noexcept { fallback_logged = false; }
 
-Result<base::SharedMemory> take_pages(std::size_t size, HugepagePolicy hugepages,
-                                      LockPolicy lock_policy, const std::string& name) {
+Result<base::SharedMemory> map_pages(std::size_t size, HugepagePolicy hugepages,
+                                     LockPolicy lock_policy, const std::string& name) {
   return base::no_throw("take memory", [&]() -> Result<base::SharedMemory> {
     Result<base::SharedMemory> memory;
     if (hugepages == HugepagePolicy::off || size == 0) {
-      memory = take_ordinary(size, name, false);
+      memory = map_ordinary_pages(size, name, false);
     } else {
-      memory = take_hugepages(size, name);
+      memory = map_hugepages(size, name);
       if (!memory && hugepages == HugepagePolicy::prefer) {
-        tell_fallback(memory.error());
-        memory = take_ordinary(size, name, true);
+        warn_of_fallback(memory.error());
+        memory = map_ordinary_pages(size, name, true);
       }
     }
     if (!memory) return memory;

@@ -1,4 +1,4 @@
-// Where slabs come from: hugepages by preference, populated and, if wanted, locked.
+// Maps the memory of slabs: hugepages or ordinary pages, populated and, if configured, locked.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +17,13 @@ namespace spinwire::memory {
 struct HugepageSize {
   std::size_t bytes = 0;       ///< of a page
   std::uint64_t total = 0;     ///< pages that are kept for this use (nr_hugepages)
-  std::uint64_t free = 0;      ///< not given to anybody yet …
-  std::uint64_t reserved = 0;  ///< … of which promised to mappings
+  std::uint64_t free = 0;      ///< free now, including reserved ones
+  std::uint64_t reserved = 0;  ///< of `free`, reserved by mappings
   std::uint64_t growth = 0;    ///< pages that the kernel may make on demand (overcommit)
   bool is_default = false;     ///< the size that vm.nr_hugepages counts
   std::string mount;           ///< where hugetlbfs is mounted for it; empty if nowhere
 
-  /// Pages that can be had without waiting for anybody.
+  /// Pages that can be mapped now.
   [[nodiscard]] std::uint64_t available() const noexcept {
     return (free > reserved ? free - reserved : 0) + growth;
   }
@@ -55,8 +55,8 @@ struct HugepageSize {
 ///   prefer   locked, else a warning
 ///   off      not locked
 /// Set-up. Errors: no_memory, invalid_argument, system.
-[[nodiscard]] Result<base::SharedMemory> take_pages(std::size_t size, HugepagePolicy hugepages,
-                                                    LockPolicy lock, const std::string& name);
+[[nodiscard]] Result<base::SharedMemory> map_pages(std::size_t size, HugepagePolicy hugepages,
+                                                   LockPolicy lock, const std::string& name);
 
 /// Whether the memory lies in hugepages of hugetlbfs.
 [[nodiscard]] bool is_hugetlb(const base::SharedMemory& memory) noexcept;

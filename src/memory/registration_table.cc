@@ -21,8 +21,8 @@
 namespace spinwire::memory {
 namespace {
 
-/// Attempts that close() makes on registrations with an access under way, all of them together: a
-/// peer that was stopped in the midst of one must not stop us.
+/// Attempts of close() at all registrations with an access under way: a peer that was stopped
+/// during an access must not stop this engine.
 constexpr std::uint32_t kCloseAttempts = 2000;
 
 bool is_access(Access access) noexcept {
@@ -35,7 +35,7 @@ int own_access_flags(Access access) noexcept {
   return IBV_ACCESS_LOCAL_WRITE | exposed_access_flags(access);
 }
 
-// The verbs ask for local write wherever a peer may change anything.
+// The verbs require local write wherever a peer may write.
 int exposed_access_flags(Access access) noexcept {
   int flags = 0;
   if (allows(access, Access::remote_read)) flags |= IBV_ACCESS_REMOTE_READ;
@@ -96,7 +96,7 @@ Result<RegisteredMemory> RegistrationTable::register_memory(std::span<std::byte>
     own->block.recycle = &RegistrationTable::recycle;
     own->block.owner = own.get();
     RegisteredMemory memory;
-    // From here on the references own it.
+    // From here on the references own the control words.
     memory.whole = detail::make<BufferSlice>(&own.release()->block, bytes.data(), bytes.size());
     if (access != Access::local) {
       memory.remote = {reinterpret_cast<std::uint64_t>(bytes.data()), bytes.size(), entry.rkey,
@@ -117,7 +117,7 @@ Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access 
         add(slice.bytes(), exposed_access_flags(access), "expose", group);
     if (!index) return tl::unexpected(index.error());
     Entry& entry = entries_.at(*index);
-    // The device may give a key again as soon as it is free; the old use of it is over.
+    // The device may reuse a key as soon as it is free.
     if (std::uint32_t* old = find(entry.rkey);
         old != nullptr && entries_.at(*old).state == State::ended) {
       forget(*old);
@@ -131,7 +131,7 @@ Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access 
   });
 }
 
-/// Registers with the device and answers the entry.
+/// Registers with the device. Returns the entry's index.
 Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int flags,
                                              std::string_view what, Group* group) {
   std::string asked = fmt::format("{} {} of memory", what, base::bytes_text(bytes.size()));
@@ -143,7 +143,7 @@ Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int fla
     return base::fail(Status::no_device, std::move(asked), "the engine is closed",
                       "use memory with an open engine");
   }
-  const std::uint32_t index = take_entry();
+  const std::uint32_t index = acquire_entry();
   if (index == kNone) {
     return base::fail(Status::limit, std::move(asked),
                       fmt::format("all {} registrations are in use, {} of them being revoked",
@@ -166,8 +166,8 @@ Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int fla
   return index;
 }
 
-/// A free slot; takes that of the exposure that ended longest ago if need be.
-std::uint32_t RegistrationTable::take_entry() noexcept {
+/// A free entry, or that of the exposure that ended longest ago.
+std::uint32_t RegistrationTable::acquire_entry() noexcept {
   if (entries_.full() && ended_.head != kNone) forget(ended_.head);
   return entries_.acquire();
 }
@@ -181,7 +181,7 @@ Status RegistrationTable::revoke(std::uint32_t rkey) noexcept {
     if (error != 0) return error == EBUSY ? Status::would_block : Status::local_error;
     detail::Block* held = std::exchange(entries_.at(index).held, nullptr);
     forget(index);
-    detail::release(held);  // last, since it may drop registered memory of this very table
+    detail::release(held);  // last: this may drop registered memory of this table
     return Status::ok;
   }
   forget(index);
@@ -189,7 +189,7 @@ Status RegistrationTable::revoke(std::uint32_t rkey) noexcept {
 }
 
 void RegistrationTable::remember_ended(std::uint32_t rkey) noexcept {
-  const std::uint32_t index = find(rkey) == nullptr ? take_entry() : kNone;
+  const std::uint32_t index = find(rkey) == nullptr ? acquire_entry() : kNone;
   if (index == kNone) return;
   Entry& entry = entries_.at(index) = Entry{};
   entry.rkey = rkey;
@@ -204,7 +204,7 @@ bool RegistrationTable::has_ended(std::uint32_t rkey) noexcept {
   if (found == nullptr) return true;
   const State state = entries_.at(*found).state;
   if (state == State::ended) forget(*found);
-  return state != State::pending;  // a live one is another's: the device gives keys again
+  return state != State::pending;  // a live entry is another exposure: the device reuses keys
 }
 
 bool RegistrationTable::end_next(Group& group) noexcept {
@@ -238,7 +238,7 @@ bool RegistrationTable::poll_revocations() noexcept {
   return true;
 }
 
-/// The device has given it up; for an exposure's key somebody may still ask.
+/// The device has deregistered the memory. An exposure's key stays known for revoke().
 void RegistrationTable::end(std::uint32_t index) noexcept {
   Entry& entry = entries_.at(index);
   if (!entry.exposure) return entries_.release(index);
@@ -260,7 +260,7 @@ void RegistrationTable::close() noexcept {
     int error = provider_.dereg_mr(entry.mr);
     while (error == EBUSY && attempts != 0) {
       --attempts;
-      sched_yield();  // a peer is in the midst of an access and may need the core to end it
+      sched_yield();  // the peer may need the core to end its access
       error = provider_.dereg_mr(entry.mr);
     }
     if (error != 0) ++refused;
@@ -269,7 +269,7 @@ void RegistrationTable::close() noexcept {
   if (refused != 0) {
     base::log(LogLevel::warning, "the device did not give up {} registrations on closing", refused);
   }
-  // Only now that no registered memory points here: the last reference to some may be an exposure.
+  // Exposures last: one may hold the last reference to registered memory.
   for (std::uint32_t i = 0; i < entries_.capacity(); ++i) {
     if (!entries_.in_use(i)) continue;
     detail::Block* held = std::exchange(entries_.at(i).held, nullptr);
@@ -295,7 +295,7 @@ void RegistrationTable::drop(std::uint32_t index) noexcept {
   if (deregister(index) == 0) entries_.release(index);
 }
 
-/// Answers dereg_mr's errno value and keeps the list of pending ones.
+/// Returns dereg_mr's errno value. A live registration that the device does not give up is pending.
 int RegistrationTable::deregister(std::uint32_t index) noexcept {
   Entry& entry = entries_.at(index);
   const int error = provider_.dereg_mr(entry.mr);
@@ -313,7 +313,7 @@ int RegistrationTable::deregister(std::uint32_t index) noexcept {
   return error;
 }
 
-/// Its key is dead, whether or not the device has given it up.
+/// Removes the entry from its group's list.
 void RegistrationTable::leave_group(std::uint32_t index) noexcept {
   if (Group* const group = std::exchange(entries_.at(index).group, nullptr); group != nullptr)
     remove(group->live, index);
@@ -336,7 +336,7 @@ std::uint32_t& RegistrationTable::bucket(std::uint32_t rkey) noexcept {
   return buckets_[bucket_of(rkey)];
 }
 
-/// Where the exposure's index stands in its chain; null if there is none of that key.
+/// The link in the chain that names the exposure of a key; null if there is none.
 std::uint32_t* RegistrationTable::find(std::uint32_t rkey) noexcept {
   std::uint32_t* at = &bucket(rkey);
   while (*at != kNone && entries_.at(*at).rkey != rkey) at = &entries_.at(*at).chain;

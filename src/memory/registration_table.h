@@ -1,5 +1,4 @@
-// Keys to memory: the application's own memory registered with the device, and parts of blocks
-// opened to peers.
+// Registrations: the application's own memory, and parts of blocks that are exposed to peers.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -34,9 +33,9 @@ struct RegisteredMemory {
 /// invalid_argument, limit or system. May throw std::bad_alloc.
 [[nodiscard]] Error registration_error(std::string asked, std::uint64_t bytes, int error);
 
-/// All registrations of an engine other than its slab's, up to a fixed number. One thread. Set-up,
-/// all of it: each call that registers or deregisters is a control verb. The table must go, or
-/// close(), before the protection domain; what it handed out may outlive both.
+/// All registrations of an engine but its slab's, up to a fixed number. One thread. Set-up: each
+/// call that registers or deregisters is a control verb. The table must be closed before the
+/// protection domain; the memory that it returned may outlive both.
 ///
 /// Deregistering can take time, because a peer may be in the midst of an access: the key is dead at
 /// once, but the registration stays pending, and holds on to the memory, until poll_revocations()
@@ -160,7 +159,7 @@ class RegistrationTable {
   [[nodiscard]] std::string find_fault() const;
   [[nodiscard]] std::string fault_of(std::uint32_t index) const;
   [[nodiscard]] std::string fault_of(const List& list, State state) const;
-  std::uint32_t take_entry() noexcept;
+  std::uint32_t acquire_entry() noexcept;
   int deregister(std::uint32_t index) noexcept;
   void forget(std::uint32_t index) noexcept;
   [[nodiscard]] std::uint32_t* find(std::uint32_t rkey) noexcept;

@@ -13,11 +13,11 @@ namespace spinwire::memory {
 Result<WindowPool> WindowPool::make(const verbs::Provider& provider, ibv_pd* pd,
                                     std::uint32_t count) {
   WindowPool pool(provider, pd);
-  // Room for all that can happen, so that nothing later allocates.
+  // Reserved, so that nothing allocates later.
   pool.windows_.reserve(count);
   pool.ring_.reserve(count);
-  pool.leaving_.reserve(count);
-  pool.missing_.reserve(count);
+  pool.held_up_.reserve(count);
+  pool.to_replace_.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i) {
     errno = 0;
     ibv_mw* const window = provider.alloc_mw(pd, IBV_MW_TYPE_2);
@@ -44,8 +44,8 @@ WindowPool& WindowPool::operator=(WindowPool&& other) noexcept {
   std::swap(ring_, other.ring_);
   std::swap(first_, other.first_);
   std::swap(free_, other.free_);
-  std::swap(leaving_, other.leaving_);
-  std::swap(missing_, other.missing_);
+  std::swap(held_up_, other.held_up_);
+  std::swap(to_replace_, other.to_replace_);
   return *this;
 }
 
@@ -57,40 +57,40 @@ bool WindowPool::deallocate(std::uint32_t index) noexcept {
 
 bool WindowPool::discard(std::uint32_t index, detail::Block* block) noexcept {
   if (!deallocate(index)) {
-    leaving_.push_back({index, block});
+    held_up_.push_back({index, block});
     return false;
   }
-  missing_.push_back(index);
+  to_replace_.push_back(index);
   detail::release(block);
   return true;
 }
 
 bool WindowPool::poll() noexcept {
-  if (!missing_.empty()) {
-    const std::uint32_t index = missing_.back();
+  if (!to_replace_.empty()) {
+    const std::uint32_t index = to_replace_.back();
     ibv_mw* const window = provider_->alloc_mw(pd_, IBV_MW_TYPE_2);
-    if (window == nullptr) return true;  // at the next step
-    missing_.pop_back();
+    if (window == nullptr) return true;  // the next control step tries again
+    to_replace_.pop_back();
     windows_[index] = window;
     give(index);
     return true;
   }
-  if (leaving_.empty()) return false;
-  const Leaving oldest = leaving_.front();
-  leaving_.erase(leaving_.begin());
+  if (held_up_.empty()) return false;
+  const HeldUp oldest = held_up_.front();
+  held_up_.erase(held_up_.begin());
   (void)discard(oldest.index, oldest.block);
   return true;
 }
 
 void WindowPool::close() noexcept {
-  for (const Leaving& each : std::exchange(leaving_, {})) {
+  for (const HeldUp& each : std::exchange(held_up_, {})) {
     if (deallocate(each.index)) detail::release(each.block);
   }
   for (std::uint32_t i = 0; i < windows_.size(); ++i) {
     if (windows_[i] != nullptr) (void)deallocate(i);
   }
   windows_.clear();
-  missing_.clear();
+  to_replace_.clear();
   free_ = 0;
 }
 

@@ -1,5 +1,5 @@
-// The engine's memory windows of type 2B: keys to part of its slab that hold for one queue pair.
-// Bound and invalidated by work requests, so that a key costs no system call.
+// The engine's memory windows of type 2B. A window opens part of the slab to one queue pair. It is
+// bound and invalidated by work requests (remote_key.h), so a key costs no system call.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -13,14 +13,15 @@
 
 namespace spinwire::memory {
 
-/// All free windows, the one free longest first: a key that a peer may remember is used again as
-/// late as can be. One thread. The pool must go, or close(), before the protection domain.
+/// A pool of windows. The window that has been free longest is used first, so a key that a peer may
+/// remember is used again as late as possible. One thread. The pool must be closed before the
+/// protection domain.
 class WindowPool {
  public:
   static constexpr std::uint32_t kNone = 0xffff'ffff;
 
-  /// Makes `count` windows. Set-up; may throw std::bad_alloc. Errors: limit, naming how many there
-  /// were; system.
+  /// Makes `count` windows. Set-up; may throw std::bad_alloc. Errors: limit, with the number of
+  /// windows that the device gave; system.
   static Result<WindowPool> make(const verbs::Provider& provider, ibv_pd* pd, std::uint32_t count);
 
   WindowPool() noexcept = default;
@@ -28,7 +29,7 @@ class WindowPool {
   WindowPool& operator=(WindowPool&& other) noexcept;
   ~WindowPool() { close(); }
 
-  /// A window, to be bound under the key next_key() answers; kNone if all are in use. Hot.
+  /// Takes a free window, to be bound under next_key(); kNone if all are in use. Hot.
   [[nodiscard]] std::uint32_t take() noexcept {
     if (free_ == 0) [[unlikely]]
       return kNone;
@@ -37,7 +38,7 @@ class WindowPool {
     --free_;
     return index;
   }
-  /// It was never bound, or its key is invalid at the device. Hot.
+  /// Frees a window that was never bound, or whose key is invalid at the device. Hot.
   void give(std::uint32_t index) noexcept {
     std::uint32_t at = first_ + free_;
     if (at >= ring_.size()) at -= static_cast<std::uint32_t>(ring_.size());
@@ -45,22 +46,22 @@ class WindowPool {
     ++free_;
   }
   [[nodiscard]] ibv_mw* at(std::uint32_t index) noexcept { return windows_[index]; }
-  /// The key for the next binding: the device's part, and a new consumer's part. Hot.
+  /// The key for the next binding. Hot.
   [[nodiscard]] std::uint32_t next_key(std::uint32_t index) noexcept {
     ibv_mw& window = *windows_[index];
     return window.rkey = ibv_inc_rkey(window.rkey);
   }
 
-  /// The queue pair that it may be bound to takes no work requests any more: the window goes, and a
-  /// new one takes its place by and by. Takes over a reference to `block`, until no peer can be in
-  /// the midst of an access to it, and answers whether that was at once. One control verb.
+  /// Frees a window whose queue pair takes no work requests any more; poll() makes a new one in its
+  /// place. Takes over a reference to `block` and drops it when no access can be under way. Returns
+  /// whether that was at once. One control verb.
   bool discard(std::uint32_t index, detail::Block* block) noexcept;
-  /// Goes on with that; at most one control verb. Answers whether there was any. For the control
-  /// step.
+  /// Makes a missing window, or tries again to free one; at most one control verb. Returns whether
+  /// it used one. For the control step.
   bool poll() noexcept;
-  [[nodiscard]] bool pending() const noexcept { return !leaving_.empty() || !missing_.empty(); }
+  [[nodiscard]] bool pending() const noexcept { return !held_up_.empty() || !to_replace_.empty(); }
 
-  /// No verb follows. What the device does not give up is left to it, with its block. A no-op when
+  /// Frees all windows. A window that the device does not free keeps its block. Does nothing when
   /// called again.
   void close() noexcept;
 
@@ -68,13 +69,13 @@ class WindowPool {
     return static_cast<std::uint32_t>(windows_.size());
   }
   [[nodiscard]] std::uint32_t free() const noexcept { return free_; }
-  /// Those discarded, until a new one is there.
-  [[nodiscard]] std::uint32_t lacking() const noexcept {
-    return static_cast<std::uint32_t>(leaving_.size() + missing_.size());
+  /// Windows that were discarded and have not been replaced.
+  [[nodiscard]] std::uint32_t replacing() const noexcept {
+    return static_cast<std::uint32_t>(held_up_.size() + to_replace_.size());
   }
 
  private:
-  struct Leaving {
+  struct HeldUp {
     std::uint32_t index;
     detail::Block* block;
   };
@@ -88,12 +89,12 @@ class WindowPool {
 
   const verbs::Provider* provider_ = nullptr;
   ibv_pd* pd_ = nullptr;
-  std::vector<ibv_mw*> windows_;     ///< null: being replaced
-  std::vector<std::uint32_t> ring_;  ///< of the free ones, in the order of their use
+  std::vector<ibv_mw*> windows_;     ///< null while being replaced
+  std::vector<std::uint32_t> ring_;  ///< the free windows in the order of use
   std::uint32_t first_ = 0;
   std::uint32_t free_ = 0;
-  std::vector<Leaving> leaving_;        ///< a peer was in the midst of an access
-  std::vector<std::uint32_t> missing_;  ///< to be made anew
+  std::vector<HeldUp> held_up_;            ///< a peer's access delays freeing them
+  std::vector<std::uint32_t> to_replace_;  ///< indices without a window
 };
 
 }  // namespace spinwire::memory

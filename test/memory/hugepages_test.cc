@@ -35,7 +35,7 @@ using spinwire::base::LockLimits;
 using spinwire::base::LockUse;
 using spinwire::base::SharedMemory;
 using spinwire::memory::HugepageSize;
-using spinwire::memory::take_pages;
+using spinwire::memory::map_pages;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kGiB = std::size_t{1} << 30;
@@ -256,7 +256,7 @@ TEST(HugepagesTest, ErrorNamesPagesAndTheCommand) {
 
 TEST(HugepagesTest, OffTakesOrdinaryPagesSilently) {
   Warnings warnings;
-  auto memory = take_pages(3 * kMiB, HugepagePolicy::off, LockPolicy::off, "off");
+  auto memory = map_pages(3 * kMiB, HugepagePolicy::off, LockPolicy::off, "off");
   ASSERT_TRUE(memory.has_value()) << memory.error().message();
   EXPECT_FALSE(spinwire::memory::is_hugetlb(*memory));
   EXPECT_EQ(memory->size(), 3 * kMiB);
@@ -269,7 +269,7 @@ TEST(HugepagesTest, OffTakesOrdinaryPagesSilently) {
 TEST(HugepagesTest, NothingIsAnErrorAndNoFallback) {
   Warnings warnings;
   for (const auto policy : {HugepagePolicy::require, HugepagePolicy::prefer, HugepagePolicy::off}) {
-    auto memory = take_pages(0, policy, LockPolicy::off, "none");
+    auto memory = map_pages(0, policy, LockPolicy::off, "none");
     ASSERT_FALSE(memory.has_value());
     EXPECT_EQ(memory.error().status, Status::invalid_argument);
   }
@@ -281,10 +281,10 @@ TEST(HugepagesTest, PreferFallsBackWithOneWarningThatNamesTheCommand) {
   if (bytes == 0) GTEST_SKIP() << "so many hugepages are free that running out takes too much";
   // Asked before anybody listens: the warning must wait for somebody who hears it.
   spinwire::memory::rearm_fallback_warning();
-  ASSERT_TRUE(take_pages(bytes, HugepagePolicy::prefer, LockPolicy::off, "x").has_value());
+  ASSERT_TRUE(map_pages(bytes, HugepagePolicy::prefer, LockPolicy::off, "x").has_value());
   Warnings warnings;
   for (int i = 0; i < 3; ++i) {
-    auto memory = take_pages(bytes, HugepagePolicy::prefer, LockPolicy::off, "prefer");
+    auto memory = map_pages(bytes, HugepagePolicy::prefer, LockPolicy::off, "prefer");
     ASSERT_TRUE(memory.has_value()) << memory.error().message();
     EXPECT_FALSE(spinwire::memory::is_hugetlb(*memory));
     EXPECT_TRUE(is_resident(*memory));
@@ -298,7 +298,7 @@ TEST(HugepagesTest, RequireIsAnErrorWhoseCommandHelps) {
   const std::size_t bytes = more_than_there_is();
   if (bytes == 0) GTEST_SKIP() << "so many hugepages are free that running out takes too much";
   Warnings warnings;
-  auto none = take_pages(bytes, HugepagePolicy::require, LockPolicy::off, "require");
+  auto none = map_pages(bytes, HugepagePolicy::require, LockPolicy::off, "require");
   ASSERT_FALSE(none.has_value());
   EXPECT_TRUE(warnings.texts.empty());
   EXPECT_EQ(none.error().status, Status::no_memory);
@@ -313,7 +313,7 @@ TEST(HugepagesTest, RequireIsAnErrorWhoseCommandHelps) {
   if (!setting || std::stoul(read_text(kNrHugepages)) < std::stoul(number)) {
     GTEST_SKIP() << "cannot reserve " << number << " hugepages here (not root, or none to be had)";
   }
-  auto memory = take_pages(bytes, HugepagePolicy::require, LockPolicy::off, "require");
+  auto memory = map_pages(bytes, HugepagePolicy::require, LockPolicy::off, "require");
   EXPECT_TRUE(memory.has_value()) << memory.error().message();
 }
 
@@ -336,7 +336,7 @@ TEST(HugepagesTest, ReservedHugepagesAreUsedAndGivenBack) {
   const std::uint64_t free = free_now();
   Warnings warnings;
   for (const auto policy : {HugepagePolicy::require, HugepagePolicy::prefer}) {
-    auto memory = take_pages(3 * page - 5, policy, LockPolicy::off, "huge");
+    auto memory = map_pages(3 * page - 5, policy, LockPolicy::off, "huge");
     ASSERT_TRUE(memory.has_value()) << memory.error().message();
     EXPECT_TRUE(spinwire::memory::is_hugetlb(*memory));
     EXPECT_EQ(memory->size(), 3 * page);
@@ -348,7 +348,7 @@ TEST(HugepagesTest, ReservedHugepagesAreUsedAndGivenBack) {
   }
   // They are never swapped, so that a required lock costs nothing.
   const std::string text = without_privilege(0, [page] {
-    auto memory = take_pages(page, HugepagePolicy::require, LockPolicy::require, "huge");
+    auto memory = map_pages(page, HugepagePolicy::require, LockPolicy::require, "huge");
     return memory ? "taken" : memory.error().message();
   });
   EXPECT_EQ(text, "taken");
@@ -365,8 +365,8 @@ TEST(HugepagesTest, FallbackAsksTheKernelToMergePages) {
   const std::string before = text.substr(open + 1, text.find(']') - open - 1);
   const Setting setting(path, before, "advise");
   if (!setting) GTEST_SKIP() << "cannot let the kernel merge shared pages on advice (not root)";
-  auto merged = take_pages(bytes, HugepagePolicy::prefer, LockPolicy::off, "merged");
-  auto plain = take_pages(bytes, HugepagePolicy::off, LockPolicy::off, "plain");
+  auto merged = map_pages(bytes, HugepagePolicy::prefer, LockPolicy::off, "merged");
+  auto plain = map_pages(bytes, HugepagePolicy::off, LockPolicy::off, "plain");
   ASSERT_TRUE(merged.has_value() && plain.has_value());
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(merged->data()) % (2 * kMiB), 0u);
   EXPECT_GT(smaps_field(*merged, "ShmemPmdMapped"), 0);
@@ -385,7 +385,7 @@ class MemlockRealTest : public testing::Test {
 
 TEST_F(MemlockRealTest, RequiredLockBeyondTheLimitNamesTheLimits) {
   const std::string text = without_privilege(128 * 1024, [] {
-    auto memory = take_pages(kMiB, HugepagePolicy::off, LockPolicy::require, "lock");
+    auto memory = map_pages(kMiB, HugepagePolicy::off, LockPolicy::require, "lock");
     return memory ? "locked" : memory.error().message();
   });
   EXPECT_TRUE(contains(text, "lock 1MiB")) << text;
@@ -401,9 +401,9 @@ TEST_F(MemlockRealTest, RequiredLockBeyondTheLimitNamesTheLimits) {
 
 TEST_F(MemlockRealTest, WhatIsLockedAlreadyCounts) {
   const std::string text = without_privilege(256 * 1024, [] {
-    auto first = take_pages(192 * 1024, HugepagePolicy::off, LockPolicy::require, "first");
+    auto first = map_pages(192 * 1024, HugepagePolicy::off, LockPolicy::require, "first");
     if (!first) return first.error().message();
-    auto second = take_pages(128 * 1024, HugepagePolicy::off, LockPolicy::require, "second");
+    auto second = map_pages(128 * 1024, HugepagePolicy::off, LockPolicy::require, "second");
     return second ? "locked" : second.error().message();
   });
   EXPECT_TRUE(contains(text, "128KiB asked, 192KiB locked (VmLck)")) << text;
@@ -413,7 +413,7 @@ TEST_F(MemlockRealTest, WhatIsLockedAlreadyCounts) {
 TEST_F(MemlockRealTest, PreferredLockBeyondTheLimitIsAWarning) {
   const std::string text = without_privilege(128 * 1024, [] {
     const Warnings warnings;
-    auto memory = take_pages(kMiB, HugepagePolicy::off, LockPolicy::prefer, "lock");
+    auto memory = map_pages(kMiB, HugepagePolicy::off, LockPolicy::prefer, "lock");
     if (!memory) return memory.error().message();
     return warnings.texts.size() == 1 ? "warned: " + warnings.texts[0] : "no warning";
   });
@@ -425,9 +425,9 @@ TEST_F(MemlockRealTest, LockingWithinTheLimitLocks) {
   const std::string text = without_privilege(256 * 1024, [] {
     const Warnings warnings;
     const std::uint64_t before = spinwire::base::lock_limits().locked;
-    auto off = take_pages(64 * 1024, HugepagePolicy::off, LockPolicy::off, "off");
-    auto memory = take_pages(128 * 1024, HugepagePolicy::off, LockPolicy::require, "lock");
-    auto preferred = take_pages(64 * 1024, HugepagePolicy::off, LockPolicy::prefer, "prefer");
+    auto off = map_pages(64 * 1024, HugepagePolicy::off, LockPolicy::off, "off");
+    auto memory = map_pages(128 * 1024, HugepagePolicy::off, LockPolicy::require, "lock");
+    auto preferred = map_pages(64 * 1024, HugepagePolicy::off, LockPolicy::prefer, "prefer");
     if (!off || !memory || !preferred) return std::string("refused");
     const LockLimits limits = spinwire::base::lock_limits();
     return std::to_string(limits.locked - before) + (limits.privileged ? " privileged" : "") +
