@@ -138,7 +138,7 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
 // An attempt that fails here counts like any other.
 void Connector::reconnect(Agent& a) noexcept {
   const auto begun = base::no_throw("connect again", [&]() -> Result<void> {
-    if (!agent::revive(context_, a)) {
+    if (!agent::start_attempt(context_, a)) {
       return tl::unexpected(agent::no_more_connections(
           context_, fmt::format("connect to {} again", a.peer.name.data())));
     }

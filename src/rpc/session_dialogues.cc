@@ -169,7 +169,7 @@ Result<control::AcceptedConnection> SessionDialogues::accept_join(control::Hands
   agent::name_peer(*a, peer);
   agent::set_attributes(*a, connection_attributes(rpc_.context));
   const auto joined = base::no_throw("join a session", [&]() -> Result<void> {
-    if (auto taken = agent::take_endpoint(rpc_.context, *a, join.endpoint); !taken) return taken;
+    if (auto taken = agent::accept_endpoint(rpc_.context, *a, join.endpoint); !taken) return taken;
     join_session(rpc_, *s, *a);
     return {};
   });
