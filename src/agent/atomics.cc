@@ -1,4 +1,4 @@
-// Atomics, and the end of all that is no plain operation of the application's.
+// Atomics, and the end of operations that are not plain.
 #include <cstring>
 
 #include "agent/completion.h"
@@ -20,8 +20,8 @@ Status check_atomic(const EngineContext& ctx, const RemoteRegion& remote) noexce
   return allows(remote.access, Access::remote_atomic) ? Status::ok : Status::remote_access;
 }
 
-/// What it found. The verbs give it in host order: drivers of devices that answer in another one
-/// report no atomics.
+/// The value that the atomic found, in host order: drivers of devices with another order report no
+/// atomics.
 std::uint64_t found_by(const EngineContext& ctx, const Operation& op) noexcept {
   std::uint64_t value = 0;
   std::memcpy(&value, staging_of(ctx, op), sizeof value);

@@ -1,4 +1,4 @@
-// Do the agents' books agree with what there is? Cold.
+// Checks that the agents' counts agree with their lists and records. Cold.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -15,15 +15,15 @@ namespace {
 
 using KindCounts = std::array<std::uint64_t, kOperationKinds>;
 
-/// Goes through everything and stops at the first thing that does not hold.
+/// Checks everything and stops at the first fault.
 class Auditor {
  public:
   explicit Auditor(EngineContext& ctx)
-      : s_(ctx), records_(ctx.operations.capacity(), false), slots_(ctx.receives.size(), false) {}
+      : ctx_(ctx), records_(ctx.operations.capacity(), false), slots_(ctx.receives.size(), false) {}
 
   Result<void> run() {
-    for (std::uint32_t i = 0; i < s_.agents.capacity() && ok(); ++i) {
-      if (s_.agents.in_use(i)) check_agent(s_.agents.at(i));
+    for (std::uint32_t i = 0; i < ctx_.agents.capacity() && ok(); ++i) {
+      if (ctx_.agents.in_use(i)) check_agent(ctx_.agents.at(i));
     }
     if (ok()) check_cancelled_sends();
     if (ok()) check_windows();
@@ -41,7 +41,7 @@ class Auditor {
  private:
   [[nodiscard]] bool ok() const noexcept { return fault_.empty(); }
 
-  /// Notes the first fault; answers whether `condition` holds.
+  /// Records the first fault. Returns `condition`.
   template <typename... Args>
   bool expect(bool condition, fmt::format_string<Args...> format, const Args&... args) {
     if (!condition && ok()) fault_ = where_ + fmt::vformat(format, fmt::make_format_args(args...));
@@ -50,25 +50,26 @@ class Auditor {
 
   void check_agent(const Agent& a) {
     where_ = fmt::format("connection {}: ", a.index);
-    expect(a.generation == s_.agents.generation(a.index), "its handle names another");
-    expect(a.qp == nullptr || find_by_qpn(s_, a.qp->qp_num) == &a, "its queue pair is not its own");
+    expect(a.generation == ctx_.agents.generation(a.index), "its handle names another");
+    expect(a.qp == nullptr || find_by_qpn(ctx_, a.qp->qp_num) == &a,
+           "its queue pair is not its own");
     expect(a.credit_cells.block == nullptr || a.credit_cells.block->refs != 0,
            "its credit cell is free memory");
-    check_offers(a);
+    check_sends(a);
     check_operations(a);
     check_credits_of(a);
     check_leases_of(a);
     if (a.raw != nullptr) {
-      const std::string raw = audit_raw(s_, a);
+      const std::string raw = audit_raw(ctx_, a);
       expect(raw.empty(), "{}", raw);
     }
     where_.clear();
   }
 
-  /// Long messages that have not ended.
-  void check_offers(const Agent& a) {
+  /// Rendezvous messages that have not ended.
+  void check_sends(const Agent& a) {
     std::uint32_t count = 0;
-    const base::IndexPool<RendezvousSend>& all = s_.rendezvous->sends;
+    const base::IndexPool<RendezvousSend>& all = ctx_.rendezvous->sends;
     for (const RendezvousSend& each : a.rendezvous.sends) {
       const RendezvousSend* const t = &each;
       if (!ok()) return;
@@ -93,11 +94,11 @@ class Auditor {
   }
 
   void check_cancelled_sends() {
-    expect(sends_ == s_.rendezvous->sends.size(), "{} long messages are outstanding, {} recorded",
-           sends_, s_.rendezvous->sends.size());
+    expect(sends_ == ctx_.rendezvous->sends.size(), "{} long messages are outstanding, {} recorded",
+           sends_, ctx_.rendezvous->sends.size());
     std::uint32_t count = 0;
     const RendezvousSend* last = nullptr;
-    const auto& pending = s_.rendezvous->pending_cancellations;
+    const auto& pending = ctx_.rendezvous->pending_cancellations;
     for (const RendezvousSend& t : pending) {
       if (!expect(count++ < cancelled_sends_ && t.cancel_pending,
                   "the list of cancelled messages is broken"))
@@ -108,9 +109,9 @@ class Auditor {
            "{} callbacks of cancelled messages are due, {} listed", cancelled_sends_, count);
   }
 
-  /// Each is free, opens a message, or is being replaced.
+  /// Each window is free, in use, or being replaced.
   void check_windows() {
-    const memory::WindowPool& all = s_.windows;
+    const memory::WindowPool& all = ctx_.windows;
     expect(all.free() + windows_ + all.replacing() == all.size(),
            "of {} windows {} are free, {} in use and {} being replaced", all.size(), all.free(),
            windows_, all.replacing());
@@ -123,10 +124,10 @@ class Auditor {
         a.send_queue.deferred == nullptr
             ? 0
             : walk(a, a.send_queue.deferred, a.send_queue.deferred_last, "deferred", kinds);
-    const std::uint32_t given_up = walk_given_up(a, kinds);
-    expect(a.send_queue.used == posted + deferred + given_up,
+    const std::uint32_t cancelled = walk_cancelled(a, kinds);
+    expect(a.send_queue.used == posted + deferred + cancelled,
            "{} operations are outstanding: {} posted, {} deferred and {} given up",
-           a.send_queue.used, posted, deferred, given_up);
+           a.send_queue.used, posted, deferred, cancelled);
     const std::uint32_t depth = a.attributes.queue_pair.send_depth;
     expect(a.state != ConnectionState::ready || a.send_queue.used <= depth,
            "{} operations are in a send queue for {}", a.send_queue.used, depth);
@@ -148,7 +149,7 @@ class Auditor {
     std::uint32_t count = 0;
     const Operation* at = nullptr;
     for (const Operation* op = first; op != nullptr; op = op == last ? nullptr : op->next()) {
-      if (!take(a, op, what, kinds)) return count;
+      if (!count_record(a, op, what, kinds)) return count;
       expect(op->kind != OperationKind::cancelled || op->with_device,
              "a cancelled operation is {} that the device will not have", what);
       at = op;
@@ -159,32 +160,33 @@ class Auditor {
     return count;
   }
 
-  /// Those that were never posted wait for their callback only.
-  std::uint32_t walk_given_up(const Agent& a, KindCounts& kinds) {
+  /// Cancelled operations that were never posted, which wait for their callback.
+  std::uint32_t walk_cancelled(const Agent& a, KindCounts& kinds) {
     std::uint32_t count = 0;
-    std::uint32_t left = s_.operations.capacity();
-    for (const Operation& each : s_.cancelled_operations) {
+    std::uint32_t left = ctx_.operations.capacity();
+    for (const Operation& each : ctx_.cancelled_operations) {
       const Operation* const op = &each;
       if (!ok()) return count;
-      if (!expect(s_.operations.owns(op) && left-- != 0, "the list of cancelled ones is broken"))
+      if (!expect(ctx_.operations.owns(op) && left-- != 0, "the list of cancelled ones is broken"))
         return count;
       expect(op->callback_pending && op->kind == OperationKind::cancelled,
              "a callback is due for nothing");
       if (op->agent != &a) continue;
       expect(a.credit.in_credit_queue, "no poll will run the callback of what was cancelled");
       if (op->with_device) continue;
-      if (!take(a, op, "cancelled", kinds)) return count;
+      if (!count_record(a, op, "cancelled", kinds)) return count;
       ++count;
     }
     return count;
   }
 
-  /// A record that is in use, and seen nowhere else.
-  bool take(const Agent& a, const Operation* op, const char* what, KindCounts& kinds) {
-    if (!expect(s_.operations.owns(op), "the list of {} operations leads out of the records", what))
+  /// Counts a record, which must be in use and in no other list.
+  bool count_record(const Agent& a, const Operation* op, const char* what, KindCounts& kinds) {
+    if (!expect(ctx_.operations.owns(op), "the list of {} operations leads out of the records",
+                what))
       return false;
-    const std::uint32_t index = s_.operations.index_of(*op);
-    if (!expect(index < records_.size() && s_.operations.find(op->wr.wr_id) == op,
+    const std::uint32_t index = ctx_.operations.index_of(*op);
+    if (!expect(index < records_.size() && ctx_.operations.find(op->wr.wr_id) == op,
                 "a record has lost its name") ||
         !expect(!records_[index], "record {} is in two places", index)) {
       return false;
@@ -213,58 +215,61 @@ class Auditor {
            a.credit.reserved);
   }
 
-  /// What the agent counts of leases is what there is.
+  /// The agent's counts of leases.
   void check_leases_of(const Agent& a) {
     const LeaseTable& leases = a.leases;
-    std::uint64_t loans = 0, lent = 0, requested = 0, holdings = 0, held = 0;
+    std::uint64_t granted_count = 0, granted_bytes = 0, requested = 0, held_count = 0,
+                  held_bytes = 0;
     for (const LeaseGranted& each : leases.granted) {
       if (!ok()) return;
       const LeaseGranted* const l = &each;
-      expect(loans++ < s_.leases->granted.size() && s_.leases->granted.in_use(l->index) &&
-                 l->agent == &a,
+      expect(granted_count++ < ctx_.leases->granted.size() &&
+                 ctx_.leases->granted.in_use(l->index) && l->agent == &a,
              "the list of what was leased to the peer is broken");
       expect(l->target.block->refs != 0, "the peer may use memory that is free");
-      lent += l->target.bytes;
+      granted_bytes += l->target.bytes;
       requested += l->origin == LeaseGranted::Origin::requested ? l->target.bytes : 0;
       windows_ += l->key.is_window() ? 1 : 0;
     }
     for (const LeaseHeld& each : leases.held) {
       if (!ok()) return;
       const LeaseHeld* const h = &each;
-      expect(
-          holdings++ < s_.leases->held.size() && s_.leases->held.in_use(h->index) && h->agent == &a,
-          "the list of what the peer has leased to us is broken");
-      held += h->region.length;
+      expect(held_count++ < ctx_.leases->held.size() && ctx_.leases->held.in_use(h->index) &&
+                 h->agent == &a,
+             "the list of what the peer has leased to us is broken");
+      held_bytes += h->region.length;
     }
-    expect(loans == leases.granted_count && lent == leases.granted_bytes &&
+    expect(granted_count == leases.granted_count && granted_bytes == leases.granted_bytes &&
                requested == leases.requested_bytes,
            "{} leases of {} bytes, {} of them requested, are the peer's; {}, {} and {} are counted",
-           loans, lent, requested, leases.granted_count, leases.granted_bytes,
+           granted_count, granted_bytes, requested, leases.granted_count, leases.granted_bytes,
            leases.requested_bytes);
-    expect(holdings == leases.held_count && held == leases.held_bytes,
-           "{} leases of {} bytes are ours, {} and {} are counted", holdings, held,
+    expect(held_count == leases.held_count && held_bytes == leases.held_bytes,
+           "{} leases of {} bytes are ours, {} and {} are counted", held_count, held_bytes,
            leases.held_count, leases.held_bytes);
     expect(leases.bindings_outstanding == outstanding(tally(a, OperationKind::lease_bind)) +
                                               outstanding(tally(a, OperationKind::lease_unbind)),
            "{} requests for windows are counted, others are outstanding",
            leases.bindings_outstanding);
-    loans_ += loans;
-    holdings_ += holdings;
+    leases_granted_ += granted_count;
+    leases_held_ += held_count;
   }
 
-  /// Each record of a lease is somebody's.
+  /// Each lease record belongs to a connection.
   void check_leases() {
-    expect(loans_ == s_.leases->granted.size() && holdings_ == s_.leases->held.size(),
-           "{} leases to peers and {} of theirs are connections', {} and {} records are in use",
-           loans_, holdings_, s_.leases->granted.size(), s_.leases->held.size());
+    expect(
+        leases_granted_ == ctx_.leases->granted.size() && leases_held_ == ctx_.leases->held.size(),
+        "{} leases to peers and {} of theirs are connections', {} and {} records are in use",
+        leases_granted_, leases_held_, ctx_.leases->granted.size(), ctx_.leases->held.size());
   }
 
-  /// Each record is in use, or free.
+  /// Each operation record is in use or free.
   void check_records() {
     for (const bool users : {true, false}) {
-      for (const Operation* op = s_.operations.first_free(users); op != nullptr; op = op->next()) {
-        if (!expect(s_.operations.owns(op), "the list of free records is broken")) return;
-        const std::uint32_t index = s_.operations.index_of(*op);
+      for (const Operation* op = ctx_.operations.first_free(users); op != nullptr;
+           op = op->next()) {
+        if (!expect(ctx_.operations.owns(op), "the list of free records is broken")) return;
+        const std::uint32_t index = ctx_.operations.index_of(*op);
         if (!expect(index < records_.size() && !records_[index],
                     "record {} is free and in use, or free twice", index)) {
           return;
@@ -278,12 +283,12 @@ class Auditor {
 
   void check_lists() {
     check_list(
-        s_.flush_queue, [](const Agent& a) { return a.in_flush_queue; }, "deferred operations");
+        ctx_.flush_queue, [](const Agent& a) { return a.in_flush_queue; }, "deferred operations");
     check_list(
-        s_.credit_queue, [](const Agent& a) { return a.credit.in_credit_queue; },
+        ctx_.credit_queue, [](const Agent& a) { return a.credit.in_credit_queue; },
         "credit to advertise");
     check_list(
-        s_.receive_waiters, [](const Agent& a) { return a.credit.waits_for_receives; },
+        ctx_.receive_waiters, [](const Agent& a) { return a.credit.waits_for_receives; },
         "credit that waits for receives");
   }
 
@@ -291,33 +296,33 @@ class Auditor {
   template <typename Flag>
   void check_list(AgentList& list, Flag is_flagged, const char* what) {
     std::uint32_t flagged = 0;
-    for (std::uint32_t i = 0; i < s_.agents.capacity(); ++i)
-      flagged += s_.agents.in_use(i) && is_flagged(s_.agents.at(i)) ? 1 : 0;
+    for (std::uint32_t i = 0; i < ctx_.agents.capacity(); ++i)
+      flagged += ctx_.agents.in_use(i) && is_flagged(ctx_.agents.at(i)) ? 1 : 0;
     expect(flagged == list.count(), "{} connections have {}, {} are listed", flagged, what,
            list.count());
     for (std::uint32_t i = 0; i < list.count() && ok(); ++i) {
-      expect(s_.agents.in_use(list[i].index) && is_flagged(list[i]),
+      expect(ctx_.agents.in_use(list[i].index) && is_flagged(list[i]),
              "connection {} is listed for {}", list[i].index, what);
     }
   }
 
-  /// Each slot has a block of its own, or is one of those that lack one.
+  /// Each slot has its own block or is listed as empty.
   void check_slots() {
     std::vector<const Block*> blocks;
-    for (std::uint32_t i = 0; i < s_.receive_shortage; ++i) {
-      const std::uint32_t slot = s_.empty_slots[i];
-      if (!expect(slot < slots_.size() && !slots_[slot] && s_.receives.memory(slot) == nullptr,
+    for (std::uint32_t i = 0; i < ctx_.receive_shortage; ++i) {
+      const std::uint32_t slot = ctx_.empty_slots[i];
+      if (!expect(slot < slots_.size() && !slots_[slot] && ctx_.receives.memory(slot) == nullptr,
                   "receive {} counts as missing", slot)) {
         return;
       }
       slots_[slot] = true;
     }
-    for (std::uint32_t slot = 0; slot < s_.receives.size(); ++slot) {
-      const Block* block = s_.receives.memory(slot);
+    for (std::uint32_t slot = 0; slot < ctx_.receives.size(); ++slot) {
+      const Block* block = ctx_.receives.memory(slot);
       expect((block == nullptr) == slots_[slot], "receive {} has no block, and is not missing",
              slot);
       if (block == nullptr) continue;
-      const std::uint64_t at = s_.receives.request(slot).sg_list->addr;
+      const std::uint64_t at = ctx_.receives.request(slot).sg_list->addr;
       const auto payload = reinterpret_cast<std::uint64_t>(block->payload);
       expect(block->refs != 0, "receive {} goes into a free block", slot);
       expect(at == payload - wire::kMessageHeaderBytes, "receive {} goes elsewhere", slot);
@@ -328,7 +333,7 @@ class Auditor {
            "two receives go into one block");
   }
 
-  /// The slots of a chain that wait to be posted.
+  /// The slots of a chain of receives to post.
   void check_chain(const verbs::ReceiveChain& chain, std::uint32_t from, std::uint32_t to) {
     const ibv_recv_wr* wr = chain.first();
     for (std::uint32_t i = 0; i < chain.count(); ++i, wr = wr->next) {
@@ -344,68 +349,71 @@ class Auditor {
   /// Shared receives come first, then those of each connection that has its own.
   void check_receives() {
     const std::uint32_t shared =
-        s_.own_queues == nullptr ? s_.receives.size() : s_.own_queues->first;
-    check_chain(s_.receives.chain(), 0, shared);
+        ctx_.own_queues == nullptr ? ctx_.receives.size() : ctx_.own_queues->first;
+    check_chain(ctx_.receives.chain(), 0, shared);
     std::uint32_t posted = unmarked(0, shared);
-    for (std::uint32_t i = 0; i < s_.agents.capacity() && ok(); ++i) {
-      if (!s_.agents.in_use(i)) continue;
-      const Agent& a = s_.agents.at(i);
+    for (std::uint32_t i = 0; i < ctx_.agents.capacity() && ok(); ++i) {
+      if (!ctx_.agents.in_use(i)) continue;
+      const Agent& a = ctx_.agents.at(i);
       if (a.raw != nullptr) posted += raw_receives_posted(a);
       if (a.own_queue == kNone) continue;
-      OwnQueue& queue = s_.own_queues->queues.at(a.own_queue);
+      OwnQueue& queue = ctx_.own_queues->queues.at(a.own_queue);
       expect(queue.agent == &a, "connection {} has the receives of another", i);
-      const std::uint32_t from = s_.own_queues->first + a.own_queue * s_.own_queues->share.slots;
-      const std::uint32_t to = from + s_.own_queues->share.slots;
+      const std::uint32_t from =
+          ctx_.own_queues->first + a.own_queue * ctx_.own_queues->share.slots;
+      const std::uint32_t to = from + ctx_.own_queues->share.slots;
       check_chain(queue.back, from, to);
       posted += unmarked(from, to);
     }
-    expect(posted == s_.posted_receives, "{} receives are posted, {} counted", posted,
-           s_.posted_receives);
+    expect(posted == ctx_.posted_receives, "{} receives are posted, {} counted", posted,
+           ctx_.posted_receives);
   }
-  /// Receives that neither lack memory nor wait.
+  /// Slots that are with the device: neither empty nor in a chain.
   [[nodiscard]] std::uint32_t unmarked(std::uint32_t from, std::uint32_t to) const {
     return static_cast<std::uint32_t>(
         std::count(slots_.begin() + from, slots_.begin() + to, false));
   }
 
-  /// What peers may send lies within what is posted, or will be with the next list.
+  /// Credit of all peers is covered by receives that are posted or in the chain.
   void check_credit() {
     std::uint64_t own = 0;
-    std::uint64_t allotted = 0;
+    std::uint64_t shared = 0;
     std::uint64_t credits = 0;
-    for (std::uint32_t i = 0; i < s_.agents.capacity(); ++i) {
-      if (!s_.agents.in_use(i)) continue;
-      const Agent& a = s_.agents.at(i);
-      (a.own_queue != kNone ? own : allotted) += a.credit.reserved + held_back(a);
+    for (std::uint32_t i = 0; i < ctx_.agents.capacity(); ++i) {
+      if (!ctx_.agents.in_use(i)) continue;
+      const Agent& a = ctx_.agents.at(i);
+      (a.own_queue != kNone ? own : shared) += a.credit.reserved + held_back(a);
       credits += peer_credits(a);
     }
-    expect(allotted == s_.reserved_receives, "{} receives are kept for peers, {} counted", allotted,
-           s_.reserved_receives);
-    const std::uint64_t counted = s_.own_queues != nullptr ? s_.own_queues->reserved_receives : 0;
+    expect(shared == ctx_.reserved_receives, "{} receives are kept for peers, {} counted", shared,
+           ctx_.reserved_receives);
+    const std::uint64_t counted =
+        ctx_.own_queues != nullptr ? ctx_.own_queues->reserved_receives : 0;
     expect(own == counted, "{} receives of their own are kept for peers, {} counted", own, counted);
-    expect(allotted <= s_.reservable_receives, "{} receives are kept for peers, of {}", allotted,
-           s_.reservable_receives);
-    // Where the application keeps more than the spare ones, credit has run ahead of them.
-    const bool plenty = s_.own_queues == nullptr && s_.receive_shortage <= s_.shortage_allowed;
-    expect(!plenty || credits <= std::uint64_t{s_.posted_receives} + s_.receives.count(),
-           "peers have {} credits, {} receives are posted", credits, s_.posted_receives);
+    expect(shared <= ctx_.reservable_receives, "{} receives are kept for peers, of {}", shared,
+           ctx_.reservable_receives);
+    // While the application keeps many messages, credit exceeds the receives.
+    const bool plenty =
+        ctx_.own_queues == nullptr && ctx_.receive_shortage <= ctx_.shortage_allowed;
+    expect(!plenty || credits <= std::uint64_t{ctx_.posted_receives} + ctx_.receives.count(),
+           "peers have {} credits, {} receives are posted", credits, ctx_.posted_receives);
   }
 
-  /// Receives of an agent's allotment that messages held for later count for.
+  /// Reserved receives of an agent that held messages use.
   static std::uint32_t held_back(const Agent& a) {
     std::uint32_t count = 0;
     for (const RendezvousReceive& r : a.rendezvous.receives) count += r.credited ? 1 : 0;
     return count;
   }
 
-  EngineContext& s_;
+  EngineContext& ctx_;
   std::vector<bool> records_;          ///< found in some list
   std::vector<bool> slots_;            ///< missing, or waiting to be posted
   std::uint32_t sends_ = 0;            ///< long messages found
   std::uint32_t cancelled_sends_ = 0;  ///< of those, with a callback that is due
   std::uint64_t windows_ = 0;          ///< in use
-  std::uint64_t loans_ = 0;            ///< found
-  std::uint64_t holdings_ = 0;         ///< found
+  std::uint64_t leases_granted_ = 0;   ///< found
+  std::uint64_t leases_held_ = 0;      ///< found
   std::string where_;
   std::string fault_;
 };

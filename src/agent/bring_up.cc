@@ -1,5 +1,5 @@
-// Bringing a queue pair up, from what it needs to RTS, and the endpoints that the two ends tell
-// each other for it. Cold: one control verb a step.
+// The set-up steps of a queue pair to RTS, and the endpoints that both ends exchange. Cold: one
+// control verb a step.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,14 +16,14 @@ namespace {
 
 constexpr std::size_t kCellBytes = 64;
 
-/// The next set-up verb failed: the connection ends with that error.
+/// A set-up verb failed: ends the connection.
 bool set_up_failed(EngineContext& ctx, Agent& a, const Error& error) noexcept {
   fail(ctx, a, error);
   return true;
 }
 
 bool step_expose(EngineContext& ctx, Agent& a) noexcept {
-  if (a.raw != nullptr) {  // the peer tells no credit
+  if (a.raw != nullptr) {  // there is no credit
     set_stage(a, Stage::create);
     return false;
   }
@@ -60,22 +60,22 @@ bool step_create(EngineContext& ctx, Agent& a) noexcept {
   return true;
 }
 
-/// Both ends' smaller one.
+/// The peer's queue pair, with the smaller MTU of both ends.
 verbs::RemoteQueuePair reachable(const Agent& a) noexcept {
   verbs::RemoteQueuePair remote = a.peer.queue_pair;
   remote.mtu = std::min({remote.mtu, a.attributes.mtu, a.attributes.queue_pair.place.mtu});
   return remote;
 }
 
-/// The queue pair's next state, with the attributes of the handshake over TCP or by hand.
-Result<void> bring(const EngineContext& ctx, const Agent& a, ibv_qp_state state) {
+/// Moves the queue pair to its next state by the attributes of both endpoints.
+Result<void> modify(const EngineContext& ctx, const Agent& a, ibv_qp_state state) {
   const verbs::QueuePairOptions& options = a.attributes.queue_pair;
   if (state == IBV_QPS_INIT) return ctx.device->to_init(a.qp, options);
   if (state == IBV_QPS_RTR) return ctx.device->to_rtr(a.qp, options, reachable(a));
   return ctx.device->to_rts(a.qp, options, a.setup.psn, a.peer.queue_pair);
 }
 
-/// What was asked for otherwise than by default goes before what rdma_cm found.
+/// Settings that are not the default replace what rdma_cm found.
 void refine(ibv_ah_attr& attr, const verbs::PathOptions& asked) noexcept {
   constexpr verbs::PathOptions kDefault;
   const auto take = [](auto& found, auto wanted, auto standard) {
@@ -89,8 +89,8 @@ void refine(ibv_ah_attr& attr, const verbs::PathOptions& asked) noexcept {
   take(attr.grh.flow_label, asked.flow_label, kDefault.flow_label);
 }
 
-/// The same with what rdma_cm says, where the settings say nothing else.
-Result<void> bring_through_cm(const EngineContext& ctx, const Agent& a, ibv_qp_state state) {
+/// Moves the queue pair to its next state by rdma_cm's attributes.
+Result<void> modify_through_cm(const EngineContext& ctx, const Agent& a, ibv_qp_state state) {
   const verbs::QueuePairOptions& options = a.attributes.queue_pair;
   const verbs::RetryOptions& retry = options.retry;
   ibv_qp_attr attr{};
@@ -127,18 +127,15 @@ bool step_up(EngineContext& ctx, Agent& a) noexcept {
           ? Step{IBV_QPS_INIT, a.peer.queue_pair.qp_num != 0 ? Stage::rtr : Stage::wait}
       : a.stage == Stage::rtr ? Step{IBV_QPS_RTR, Stage::rts}
                               : Step{IBV_QPS_RTS, Stage::up};
-  const Result<void> done = base::no_throw("bring a queue pair up", [&] {
-    return a.setup.cm != nullptr ? bring_through_cm(ctx, a, step.state) : bring(ctx, a, step.state);
+  const Result<void> done = base::no_throw("set up a queue pair", [&] {
+    return a.setup.cm != nullptr ? modify_through_cm(ctx, a, step.state)
+                                 : modify(ctx, a, step.state);
   });
   if (!done) return set_up_failed(ctx, a, done.error());
-  if (step.state == IBV_QPS_INIT && a.own_queue != kNone) {
-    // Before the peer can send.
-    if (const int error = post_own_receives(ctx, a); error != 0)
-      return receives_refused(ctx, a, error);
-  }
-  if (step.state == IBV_QPS_INIT && a.raw != nullptr) {
-    if (const int error = post_raw_receives(ctx, a); error != 0)
-      return receives_refused(ctx, a, error);
+  if (step.state == IBV_QPS_INIT) {  // receives are posted before the peer can send
+    int error = a.own_queue != kNone ? post_own_receives(ctx, a) : 0;
+    if (error == 0 && a.raw != nullptr) error = post_raw_receives(ctx, a);
+    if (error != 0) return receives_refused(ctx, a, error);
   }
   set_stage(a, step.next);
   return true;
@@ -171,7 +168,7 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   Endpoint info{};
   std::copy_n(place.gid.raw, info.gid.size(), info.gid.begin());
   info.gid_type = gid_type(a);
-  // Of the addresses that the port has on InfiniBand, packets come from the one asked for.
+  // On InfiniBand, packets come from the port's address that the settings ask for.
   info.lid = static_cast<std::uint16_t>(place.lid | a.attributes.queue_pair.path.src_path_bits);
   info.qp_num = a.qp->qp_num;
   info.psn = a.setup.psn;
@@ -196,11 +193,11 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
                       "open the same kind of device at both ends; on RoCE set device.gid_index or "
                       "device.address, so that both take the same version");
   }
-  // Of one that comes in, the application has the last word before it is answered.
+  // An inbound connection is checked after on_accept, which may change its settings.
   if (auto agreed = a.setup.outbound ? agree_on_raw(a, peer.raw) : Result<void>{}; !agreed)
     return agreed;
   if (peer.credits == 0 && !peer.raw) {
-    return base::fail(Status::protocol, "take the peer's endpoint", "it grants no credit",
+    return base::fail(Status::protocol, "accept the peer's endpoint", "it grants no credit",
                       "the peer is broken");
   }
   std::copy(peer.gid.begin(), peer.gid.end(), a.peer.queue_pair.gid.raw);
@@ -216,7 +213,7 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
     return {};
   }
   a.send_queue.max_eager = std::min(peer.eager_bytes, ctx.config.connections.eager_bytes);
-  // A long message is READ by the peer, which it must have the right to.
+  // The peer READs rendezvous messages, so it needs the right to.
   a.max_message = allows(a.attributes.access, Access::remote_read)
                       ? std::min(peer.max_message, ctx.config.connections.max_message_bytes)
                       : a.send_queue.max_eager;

@@ -17,11 +17,11 @@ inline void count_end(Agent& a, const Operation& op, bool ok) noexcept {
   tally.bytes += ok ? op.length : 0;
 }
 
-/// The same for what is no plain operation of the application's.
+/// Ends an operation that is not plain.
 void end_internal(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept;
 
-/// Ends an operation that is out of its agent's order: its record is free before its callback
-/// runs, so that the callback may start another.
+/// Ends an operation that is unlinked from its agent. The record is free before the callback runs,
+/// so that the callback may start another operation.
 inline void end(EngineContext& ctx, Agent& a, Operation& op, Status status) noexcept {
   if (!is_plain(op.kind)) [[unlikely]]
     return end_internal(ctx, a, op, status);
@@ -49,7 +49,7 @@ inline void end_posted(EngineContext& ctx, Agent& a, Status status) noexcept {
   end(ctx, a, op, status);
 }
 
-/// A send completion; answers the number of operations it ended.
+/// A send completion. Returns the number of operations that it ended.
 inline std::uint32_t on_send_completion(EngineContext& ctx, const ibv_wc& wc) noexcept {
   Operation* const op = ctx.operations.find(wc.wr_id);
   if (op == nullptr) [[unlikely]] {
@@ -58,7 +58,7 @@ inline std::uint32_t on_send_completion(EngineContext& ctx, const ibv_wc& wc) no
   }
   Agent& a = *op->agent;
   std::uint32_t ended = 1;
-  // A work request completes all before it.
+  // A completion covers all work requests before it.
   for (; a.send_queue.posted != op; ++ended) end_posted(ctx, a, Status::ok);
   if (wc.status == IBV_WC_SUCCESS) [[likely]] {
     a.liveness.last_heard = ctx.now;

@@ -1,4 +1,4 @@
-// What the agents of one engine share, and the two pooled records that the hot path works on.
+// The record of one connection, and what the agents of one engine share.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -40,62 +40,65 @@ using detail::Block;
 
 inline constexpr std::uint32_t kNone = ~0u;
 
-/// Why a state is left; see ConnectionState for what leaves each.
+/// Where a connection stands between its first set-up step and its end. The public state is derived
+/// from it. set_stage() is the only writer.
 enum class Stage : std::uint8_t {
   idle,
-  domain,   ///< make a protection domain, if it is to have its own
-  slab,     ///< register the pools there
+  domain,   ///< make its own protection domain, if it has one
+  slab,     ///< register the pools in that domain
   expose,   ///< register the credit cell
   create,   ///< make the queue pair
-  resolve,  ///< through rdma_cm: until the way to the peer is known
+  resolve,  ///< through rdma_cm: wait for the route to the peer
   init,     ///< to INIT; then the handshake goes on
-  wait,     ///< for the peer's endpoint
+  wait,     ///< wait for the peer's endpoint
   rtr,
   rts,
   up,
-  error,  ///< to ERR; then wait for the flushes
-  drain,
+  error,  ///< move to ERR
+  drain,  ///< wait for flushed completions
   destroy,
   conceal,  ///< deregister the credit cell
-  leave,    ///< and what else is in its own domain, and that
+  leave,    ///< end its own domain, with what is registered there
   over,
 };
 
-/// Where the peer writes how many credits it has granted us so far; lies in exposed memory.
+/// Where the peer writes how many credits it has granted so far. Lies in exposed memory.
 struct CreditCell {
   std::atomic<std::uint64_t> granted;
 };
 
-/// Operations of one kind; those begun that are neither done nor failed are outstanding.
+/// Counts of operations of one kind. Outstanding: begun - done - failed.
 struct Tally {
   std::uint64_t begun = 0;
   std::uint64_t done = 0;
   std::uint64_t failed = 0;
-  std::uint64_t bytes = 0;  ///< that those done moved
+  std::uint64_t bytes = 0;  ///< moved by the operations that are done
 };
 
 /// What rdma_cm knows of a connection that it brings up.
 struct CmLink {
   control::CmId id;
   bool resolved = false;        ///< device and route are known
-  bool handshake_sent = false;  ///< asked or answered
+  bool handshake_sent = false;  ///< the request or the answer is sent
 };
 
 /// Bits of Agent::detour.
-inline constexpr std::uint8_t kReplaced = 1;  ///< by `next_handlers`, before the next of them runs
-inline constexpr std::uint8_t kRendezvousAhead = 2;  ///< an earlier one is being pulled
+inline constexpr std::uint8_t kReplaced =
+    1;  ///< `next_handlers` take effect before the next callback
+inline constexpr std::uint8_t kRendezvousAhead =
+    2;  ///< an earlier rendezvous message is being fetched
 
-/// Operations in order: the posted ones, then the deferred ones, which wait to be posted. The last
-/// operation's link has no meaning until it is posted; `posted_last` and `deferred_last` mean
-/// something only while there is a first.
+/// Operations in order: the posted ones, then the deferred ones. The link of the last deferred
+/// operation is not set. `posted_last` and `deferred_last` are valid only while the list is not
+/// empty.
 struct SendQueue {
   Operation* posted = nullptr;
   Operation* posted_last = nullptr;
   Operation* deferred = nullptr;
   Operation* deferred_last = nullptr;
   std::uint32_t used = 0;          ///< work requests accepted, not completed
-  std::uint32_t limit = 0;         ///< for the application's; 0 unless the connection is ready and
-                                   ///< has neither a `domain` nor a `raw` queue
+  std::uint32_t limit = 0;         ///< of `used`, for the application; 0 unless the connection
+                                   ///< is ready and has neither a `domain` nor a `raw` queue
   std::uint32_t max_eager = 0;     ///< longest message sent as one SEND, bytes
   std::uint32_t inline_bytes = 0;  ///< sent inline up to this many, header included
 };
@@ -104,7 +107,7 @@ struct SendQueue {
 struct Credit {
   // What we may spend: granted_to_us - returned_by_us - sent.
   std::uint32_t sent = 0;
-  std::uint32_t send_limit = 0;      ///< granted_to_us - returned_by_us, as far as looked at
+  std::uint32_t send_limit = 0;      ///< granted_to_us - returned_by_us, as far as counted
   std::uint16_t header_granted = 0;  ///< low bits of the total in the last message's header
   bool in_credit_queue = false;      ///< in EngineContext::credit_queue
   bool peer_needs_credit = false;    ///< the peer asked for credit
@@ -129,9 +132,9 @@ struct Traffic {
   std::uint64_t bytes_received = 0;
 };
 
-/// When the peer last gave a sign of life, and how long it has been silent.
+/// When the peer was last heard, and how long it has been silent.
 struct Liveness {
-  std::uint64_t last_heard = 0;    ///< tick of the peer's last sign of life
+  std::uint64_t last_heard = 0;    ///< tick of the last completion or message from the peer
   std::uint64_t last_sent = 0;     ///< tick of the last use of credit
   std::uint64_t last_check = 0;    ///< tick of the last check that found operations outstanding
   std::uint64_t silent_ticks = 0;  ///< ticks of silence while operations were outstanding
@@ -150,7 +153,7 @@ struct Setup {
   bool in_queue = false;  ///< waits for a control verb
   bool outbound = false;
   bool was_ready = false;
-  bool out_of_band = false;         ///< no exchange: the application brings the peer's endpoint
+  bool out_of_band = false;         ///< the application exchanges the endpoints
   bool endpoint_delivered = false;  ///< out-of-band: on_endpoint has run
   Callback<void(Connection, const Endpoint&)> on_endpoint;
   std::unique_ptr<CmLink> cm;  ///< if through rdma_cm
@@ -164,15 +167,15 @@ struct Peer {
   std::array<char, 72> name{};
 };
 
-/// Memory in which credit is granted: our cell is open to the peer, the peer's is open to us.
+/// Memory in which credit is granted: this end's cell and the peer's.
 struct CreditCells {
   Block* block = nullptr;
-  RemoteRegion region;  ///< our cell, as the peer is told of it
+  RemoteRegion region;  ///< this end's cell, as the peer addresses it
   std::uint64_t peer_address = 0;
   std::uint32_t peer_key = 0;
 };
 
-/// One connection. Hot fields first: what every operation touches is in the first two cache lines.
+/// One connection. The fields that every operation touches are in the first two cache lines.
 struct alignas(64) Agent {
   ibv_qp* qp = nullptr;
   ConnectionState state = ConnectionState::closed;
@@ -180,7 +183,7 @@ struct alignas(64) Agent {
   bool in_flush_queue = false;  ///< in EngineContext::flush_queue
   bool goodbye_sent = false;
   bool goodbye_received = false;
-  bool closing = false;     ///< by either application: errors are no fault any more
+  bool closing = false;     ///< either application closes: errors are no fault any more
   std::uint8_t detour = 0;  ///< why messages cannot go straight to the handler
   std::uint32_t index = 0;
   std::uint32_t generation = 0;  ///< 0: a free record
@@ -191,7 +194,7 @@ struct alignas(64) Agent {
   Liveness liveness;
   // Cold.
   std::uint32_t max_message = 0;    ///< longest message that the peer takes, bytes
-  std::uint32_t own_queue = kNone;  ///< its own queue of receives; kNone: it shares one
+  std::uint32_t own_queue = kNone;  ///< index of its own receive queue; kNone: it shares one
   Rendezvous rendezvous;
   ControlQueue control_queue;
   LeaseTable leases;
@@ -201,16 +204,16 @@ struct alignas(64) Agent {
   config::ConnectionAttributes attributes;
   ConnectionHandlers next_handlers;
   Error cause;                                ///< why it ends; ok for a regular close
-  std::unique_ptr<ReconnectState> reconnect;  ///< if it is made again when lost
-  std::unique_ptr<OwnDomain> domain;          ///< a protection domain of its own
+  std::unique_ptr<ReconnectState> reconnect;  ///< if it reconnects
+  std::unique_ptr<OwnDomain> domain;          ///< if it has its own protection domain
   std::unique_ptr<RawQueue> raw;              ///< if it is raw
 };
 static_assert(offsetof(Agent, handlers) == 128, "the hot fields fill two cache lines");
 
-/// A list of agents that want something at the end of the poll; each is in it at most once.
+/// A list of agents with work at the end of the poll; each is in it at most once.
 class AgentList {
  public:
-  /// `count` is kept where its reader wants it. May throw std::bad_alloc.
+  /// `count` lies outside, where its reader needs it. May throw std::bad_alloc.
   AgentList(std::uint32_t capacity, std::uint32_t& count)
       : agents_(std::make_unique<Agent*[]>(capacity)), count_(count) {}
   void add(Agent& agent) noexcept { agents_[count_++] = &agent; }
@@ -229,7 +232,7 @@ class AgentList {
   std::uint32_t& count_;
 };
 
-/// Agents listed for the end of the poll; together one word, so that one compare tells of none.
+/// Numbers of agents listed for the end of the poll: one word, so that one compare finds none.
 struct alignas(8) Work {
   std::uint32_t flush = 0;
   std::uint32_t credit = 0;
@@ -238,12 +241,12 @@ struct alignas(8) Work {
 using config::kControlRequests;
 using config::kRendezvousRecords;
 using config::kUnreservedReceives;
-/// Work requests for long messages that an agent may have posted.
+/// Work requests for rendezvous messages that an agent may have posted.
 inline constexpr std::uint32_t kRendezvousRequests =
     kRendezvousReadsPerAgent + kControlMessagesAtOnce;
 
-/// Room that each operation has for a message header that cannot lie beside its payload, and for a
-/// short payload after it; or for what an atomic finds.
+/// Staging room of each operation: for a header outside the headroom with a short payload, a
+/// control message, or the result of an atomic.
 inline constexpr std::size_t kStagingBytes = 64;
 
 struct EngineContext {
@@ -252,14 +255,14 @@ struct EngineContext {
   Config config;
   Clock clock;
   detail::EngineSlot* slot = nullptr;  ///< what handles point to
-  std::uint64_t now = 0;               ///< of the poll under way, or the last
+  std::uint64_t now = 0;               ///< tick of the current or the last poll
   // Hot.
   std::unique_ptr<verbs::Device> device;
   memory::ArenaPtr arena;
   std::unique_ptr<memory::RegistrationTable> registrations;
   base::IndexPool<Agent> agents;
   OperationPool operations;
-  QpnMap by_qpn;                        ///< those that share the receive queue
+  QpnMap by_qpn;                        ///< agents that share the receive queue
   verbs::ReceiveSlots<Block> receives;  ///< by the slot that a receive's wr_id names
   Work work;
   std::uint32_t queued_agents = 0;  ///< with rendezvous READs, or raw receives, to post
@@ -267,18 +270,18 @@ struct EngineContext {
   AgentList credit_queue;           ///< with credit to advertise
   std::uint32_t posted_receives = 0;
   std::uint32_t list_length = 0;                 ///< receives that are posted together
-  std::uint32_t shortage_allowed = 0;            ///< receives missing before credit has to wait
-  std::unique_ptr<std::uint32_t[]> empty_slots;  ///< the application keeps their blocks and the
-  std::uint32_t receive_shortage = 0;            ///< pool is empty; this many of them
-  std::uint32_t reserved_receives = 0;           ///< of the shared queue, for all peers together
-  bool reservations_refused = false;             ///< lately: peers with more than their share yield
-  std::byte* staging = nullptr;                  ///< kStagingBytes for each operation
+  std::uint32_t shortage_allowed = 0;            ///< receive_shortage from which grants wait
+  std::unique_ptr<std::uint32_t[]> empty_slots;  ///< slots without a block; `receive_shortage` many
+  std::uint32_t receive_shortage = 0;
+  std::uint32_t reserved_receives = 0;  ///< of the shared queue, for all peers
+  bool reservations_refused = false;    ///< peers with more than their share yield receives
+  std::byte* staging = nullptr;         ///< kStagingBytes for each operation
   Block* staging_block = nullptr;
   EngineStats stats;
   // Cold.
-  config::ConnectionAttributes attributes;  ///< of connections that ask for no others
+  config::ConnectionAttributes attributes;  ///< default of connections
   base::TimerWheel timers;
-  std::uint32_t setup_first = kNone;  ///< agents with a control verb to do
+  std::uint32_t setup_first = kNone;  ///< agents with a set-up step to do
   std::uint32_t setup_last = kNone;
   std::uint64_t incarnation = 0;
   std::uint32_t reservable_receives = 0;  ///< receives that credit may be granted for
@@ -286,10 +289,12 @@ struct EngineContext {
   std::unique_ptr<RendezvousPool> rendezvous;
   ControlMessagePool control_messages;
   std::unique_ptr<LeasePool> leases;
-  std::unique_ptr<OwnQueues> own_queues;  ///< of connections that do not share; null: all do
-  std::uint32_t own_domains = 0;          ///< connections that have one
-  std::unique_ptr<RawShared> raw;         ///< once there was a raw connection
-  /// Cancelled operations whose callback is due; their agents are in `credit_queue`.
+  std::unique_ptr<OwnQueues>
+      own_queues;                  ///< of connections with own receives; null if there are none
+  std::uint32_t own_domains = 0;   ///< connections that have one
+  std::unique_ptr<RawShared> raw;  ///< from the first raw connection on
+  /// Cancelled operations and rendezvous messages whose callback is due. Their agents are in
+  /// `credit_queue`.
   std::uint32_t pending_cancellations = 0;
   base::IntrusiveQueue<&Operation::next_cancelled> cancelled_operations;  ///< the oldest first
   std::uint32_t receive_waiter_count = 0;
@@ -299,7 +304,7 @@ struct EngineContext {
   [[nodiscard]] memory::KeySource keys() noexcept {
     return {windows, *registrations, device->slab()};
   }
-  /// Whether the block is of this engine's pools or registrations.
+  /// Whether the block is of the engine's pools or registrations.
   [[nodiscard]] bool owns(const detail::Block& block) const noexcept {
     return block.owner == arena.get() || registrations->owns(&block);
   }
@@ -311,7 +316,7 @@ struct EngineContext {
   }
 };
 
-/// The timers of an agent, told apart by Timer::kind.
+/// Kinds of an agent's timers; see Timer::kind.
 enum TimerKind : std::uint16_t { kDeadlineTimer = 1, kIdleTimer = 2 };
 
 constexpr std::uint64_t receive_id(std::uint32_t slot) noexcept {

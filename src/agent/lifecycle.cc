@@ -20,23 +20,24 @@ std::uint64_t after(const EngineContext& ctx, Nanoseconds delay) noexcept {
   return ctx.clock.now() + ctx.clock.ticks(delay);
 }
 
-/// Tells rdma_cm that the connection is over, and a peer that still waits for our answer why.
+/// Disconnects through rdma_cm, or rejects a peer that waits for an answer.
 void leave_cm(Agent& a) noexcept {
   if (a.setup.cm == nullptr) return;
   if (!a.setup.outbound && !a.setup.cm->handshake_sent) {
     const Status status = a.cause.status == Status::ok ? Status::refused : a.cause.status;
-    const wire::Frame no = wire::encode_cm_refusal(wire::make_refuse(
+    const wire::Frame refusal = wire::encode_cm_refusal(wire::make_refuse(
         status, a.cause.found.empty() ? "the application refused" : a.cause.found));
-    a.setup.cm->id.reject(no.bytes());
+    a.setup.cm->id.reject(refusal.bytes());
   } else if (a.setup.was_ready) {
     a.setup.cm->id.disconnect();
   }
   a.setup.cm.reset();
 }
 
-/// Whether nothing of the agent's is with the device, in ERR, any more: a receive that completed
-/// after its queue pair is gone would have an entry of the completion queue that nobody counts.
-bool is_drained(EngineContext& ctx, const Agent& a) noexcept {
+/// Whether the device, whose queue pair is in ERR, has nothing of the agent any more. A receive
+/// that completed after its queue pair is gone would use an entry of the completion queue that is
+/// not counted.
+bool is_flushed(EngineContext& ctx, const Agent& a) noexcept {
   return idle(a) && (a.own_queue == kNone || own_receives_posted(ctx, a) == 0) &&
          (a.raw == nullptr || raw_receives_posted(a) == 0);
 }
@@ -58,8 +59,7 @@ bool step_destroy(EngineContext& ctx, Agent& a) noexcept {
 bool step_conceal(EngineContext& ctx, Agent& a) noexcept {
   leave_cm(a);
   const bool exposed = static_cast<bool>(a.credit_cells.region);
-  // The peer may be in the midst of a write to the cell: its key is dead from now on, and the
-  // registration keeps the block until the write has ended.
+  // While a write of the peer to the cell is under way, the registration keeps the block.
   if (exposed) (void)ctx.registrations->revoke(std::exchange(a.credit_cells.region, {}).rkey);
   if (a.credit_cells.block != nullptr)
     detail::release(std::exchange(a.credit_cells.block, nullptr));
@@ -68,23 +68,18 @@ bool step_conceal(EngineContext& ctx, Agent& a) noexcept {
   return exposed;
 }
 
-void abandon(Agent& a) noexcept {
-  if (a.stage == Stage::drain || a.stage == Stage::destroy || a.stage == Stage::conceal ||
-      a.stage == Stage::leave || a.stage == Stage::over || a.stage == Stage::error)
-    return;
+/// Starts the tear-down, unless it has started.
+void start_teardown(Agent& a) noexcept {
+  if (a.stage >= Stage::error) return;
   set_stage(a, a.qp != nullptr ? Stage::error : Stage::conceal);
 }
 
-}  // namespace
-
-namespace {
-
-/// Most rendezvous messages that can be outstanding to peers.
+/// Limit of rendezvous messages outstanding to peers.
 std::uint32_t max_rendezvous_sends(const Config& c) noexcept {
   constexpr std::uint32_t kRegistered = 256;  // messages that need no window
   return std::max(c.memory.windows, kRegistered);
 }
-/// Most records of rendezvous receives: a message for each receive, and the goodbye of each
+/// Limit of records of rendezvous receives: a message for each receive, and the goodbye of each
 /// connection.
 std::uint32_t max_rendezvous_receives(const Config& c) noexcept {
   return c.queues.receive_depth + c.connections.maximum +
@@ -157,7 +152,7 @@ void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
                                                                         : a.setup.timeout);
       break;
     case ConnectionState::exchanging:
-      // After `resolving` the deadline of the whole attempt goes on.
+      // After `resolving`, the deadline of the whole attempt stays.
       if (a.setup.deadline == 0) a.setup.deadline = after(ctx, a.setup.timeout);
       break;
     case ConnectionState::draining:
@@ -212,7 +207,7 @@ void advance(EngineContext& ctx, Agent& a, Event event) noexcept {
       set_stage(a, Stage::init);
       return queue_setup(ctx, a);
     case Event::endpoint_received:
-      if (a.stage != Stage::wait) return;  // step_up() finds it there when it comes to that
+      if (a.stage != Stage::wait) return;  // step_up() skips `wait`
       set_stage(a, Stage::rtr);
       return queue_setup(ctx, a);
     case Event::peer_ready:
@@ -220,7 +215,7 @@ void advance(EngineContext& ctx, Agent& a, Event event) noexcept {
       return;
     case Event::timeout:
       if (a.state != ConnectionState::draining) return fail(ctx, a, set_up_timed_out(a));
-      // The device owes completions, or the peer an answer: stop waiting for them.
+      // Completions of the device, or an answer of the peer, are missing: stop waiting for them.
       set_stage(a, a.qp != nullptr ? Stage::destroy : std::max(a.stage, Stage::conceal));
       return queue_setup(ctx, a);
     case Event::aborted:
@@ -244,7 +239,7 @@ bool run_setup_step(EngineContext& ctx, Agent& a) noexcept {
       return true;
     case Stage::drain:
       flush_unposted(ctx, a);
-      if (is_drained(ctx, a)) set_stage(a, Stage::destroy);
+      if (is_flushed(ctx, a)) set_stage(a, Stage::destroy);
       return false;
     case Stage::destroy:
       return step_destroy(ctx, a);
@@ -262,15 +257,23 @@ bool run_setup_step(EngineContext& ctx, Agent& a) noexcept {
   return false;
 }
 
+namespace {
+
+void drain(EngineContext& ctx, Agent& a) noexcept {
+  start_teardown(a);
+  if (a.state != ConnectionState::draining) enter(ctx, a, ConnectionState::draining);
+  queue_setup(ctx, a);
+}
+
+}  // namespace
+
 void fail(EngineContext& ctx, Agent& a, Error cause) noexcept {
   if (a.state == ConnectionState::closed) return;
   if (a.cause.status == Status::ok && !a.closing) {
     if (cause.status == Status::peer_lost) ++ctx.stats.peers_lost;
     a.cause = std::move(cause);
   }
-  abandon(a);
-  if (a.state != ConnectionState::draining) enter(ctx, a, ConnectionState::draining);
-  queue_setup(ctx, a);
+  drain(ctx, a);
 }
 
 void fail_bad(EngineContext& ctx, Agent& a, Error cause) noexcept {
@@ -280,12 +283,7 @@ void fail_bad(EngineContext& ctx, Agent& a, Error cause) noexcept {
 
 void close(EngineContext& ctx, Agent& a) noexcept {
   a.closing = true;
-  if (a.state != ConnectionState::ready) {
-    abandon(a);
-    if (a.state != ConnectionState::draining) enter(ctx, a, ConnectionState::draining);
-    queue_setup(ctx, a);
-    return;
-  }
+  if (a.state != ConnectionState::ready) return drain(ctx, a);
   enter(ctx, a, ConnectionState::draining);
   refuse_rendezvous_receives(ctx, a);
   if (idle(a)) on_drained(ctx, a);
@@ -293,21 +291,19 @@ void close(EngineContext& ctx, Agent& a) noexcept {
 
 void on_goodbye(EngineContext& ctx, Agent& a) noexcept {
   a.goodbye_received = true;
-  a.closing = true;  // what the device reports from now on is no fault
-  abandon(a);
-  if (a.state != ConnectionState::draining) enter(ctx, a, ConnectionState::draining);
-  queue_setup(ctx, a);
+  a.closing = true;  // errors that the device reports from now on are no fault
+  drain(ctx, a);
 }
 
 void on_drained(EngineContext& ctx, Agent& a) noexcept {
-  const bool speaks = a.stage == Stage::up && a.raw == nullptr;
-  if (speaks && a.closing && !a.goodbye_sent && !a.goodbye_received) {
-    // Until our offers are answered, and the peer's.
+  const bool can_send = a.stage == Stage::up && a.raw == nullptr;
+  if (can_send && a.closing && !a.goodbye_sent && !a.goodbye_received) {
+    // Offers of both ends are answered first.
     if (!a.rendezvous.sends.empty() || !a.control_queue.messages.empty()) return;
     a.goodbye_sent = true;
     if (submit_control(ctx, a, OperationKind::goodbye)) return;
   }
-  abandon(a);
+  start_teardown(a);
   queue_setup(ctx, a);
 }
 
@@ -330,7 +326,7 @@ void become_ready(EngineContext& ctx, Agent& a) noexcept {
 }
 
 void on_early_message(EngineContext& ctx, Agent& a) noexcept {
-  // A peer that was given our endpoint by hand may send as soon as we can receive.
+  // An out-of-band peer may send as soon as this end can receive.
   if (a.setup.out_of_band && a.stage == Stage::rts) (void)run_setup_step(ctx, a);
   if (a.stage == Stage::up && (a.setup.out_of_band || !a.setup.outbound)) become_ready(ctx, a);
 }

@@ -1,4 +1,4 @@
-// The records of operations in flight, named by index and generation in work-request ids. Hot.
+// The records of operations. A work-request id is a record's index and generation. Hot.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -18,17 +18,17 @@ enum class OperationKind : std::uint8_t {
   send_imm,
   write,
   write_imm,
-  read,  ///< what ends in the usual way comes before, see is_plain()
+  read,  ///< the last plain kind, see is_plain()
   compare_swap,
   fetch_add,
   raw_send,       ///< of a raw connection
-  raw_send_imm,   ///< the same
-  raw_write_imm,  ///< the same: costs no credit
-  // Parts of the application's.
+  raw_send_imm,   ///< of a raw connection
+  raw_write_imm,  ///< of a raw connection: costs no credit
+  // Parts of the application's rendezvous messages.
   rendezvous_bind,       ///< binds the window of a rendezvous message, ahead of its offer
   rendezvous_offer,      ///< offers a rendezvous message
   rendezvous_offer_imm,  ///< offers a rendezvous message with an immediate
-  // The agent's own; the application's come before.
+  // The agent's own.
   credit_return,
   goodbye,
   credit_write,
@@ -38,14 +38,14 @@ enum class OperationKind : std::uint8_t {
   rendezvous_unbind,  ///< unbinds the window of a rendezvous message
   lease_bind,         ///< binds the window of a lease
   lease_unbind,       ///< unbinds the window of a lease
-  cancelled,          ///< one that was the application's, see Operation::was
+  cancelled,          ///< an operation of the application, see Operation::was
 };
 constexpr bool is_plain(OperationKind kind) { return kind <= OperationKind::read; }
 constexpr bool is_users(OperationKind kind) { return kind <= OperationKind::raw_write_imm; }
 constexpr bool is_raw(OperationKind kind) {
   return kind >= OperationKind::raw_send && kind <= OperationKind::raw_write_imm;
 }
-/// Whether its record is one of those for the application.
+/// Whether the kind takes one of the application's records.
 constexpr bool takes_users_record(OperationKind kind) {
   return kind <= OperationKind::rendezvous_offer_imm;
 }
@@ -53,24 +53,23 @@ inline constexpr std::size_t kOperationKinds = 22;
 
 struct Agent;
 
-/// An accepted operation, from acceptance to its completion callback, built as the work request
-/// that the device gets: deferred ones are posted as they hang together. What posting and ending
-/// it touch are two cachelines; the callback has one of its own.
+/// An accepted operation, until its completion callback. It holds the work request that the device
+/// gets; deferred operations are linked by `wr.next` and posted as one list. Posting and ending
+/// touch two cachelines; the callback has a third.
 struct alignas(64) Operation {
-  ibv_send_wr wr;  ///< `wr_id`, generation and index, names this use of the record; `next` is the
-                   ///< agent's order, or the free list
+  ibv_send_wr wr;  ///< `wr_id`: generation and index; `next`: the agent's order, or the free list
   ibv_sge sges[2];
   Agent* agent;
   detail::Block* block;
   std::uint32_t length;  ///< of the payload
   OperationKind kind;
-  bool header_in_headroom;  ///< the header lies in the block's headroom
-  bool calls_back;          ///< `done` is there
+  bool header_in_headroom;  ///< one element takes header and payload
+  bool calls_back;          ///< `done` is set
   // While `kind` is `cancelled`.
   OperationKind was;
   bool with_device;
   bool succeeded;         ///< there
-  bool callback_pending;  ///< in the list of those whose callback is due
+  bool callback_pending;  ///< in EngineContext::cancelled_operations
   alignas(64) CompletionCallback done;
   Operation* next_cancelled;
 
@@ -83,8 +82,8 @@ struct alignas(64) Operation {
 static_assert(std::is_standard_layout_v<Operation> && offsetof(Operation, wr) == 0);
 static_assert(offsetof(Operation, done) == 192 && sizeof(Operation) == 256);
 
-/// Fixed at construction; the record freed last is used first, while it is in the cache. The
-/// agents' own operations have records of their own, so that the application's cannot starve them.
+/// A fixed number of records. The record freed last is used first, while it is in the cache. Agents
+/// have records of their own, so that the application cannot use them up.
 class OperationPool {
  public:
   /// May throw std::bad_alloc. Set-up.
@@ -99,19 +98,19 @@ class OperationPool {
     }
   }
 
-  /// A record for the application, or for an agent; null when those are used up.
+  /// A record for the application, or for an agent; null if all are in use.
   [[nodiscard]] Operation* acquire() noexcept { return take(users_); }
   [[nodiscard]] Operation* acquire_for_agent() noexcept { return take(agents_); }
 
   [[nodiscard]] bool empty() const noexcept { return users_ == nullptr; }  ///< for the application
 
-  /// Ends this use of the record, and with it the work-request id.
+  /// Frees the record; its work-request id becomes stale.
   void release(Operation& op) noexcept {
     op.wr.wr_id += std::uint64_t{1} << 32;
     put(takes_users_record(op.kind) ? users_ : agents_, op);
   }
 
-  /// The operation of a work-request id; null when that use of the record is over.
+  /// The operation of a work-request id; null if the id is stale.
   [[nodiscard]] Operation* find(std::uint64_t wr_id) noexcept {
     const std::uint32_t index = static_cast<std::uint32_t>(wr_id) >> 1;
     if (index >= capacity_) [[unlikely]]
@@ -125,7 +124,7 @@ class OperationPool {
   }
   [[nodiscard]] std::uint32_t capacity() const noexcept { return capacity_; }
 
-  /// No operation calls back any more. Cold.
+  /// Drops all callbacks. Cold.
   void drop_callbacks() noexcept {
     for (std::uint32_t i = 0; i < capacity_; ++i) records_[i].calls_back = false;
   }
@@ -136,7 +135,7 @@ class OperationPool {
         reinterpret_cast<std::uintptr_t>(op) - reinterpret_cast<std::uintptr_t>(records_.get());
     return at < capacity_ * sizeof(Operation) && at % sizeof(Operation) == 0;
   }
-  /// The free records of the application, or of the agents, hang behind this one.
+  /// The first free record of the application, or of the agents.
   [[nodiscard]] const Operation* first_free(bool users) const noexcept {
     return users ? users_ : agents_;
   }

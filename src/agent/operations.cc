@@ -1,4 +1,4 @@
-// Operations: posting, and what ends them in a row. Hot.
+// Building, posting and flushing operations. Hot.
 #include <cstring>
 #include <string>
 
@@ -8,7 +8,7 @@
 namespace spinwire::agent {
 namespace {
 
-/// What waits to be posted goes behind what the device has.
+/// Moves the deferred operations behind the posted ones.
 inline void join_deferred(Agent& a) noexcept {
   a.send_queue.deferred_last->wr.next = nullptr;
   if (a.send_queue.posted == nullptr) {
@@ -20,11 +20,10 @@ inline void join_deferred(Agent& a) noexcept {
   a.send_queue.deferred = nullptr;
 }
 
-/// The device took no more than what is before `bad`, of which nothing signaled need be left: the
-/// queue pair goes to ERR, which flushes what the peer has not taken, and the rest ends after that,
-/// at the close time-out if need be.
-[[gnu::cold, gnu::noinline]] void take_back(EngineContext& ctx, Agent& a, ibv_send_wr* bad,
-                                            int error) noexcept {
+/// The device took the operations before `bad`. None of them need be signaled, so the queue pair
+/// goes to ERR, which flushes them; the others end after that, or at the close time-out.
+[[gnu::cold, gnu::noinline]] void on_post_failed(EngineContext& ctx, Agent& a, ibv_send_wr* bad,
+                                                 int error) noexcept {
   a.send_queue.deferred = Operation::of(bad);
   a.send_queue.deferred_last = a.send_queue.posted_last;
   if (a.send_queue.posted == a.send_queue.deferred) {
@@ -76,7 +75,7 @@ void build_staged(const EngineContext& ctx, const Agent& a, Operation& op, std::
   op.wr.send_flags = brief ? unsigned{IBV_SEND_INLINE} : 0u;
   if (length == 0) return;
   if (brief && bytes <= kStagingBytes) {
-    // The device would gather it anyway.
+    // The device would gather the payload anyway.
     std::memcpy(at + wire::kMessageHeaderBytes, data, length);
     op.sges[0].length = bytes;
   } else {
@@ -119,7 +118,7 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
     a.credit.advertised = a.credit.granted;
   }
   if (kind == OperationKind::credit_write) {
-    // The value goes out of the cell's own block, whose second word is kept for it.
+    // The second cacheline of the cell's block holds the value to write.
     auto* value = reinterpret_cast<std::uint64_t*>(a.credit_cells.block->payload) + 8;
     *value = a.credit.granted;
     op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value,
@@ -146,10 +145,10 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
 namespace {
 
 inline void flush_one(EngineContext& ctx, Agent& a) noexcept {
-  Operation* const began = a.send_queue.deferred;
-  if (began == nullptr || a.stage != Stage::up) return;
+  Operation* const first = a.send_queue.deferred;
+  if (first == nullptr || a.stage != Stage::up) return;
   Operation& last = *a.send_queue.deferred_last;
-  // The latest credit, on the last message that can tell it.
+  // The last message carries the latest grant.
   if (has_header(last.kind)) {
     auto* at = reinterpret_cast<std::byte*>(last.sges[0].addr);
     wire::put(wire::with_granted(wire::get(at), static_cast<std::uint16_t>(a.credit.granted)), at);
@@ -159,9 +158,9 @@ inline void flush_one(EngineContext& ctx, Agent& a) noexcept {
   join_deferred(a);
   ++ctx.stats.doorbells;
   ibv_send_wr* bad = nullptr;
-  const int error = ibv_post_send(a.qp, &began->wr, &bad);
+  const int error = ibv_post_send(a.qp, &first->wr, &bad);
   if (error != 0) [[unlikely]]
-    take_back(ctx, a, bad, error);
+    on_post_failed(ctx, a, bad, error);
 }
 
 }  // namespace
@@ -181,7 +180,7 @@ void flush_queued_agents(EngineContext& ctx) noexcept {
 }
 
 void flush_unposted(EngineContext& ctx, Agent& a) noexcept {
-  // They end behind those that the device has, so only when none of those is left.
+  // Deferred operations end after the posted ones.
   while (a.send_queue.posted == nullptr && a.send_queue.deferred != nullptr) {
     Operation& op = *a.send_queue.deferred;
     a.send_queue.deferred = &op == a.send_queue.deferred_last ? nullptr : op.next();
@@ -191,7 +190,7 @@ void flush_unposted(EngineContext& ctx, Agent& a) noexcept {
 
 void flush_all_operations(EngineContext& ctx, Agent& a) noexcept {
   if (a.send_queue.deferred != nullptr)
-    join_deferred(a);  // a flush() from a callback finds nothing to post
+    join_deferred(a);  // a flush() in a callback must find nothing to post
   while (a.send_queue.posted != nullptr) end_posted(ctx, a, Status::flushed);
   run_cancel_callbacks(ctx);
 }

@@ -1,5 +1,5 @@
-// The sender's side of long messages: exposed under a key of their own, offered, and ended by the
-// receiver's answer.
+// The sender's side of rendezvous: a message is opened under a remote key, offered, and ended by
+// the receiver's answer.
 #include <endian.h>
 
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint32_t kIndexBits = 16;
 
-/// What the peer calls it: its record, and the low bits of that record's generation.
+/// The send's name in the protocol: its index, and the low bits of its generation.
 std::uint32_t id_of(const RendezvousPool& all, const RendezvousSend& t) noexcept {
   return t.index | all.sends.generation(t.index) << kIndexBits;
 }
@@ -34,8 +34,8 @@ void link(Agent& a, RendezvousSend& t) noexcept {
   ++a.rendezvous.send_count;
 }
 
-/// Its key is dead. The record is free before the callback, which may send again. What was
-/// cancelled counts as what it came to, but ends as cancelled, once.
+/// Ends a send whose key is closed. The record is free before the callback, which may send again. A
+/// cancelled send counts by its outcome, but its callback has run with `cancelled`.
 void end_send(EngineContext& ctx, Agent& a, RendezvousSend& t, Status status) noexcept {
   a.rendezvous.sends.erase(t);
   --a.rendezvous.send_count;
@@ -171,7 +171,7 @@ void on_rendezvous_answer(EngineContext& ctx, Agent& a, const ibv_wc& wc,
   if (t == nullptr || t->answered) {
     return fail_bad(
         ctx, a,
-        {Status::protocol, "take the answer to a long message",
+        {Status::protocol, "handle the answer to a rendezvous message",
          "it is malformed, or answers none that is outstanding", "the peer is broken or hostile"});
   }
   t->answered = true;

@@ -1,5 +1,5 @@
-// Acceptance of the application's operations: each is built as the work request that the device
-// will get. One copy per kind, so that none has a branch for the others. Hot.
+// Accepting the application's operations: each is built as the work request for the device. Every
+// kind has its own instance, without branches for the others. Hot.
 #pragma once
 
 #include <endian.h>
@@ -55,10 +55,10 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
 
 inline constexpr std::uint64_t kMaxTransferBytes = std::uint64_t{1} << 30;  ///< of one work request
 
-/// Without a look between them, completions of a long list would come all at once.
+/// A long list has signaled operations in between, so that its completions do not come all at once.
 inline constexpr std::uint32_t kSignalEvery = 32;
 
-/// Appends a built operation to those that wait to be posted.
+/// Appends a built operation to the deferred ones.
 inline void append(Agent& a, Operation& op) noexcept {
   op.agent = &a;
   if (a.send_queue.deferred == nullptr) {
@@ -87,7 +87,7 @@ struct Request {
   bool defer;  ///< post with the next flush
 };
 
-/// The header of a message, which tells of all the credit granted so far.
+/// The header of a message, which carries all credit granted so far.
 inline std::uint64_t data_header(Agent& a, std::uint32_t length, bool wants_credit) noexcept {
   a.credit.advertised = a.credit.granted;
   return wire::encode({wire::MessageKind::data,
@@ -103,7 +103,7 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
   if constexpr (has_header(kind)) {
     return size <= a.send_queue.max_eager ? Status::ok : Status::message_too_long;
   } else {
-    // Without bytes only the notice of a write means anything; less one, no bytes are too many.
+    // Only a WRITE with immediate may be empty; for the others, 0 - 1 is too long.
     constexpr std::size_t kLeast = kind == OperationKind::write_imm ? 0 : 1;
     if (r.remote->rkey == 0 || size > r.remote->length ||
         size - kLeast > kMaxTransferBytes - kLeast) [[unlikely]]
@@ -114,13 +114,13 @@ inline Status check_request(const Agent& a, const Request& r) noexcept {
   }
 }
 
-/// Whether the room for a header before the block's payload is there to be used.
+/// Whether the headroom of the block is free and adjacent to the data.
 inline bool has_headroom(const Block* block, const std::byte* data) noexcept {
   return block->header_in_use == 0 &&
          data == reinterpret_cast<const std::byte*>(block) + sizeof(Block);
 }
 
-/// The message's header goes there; one element takes both.
+/// Builds a message with its header in the headroom: one element takes both.
 inline void build_in_headroom(const Agent& a, Operation& op, std::uint64_t header, Block* block,
                               std::uint32_t size) noexcept {
   op.header_in_headroom = true;
@@ -146,7 +146,7 @@ inline void build_one_sided(const Agent& a, Operation& op, const Request& r) noe
   op.wr.send_flags = brief ? unsigned{IBV_SEND_INLINE} : 0u;
 }
 
-/// What every accepted operation has.
+/// Begins an accepted operation of any kind.
 template <OperationKind kind>
 inline void begin(Agent& a, Operation& op, Block* block, std::size_t size,
                   const CompletionCallback& done) noexcept {
@@ -182,7 +182,7 @@ inline Status post(EngineContext& ctx, Agent& a, bool later) noexcept {
   return Status::ok;
 }
 
-/// Accepts an operation that there is room for. `own` is whether the agent has a domain of its own.
+/// Accepts an operation that there is room for. `own`: the agent has its own domain.
 template <OperationKind kind, bool own>
 [[gnu::always_inline]] inline Status accept(EngineContext& ctx, Agent& a,
                                             const Request& r) noexcept {
@@ -215,8 +215,7 @@ template <OperationKind kind, bool own>
   return post(ctx, a, r.defer);
 }
 
-/// There is no room where acceptance looks: raw, or with a domain of its own, the agent's is
-/// elsewhere.
+/// SendQueue::limit is 0: the limit of a raw agent, or of one with its own domain, is elsewhere.
 template <OperationKind kind>
 [[gnu::noinline]] Status submit_unusual_queue(EngineContext& ctx, Agent& a,
                                               const Request& r) noexcept {
@@ -235,7 +234,7 @@ constexpr bool is_leased(const Request& r) noexcept {
 template <OperationKind kind>
 Status submit_any(EngineContext& ctx, Agent& a, const Request& r) noexcept;
 
-/// The same with the key of the lease, which is looked at first.
+/// Accepts an operation on a leased region, with the lease's key.
 template <OperationKind kind>
 [[gnu::noinline]] Status submit_leased(EngineContext& ctx, Agent& a, const Request& r) noexcept {
   RemoteRegion real;
@@ -268,8 +267,8 @@ template <OperationKind kind>
     return submit_slowly<kind>(ctx, a, r);
   return accept<kind, false>(ctx, a, r);
 }
-/// What an atomic does to the bytes at `remote`: replaces them by `operand` if they are `expected`,
-/// or adds `operand` to them.
+/// An atomic on the bytes at `remote`: replaces them by `operand` if they are `expected`, or adds
+/// `operand` to them.
 struct AtomicRequest {
   const RemoteRegion& remote;
   std::uint64_t expected;
@@ -277,12 +276,11 @@ struct AtomicRequest {
   const CompletionCallback& done;
   bool defer;
 };
-/// The same for an atomic; what it finds comes into the operation's staging room.
+/// Accepts an atomic. The value found goes into the operation's staging room.
 template <OperationKind kind>
 Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexcept;
 
-/// The same for a message. The common one, which needs no look at anything out of the ordinary, is
-/// accepted without a call.
+/// Accepts a message. The common case is inline.
 [[gnu::always_inline]] inline Status submit_message(EngineContext& ctx, Agent& a, Block* block,
                                                     std::byte* data, std::size_t size,
                                                     const CompletionCallback& done,
