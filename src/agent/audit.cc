@@ -75,12 +75,12 @@ class Auditor {
       if (!ok()) return;
       if (!expect(
               count++ < a.rendezvous.send_count && all.in_use(t->index) && &all.at(t->index) == t,
-              "the list of long messages is broken") ||
-          !expect(t->agent == &a, "long message {} is another connection's", t->index)) {
+              "the list of rendezvous messages is broken") ||
+          !expect(t->agent == &a, "rendezvous message {} is another connection's", t->index)) {
         return;
       }
-      expect(t->block != nullptr && t->block->refs != 0, "long message {} uses memory that is free",
-             t->index);
+      expect(t->block != nullptr && t->block->refs != 0,
+             "rendezvous message {} uses memory that is free", t->index);
       expect(t->cancelled || !(t->cancel_pending || t->never_posted),
              "a callback is due for nothing");
       expect(!t->cancel_pending || a.credit.in_credit_queue,
@@ -89,13 +89,14 @@ class Auditor {
       cancelled_sends_ += t->cancel_pending ? 1 : 0;
       ++sends_;
     }
-    expect(count == a.rendezvous.send_count, "{} long messages are outstanding, {} counted", count,
-           a.rendezvous.send_count);
+    expect(count == a.rendezvous.send_count, "{} rendezvous messages are outstanding, {} counted",
+           count, a.rendezvous.send_count);
   }
 
   void check_cancelled_sends() {
-    expect(sends_ == ctx_.rendezvous->sends.size(), "{} long messages are outstanding, {} recorded",
-           sends_, ctx_.rendezvous->sends.size());
+    expect(sends_ == ctx_.rendezvous->sends.size(),
+           "{} rendezvous messages are outstanding, {} recorded", sends_,
+           ctx_.rendezvous->sends.size());
     std::uint32_t count = 0;
     const RendezvousSend* last = nullptr;
     const auto& pending = ctx_.rendezvous->pending_cancellations;
@@ -409,7 +410,7 @@ class Auditor {
   EngineContext& ctx_;
   std::vector<bool> records_;          ///< found in some list
   std::vector<bool> slots_;            ///< missing, or waiting to be posted
-  std::uint32_t sends_ = 0;            ///< long messages found
+  std::uint32_t sends_ = 0;            ///< rendezvous messages found
   std::uint32_t cancelled_sends_ = 0;  ///< of those, with a callback that is due
   std::uint64_t windows_ = 0;          ///< in use
   std::uint64_t leases_granted_ = 0;   ///< found

@@ -31,7 +31,7 @@ const char* kind_text(OperationKind kind) noexcept {
     case OperationKind::keepalive:
       return "a keepalive";
     case OperationKind::rendezvous_read:
-      return "the READ of a long message";
+      return "the READ of a rendezvous message";
     case OperationKind::rendezvous_bind:
     case OperationKind::rendezvous_unbind:
     case OperationKind::lease_bind:
@@ -39,7 +39,7 @@ const char* kind_text(OperationKind kind) noexcept {
       return "a memory window's work request";
     case OperationKind::rendezvous_offer:
     case OperationKind::rendezvous_offer_imm:
-      return "the offer of a long message";
+      return "the offer of a rendezvous message";
     case OperationKind::control_message:
     case OperationKind::credit_return:
     case OperationKind::goodbye:
@@ -49,7 +49,7 @@ const char* kind_text(OperationKind kind) noexcept {
   return "a control message";
 }
 
-/// What to look at when the device gives this status.
+/// The likely cause of a completion status, and what to check.
 const char* likely_cause(const EngineContext& ctx, ibv_wc_status status) noexcept {
   switch (status) {
     case IBV_WC_RETRY_EXC_ERR:
@@ -90,7 +90,7 @@ const char* likely_cause(const EngineContext& ctx, ibv_wc_status status) noexcep
 Error operation_error(const EngineContext& ctx, const Agent& a, OperationKind kind,
                       const ibv_wc& wc) {
   const verbs::QueuePairOptions& ours = a.attributes.queue_pair;
-  // Flushed are operations; a connection that was not to end has a queue pair that failed here.
+  // A flush on a connection that does not end means that the local queue pair has failed.
   const bool failed = wc.status == IBV_WC_WR_FLUSH_ERR;
   return base::make_error(
       failed ? Status::local_error : status_of(wc.status),
@@ -104,8 +104,8 @@ Error operation_error(const EngineContext& ctx, const Agent& a, OperationKind ki
       likely_cause(ctx, wc.status));
 }
 
-/// A message that is longer than its receive is the peer's fault, all else our own. Soft-RoCE tells
-/// of both with the same status.
+/// Why a receive failed. A message longer than its receive is the peer's fault; other errors are
+/// local. Soft-RoCE reports both with the same status.
 Error receive_error(const Agent& a, const ibv_wc& wc) {
   const bool peers = wc.status == IBV_WC_LOC_LEN_ERR || wc.status == IBV_WC_LOC_QP_OP_ERR ||
                      wc.status == IBV_WC_REM_INV_REQ_ERR;
@@ -125,7 +125,7 @@ void on_operation_failed(EngineContext& ctx, Agent& a, OperationKind kind,
   if (kind == OperationKind::goodbye) return;  // the peer was gone first; on_drained goes on
   if (wc.status == IBV_WC_WR_FLUSH_ERR && a.state == ConnectionState::draining) return;
   try {
-    // Of a long message, the peer's device refuses what the peer has offered.
+    // The peer's device refuses the key that the peer offered: the peer is at fault.
     const bool offered =
         kind == OperationKind::rendezvous_read && wc.status == IBV_WC_REM_ACCESS_ERR;
     Error cause = operation_error(ctx, a, kind, wc);

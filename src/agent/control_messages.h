@@ -59,6 +59,12 @@ using ControlMessagePool = base::IndexPool<ControlMessage>;
 
 /// Puts a message into the agent's queue; the end of the poll posts it.
 void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& what) noexcept;
+/// Queues a message of one of the bodies of wire/.
+template <typename Body>
+void send_control_message(EngineContext& ctx, Agent& a, wire::MessageKind kind,
+                          const Body& body) noexcept {
+  queue_control_message(ctx, a, make_control_message(kind, encode(body)));
+}
 /// Whether the queue has room for one more message that the application asks for.
 bool can_queue_control(const Agent& a) noexcept;
 /// Posts messages as far as credit allows. False: credit or a record is missing; the next poll

@@ -25,17 +25,12 @@ bool is_ending(const LeaseGranted& lease) noexcept {
   return lease.state == State::closing || lease.state == State::unbinding;
 }
 
-void send_grant(EngineContext& ctx, Agent& a, wire::MessageKind kind,
-                const wire::LeaseGrant& grant) noexcept {
-  queue_control_message(ctx, a, make_control_message(kind, wire::encode(grant)));
-}
-
 void refuse_request(EngineContext& ctx, Agent& a, std::uint32_t request,
                     LeaseVerdict verdict) noexcept {
   wire::LeaseGrant grant;
   grant.id = request;
   grant.verdict = verdict;
-  send_grant(ctx, a, wire::MessageKind::lease_grant, grant);
+  send_control_message(ctx, a, wire::MessageKind::lease_grant, grant);
 }
 
 void send_reply(EngineContext& ctx, Agent& a, std::uint32_t id, LeaseVerdict verdict,
@@ -44,8 +39,7 @@ void send_reply(EngineContext& ctx, Agent& a, std::uint32_t id, LeaseVerdict ver
   reply.id = id;
   reply.verdict = verdict;
   reply.time = time;
-  queue_control_message(ctx, a,
-                        make_control_message(wire::MessageKind::lease_reply, wire::encode(reply)));
+  send_control_message(ctx, a, wire::MessageKind::lease_reply, reply);
 }
 
 /// Runs the callback of grant_lease(), once.
@@ -173,11 +167,11 @@ void announce_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
     grant.id = lease.request;
     lease.state = State::open;
     ctx.timers.reschedule(lease.timer, expiry_of(ctx, lease));
-    return send_grant(ctx, a, wire::MessageKind::lease_grant, grant);
+    return send_control_message(ctx, a, wire::MessageKind::lease_grant, grant);
   }
   lease.state = State::offered;
   await_lease_answer(ctx, lease.timer);
-  send_grant(ctx, a, wire::MessageKind::lease_push, grant);
+  send_control_message(ctx, a, wire::MessageKind::lease_push, grant);
 }
 
 void refuse_lease(EngineContext& ctx, LeaseGranted& lease) noexcept {
@@ -295,8 +289,7 @@ Status recall_lease(EngineContext& ctx, Agent& a, LeaseId id) noexcept {
   wire::LeaseCall call;
   call.lease = lease->id;
   call.action = LeaseAction::recall;
-  queue_control_message(ctx, a,
-                        make_control_message(wire::MessageKind::lease_call, wire::encode(call)));
+  send_control_message(ctx, a, wire::MessageKind::lease_call, call);
   if (lease->state == State::open) expire_recalled(ctx, *lease);
   return Status::ok;
 }

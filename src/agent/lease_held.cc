@@ -138,8 +138,7 @@ Status request_lease(EngineContext& ctx, Agent& a, std::size_t bytes, const Leas
   r.id = h->id;
   r.alignment = options.alignment;
   r.access = access;
-  queue_control_message(ctx, a,
-                        make_control_message(wire::MessageKind::lease_request, wire::encode(r)));
+  send_control_message(ctx, a, wire::MessageKind::lease_request, r);
   return Status::ok;
 }
 

@@ -71,7 +71,7 @@ struct LeaseHeld {
   std::uint64_t renewal_start = 0;  ///< tick at which the pending renewal was sent
   std::uint64_t renewal_until = 0;  ///< `until` if the pending renewal is granted in full
   std::uint32_t peer_id = 0;        ///< the owner's id
-  std::uint32_t id = 0;             ///< ours
+  std::uint32_t id = 0;             ///< its name in the protocol
   std::uint32_t index = 0;
   State state = State::requested;
   bool invalidate = false;    ///< returning it invalidates the key

@@ -113,7 +113,7 @@ void prepare_timers(Agent& a) noexcept {
 }
 
 Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
-               Nanoseconds patience) noexcept {
+               Nanoseconds timeout) noexcept {
   const std::uint32_t index = ctx.agents.acquire();
   if (index == kNone) return nullptr;
   Agent& a = ctx.agents.at(index);
@@ -129,9 +129,9 @@ Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
     ctx.agents.release(index);
     return nullptr;
   }
-  a.setup.timeout = patience.count() != 0 ? patience
-                    : outbound            ? ctx.config.connections.connect_timeout
-                                          : ctx.config.connections.handshake_timeout;
+  a.setup.timeout = timeout.count() != 0 ? timeout
+                    : outbound           ? ctx.config.connections.connect_timeout
+                                         : ctx.config.connections.handshake_timeout;
   set_stage(a, Stage::domain);
   enter(ctx, a, state);
   queue_setup(ctx, a);

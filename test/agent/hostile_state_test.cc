@@ -129,7 +129,7 @@ TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenUnusedCreditGoesBack) {
   t.finish();
 }
 
-/// The victim has offered a long message; the peer knows of it.
+/// The victim has offered a rendezvous message; the peer knows of it.
 wire::RendezvousOffer offered_by_victim(Attacked& t, std::size_t size = 20000) {
   wire::RendezvousOffer offer;
   const Buffer b = t.node.filled(size, 3);
@@ -226,7 +226,7 @@ TEST_F(HostilePeer, WhatCannotBePulledEndsTheConnection) {
     if (which == 1) offer.address = 4096;
     if (which == 2) offer.address += Peer::kMemory - Peer::kOffered - 200000;  // ends in between
     ASSERT_TRUE(t.peer.send(MessageKind::rendezvous_offer, wire::encode(offer)));
-    t.expect_ended(Status::remote_access, "the READ of a long message", 1);
+    t.expect_ended(Status::remote_access, "the READ of a rendezvous message", 1);
     EXPECT_EQ(t.delivered, 0u);
   }
   t.finish();

@@ -1,5 +1,5 @@
-// A peer of an engine's that is no engine: a queue pair of the embedded device, connected by hand,
-// whose every byte the test decides. One thread.
+// A peer without an engine: a queue pair of the embedded device, connected out-of-band. The test
+// decides every byte that it sends. One thread.
 #pragma once
 
 #include <infiniband/verbs.h>

@@ -89,9 +89,9 @@ TEST(EngineAudit, FindsWrongCountsOfLongMessages) {
   auto& all = *o.context().rendezvous;
   auto& offered = *a.rendezvous.sends.front();
   const auto none = spinwire::memory::WindowPool::kNone;
-  expect_found(o, a.rendezvous.send_count, 2, "1 long messages are outstanding, 2 counted");
-  expect_found(o, offered.agent, nullptr, "long message 0 is another connection's");
-  expect_found(o, offered.block, nullptr, "long message 0 uses memory that is free");
+  expect_found(o, a.rendezvous.send_count, 2, "1 rendezvous messages are outstanding, 2 counted");
+  expect_found(o, offered.agent, nullptr, "rendezvous message 0 is another connection's");
+  expect_found(o, offered.block, nullptr, "rendezvous message 0 uses memory that is free");
   if (offered.key.is_window())
     expect_found(o, offered.key.window, none,
                  "of 4 windows 3 are free, 0 in use and 0 being replaced");

@@ -88,7 +88,7 @@ inline Config small_config() {
   c.memory.lease_bytes = 4u << 20;
   c.memory.rendezvous_bytes = 0;
   c.memory.windows = 0;
-  c.connections.max_message_bytes = c.connections.eager_bytes;  // no long messages
+  c.connections.max_message_bytes = c.connections.eager_bytes;  // no rendezvous messages
   c.queues.send_depth = 64;
   c.queues.receive_depth = 256;
   c.queues.operations = 1024;

@@ -1,5 +1,5 @@
 // Everything that is ordered on a connection, mixed at random in both directions at once, arrives
-// in the order of posting: messages, long messages, immediates and writes with immediate. Each
+// in the order of posting: messages, rendezvous messages, immediates and writes with immediate. Each
 // operation follows from seed, direction and number alone, so the receiver knows what comes next.
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ using spinwire::softverbs::FaultPlan;
 constexpr std::uint32_t kLongest = 200u << 10;
 constexpr std::uint32_t kSlotBytes = 4096;
 constexpr std::uint32_t kSlots = 16;
-constexpr std::size_t kPlaces = 4;  // where long messages may be placed
+constexpr std::size_t kPlaces = 4;  // where rendezvous messages may be placed
 constexpr std::size_t kMostKept = 48;
 constexpr std::uint32_t kWindows = 16;
 

@@ -50,7 +50,7 @@ class Load {
       word_ = server_.engine.expose(words_.slice(0, 8), Access::remote_all)->slice(0, 8);
     into_ = client_.buffer(4096);
     listen_raw();
-    windows_ = client_.engine.device().memory_windows;  // else a long message is registered
+    windows_ = client_.engine.device().memory_windows;  // else a rendezvous message is registered
     long_ = client_.buffer(kLong);
   }
   /// Polls both so many times, with work of all kinds in flight.

@@ -271,7 +271,7 @@ ConnectionStats stats_of(const Agent& a) noexcept {
   return stats;
 }
 
-/// Whether only long messages are refused.
+/// Whether only rendezvous messages are refused.
 bool lacks_window(const agent::EngineContext& ctx, const Agent& a) noexcept {
   if (a.raw != nullptr || a.max_message <= a.send_queue.max_eager) return false;
   const auto& sends = ctx.rendezvous->sends;
