@@ -78,7 +78,8 @@ Result<void> check_queues(const Config& config) {
             "{}, {}{}, {} with {} control requests each{} can complete {} at once",
             setting(config, "queues", "operations"), setting(config, "queues", "receive_depth"),
             domains_text(config), setting(config, "connections", "maximum"), kControlRequests,
-            rendezvous != 0 ? fmt::format(", and {} of rendezvous messages and leases", rendezvous) : "",
+            rendezvous != 0 ? fmt::format(", and {} of rendezvous messages and leases", rendezvous)
+                            : "",
             entries),
         fmt::format("give at least {}, or lower one of the others", entries));
   }

@@ -1,6 +1,7 @@
 // Everything that is ordered on a connection, mixed at random in both directions at once, arrives
-// in the order of posting: messages, rendezvous messages, immediates and writes with immediate. Each
-// operation follows from seed, direction and number alone, so the receiver knows what comes next.
+// in the order of posting: messages, rendezvous messages, immediates and writes with immediate.
+// Each operation follows from seed, direction and number alone, so the receiver knows what comes
+// next.
 #include <gtest/gtest.h>
 
 #include <algorithm>

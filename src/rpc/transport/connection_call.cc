@@ -46,8 +46,7 @@ void complete_call(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcep
 /// A key to the memory of the reply.
 Status open_reply_key(Rpc& r, agent::Agent& a, ConnectionClientSlot& k) noexcept {
   RemoteRegion region;
-  const Status status =
-      agent::open_key(r.context, a, k.call.reply, Access::remote_write, region);
+  const Status status = agent::open_key(r.context, a, k.call.reply, Access::remote_write, region);
   if (status != Status::ok) return status;
   k.key_open = true;
   k.rkey = region.rkey;
