@@ -43,14 +43,6 @@ std::string reach_error(const GidParts& parts, int error) {
   }
 }
 
-/// Whether a process has released its memory: it was just killed, or its parent has not waited for
-/// it. The kernel then shows its files as another user's to all but root.
-bool is_ending(std::uint32_t pid) {
-  const base::UniqueFd fd(::open(fmt::format("/proc/{}/statm", pid).c_str(), O_RDONLY | O_CLOEXEC));
-  char size[2] = {};  // "0 " where there is no memory
-  return !fd || (read(fd.get(), size, sizeof size) == 2 && size[0] == '0' && size[1] == ' ');
-}
-
 Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why) {
   const PeerFile file = open_peer_file(parts.pid, parts.fd, PeerFileKind::ordinary_pages);
   if (!file.fd && errno != ENODEV) {
@@ -204,6 +196,12 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
 }
 
 }  // namespace
+
+bool is_ending(std::uint32_t pid) {
+  const base::UniqueFd fd(::open(fmt::format("/proc/{}/statm", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  char size[2] = {};  // "0 " where there is no memory
+  return !fd || (read(fd.get(), size, sizeof size) == 2 && size[0] == '0' && size[1] == ' ');
+}
 
 bool process_ended(std::uint32_t pid) noexcept {
   const base::UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));

@@ -20,6 +20,10 @@ void handle_peer_gone(Peer& peer) noexcept;
 /// Whether a process has ended, reaped or not. A system call or two.
 bool process_ended(std::uint32_t pid) noexcept;
 
+/// Whether a process has released its memory: it was just killed, or its parent has not waited for
+/// it. The kernel then shows its files as another user's to all but root.
+bool is_ending(std::uint32_t pid);
+
 /// Unmaps and forgets a peer without users.
 void detach_peer(Context& c, Peer& peer) noexcept;
 

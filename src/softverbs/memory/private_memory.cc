@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "base/log.h"
+#include "softverbs/lane/attached_peer.h"
 
 namespace spinwire::softverbs {
 namespace {
@@ -34,6 +35,7 @@ bool open_address_space(Peer& peer) noexcept {
   std::snprintf(path, sizeof path, "/proc/%u/mem", peer.pid);
   base::UniqueFd memory(::open(path, O_RDWR | O_CLOEXEC));
   if (!memory) {
+    if (errno == ENOENT || (errno == EACCES && is_ending(peer.pid))) errno = ESRCH;
     if (errno == EPERM || errno == EACCES) explain_refusal(peer);
     return false;
   }
