@@ -179,6 +179,12 @@ std::array<std::uint8_t, 16> Address::as_v6() const noexcept {
   return bytes;
 }
 
+Source Address::source() const noexcept {
+  Source source = as_v6();
+  if (family() == AF_INET6) std::fill(source.begin() + 8, source.end(), std::uint8_t{0});
+  return source;
+}
+
 AddressText Address::text() const noexcept {
   AddressText out;
   char* const begin = out.text.data();

@@ -21,6 +21,10 @@ struct AddressText {
   [[nodiscard]] std::string_view view() const noexcept { return {text.data(), length}; }
 };
 
+/// Where a peer comes from, for limits: its IPv4 address, or the upper half of its IPv6 address, as
+/// one host may have all of the lower half.
+using Source = std::array<std::uint8_t, 16>;
+
 /// An IPv4 or IPv6 address and port. A default-made one is 0.0.0.0:0.
 class Address {
  public:
@@ -41,6 +45,8 @@ class Address {
   [[nodiscard]] bool is_any() const noexcept;
   /// Network order; an IPv4 address in its mapped form ::ffff:a.b.c.d, as RoCEv2 GIDs have it.
   [[nodiscard]] std::array<std::uint8_t, 16> as_v6() const noexcept;
+
+  [[nodiscard]] Source source() const noexcept;
 
   /// "a.b.c.d:port" or "[v6]:port", scope as a number; parse() reads it back. No heap.
   [[nodiscard]] AddressText text() const noexcept;

@@ -19,6 +19,9 @@ namespace {
 constexpr int kBacklog = 512;
 constexpr int kAcceptsPerPoll = 8;
 constexpr int kCmEventsPerPoll = 16;
+// How long a peer may be silent before it gives way to a new one.
+constexpr Nanoseconds kGrace = std::chrono::milliseconds(100);
+constexpr Nanoseconds kGraceOfHeavySource = std::chrono::milliseconds(5);
 
 // Tokens of the epoll set: a kind, a generation, an index.
 enum class TokenKind : std::uint64_t { handshake, listener, descriptor, cm };
@@ -184,23 +187,33 @@ std::string ControlPort::address_of(ListenerId id) const {
   return bound ? bound->str() : std::string();
 }
 
-/// Room for one more inbound handshake: the oldest peer that has nothing yet gives way, if it had
-/// some time.
-bool ControlPort::make_room() noexcept {
-  if (inbound_ < options_.handshakes) return true;
-  const std::uint64_t grace = clock_.ticks(
-      std::min<Nanoseconds>(options_.handshake_timeout / 8, std::chrono::milliseconds(100)));
-  Handshake* oldest = nullptr;
+/// Whether the peer has had its time. It is shorter for sources that hold much of the port: honest
+/// peers that come in a crowd come from many, or are near.
+bool ControlPort::may_give_up(const Handshake& h) const noexcept {
+  if (!h.inbound || !std::visit([](const auto& d) { return d.waits_for_peer(); }, h.dialogue))
+    return false;
+  const bool is_heavy = h.source->second > options_.handshakes / 4;
+  const Nanoseconds grace = is_heavy ? kGraceOfHeavySource : kGrace;
+  return clock_.now() - h.waits_since >=
+         clock_.ticks(std::min<Nanoseconds>(options_.handshake_timeout / 8, grace));
+}
+
+/// The handshake that gives way to a new peer: of the source that has the most of them, the one
+/// whose peer has been silent for the longest time. Null: none has had its time.
+Handshake* ControlPort::find_to_give_up() noexcept {
+  Handshake* found = nullptr;
   for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
     if (!handshakes_.in_use(i)) continue;
     Handshake& h = handshakes_.at(i);
-    const bool gives_way = std::visit([](const auto& d) { return d.kGivesWay; }, h.dialogue);
-    if (h.inbound && gives_way && (oldest == nullptr || h.begun_at < oldest->begun_at)) oldest = &h;
+    if (!may_give_up(h)) continue;
+    const auto ahead = [&] {
+      const std::uint32_t most = found->source->second;
+      return h.source->second != most ? h.source->second > most
+                                      : h.waits_since < found->waits_since;
+    };
+    if (found == nullptr || ahead()) found = &h;
   }
-  if (oldest == nullptr || clock_.now() - oldest->begun_at < grace) return false;
-  if (!std::holds_alternative<Refusing>(oldest->dialogue)) count_refusal();
-  drop(*oldest);
-  return true;
+  return found;
 }
 
 void ControlPort::accept_from(std::uint32_t index, std::uint32_t generation) noexcept {
@@ -208,23 +221,45 @@ void ControlPort::accept_from(std::uint32_t index, std::uint32_t generation) noe
     // An owner may have stopped the listener meanwhile.
     Listener* const listener = find_listener(index, generation);
     if (listener == nullptr) return;
-    // An old peer gives way only to one that is known to wait: the first. The backlog keeps others.
-    if (i == 0 ? !make_room() : inbound_ >= options_.handshakes) return;
+    // The backlog keeps those for whom there is no room yet.
+    Handshake* const last = inbound_ < options_.handshakes ? nullptr : find_to_give_up();
+    if (last == nullptr && inbound_ >= options_.handshakes) return;
     auto accepted = listener->socket.accept();
     if (!accepted) {
       base::log(LogLevel::warning, "{}", accepted.error().message());
       return;
     }
     if (!*accepted) return;
-    Handshake& h = *begin_handshake(true);
-    h.dialogue = Incoming{{index, generation}};
-    h.exchange.adopt(std::move((*accepted)->fd), (*accepted)->peer,
-                     wire::kinds(FrameKind::hello, FrameKind::open_session, FrameKind::join_session,
-                                 FrameKind::ready));
-    schedule_timeout(h);
-    watch(h);
-    advance(h);
+    if (last != nullptr) give_up(*last);
+    accept(std::move(**accepted), {index, generation});
   }
+}
+
+void ControlPort::give_up(Handshake& h) noexcept {
+  const HandshakeId id = h.id;
+  try {
+    std::visit([&](auto& dialogue) { dialogue.give_up(*this, h); }, h.dialogue);
+  } catch (...) {
+    base::log(LogLevel::error, "{}: out of memory in a handshake", h.exchange.peer_address());
+  }
+  drop(id);  // a refusal that lingers would keep the room
+}
+
+void ControlPort::accept(Accepted&& accepted, ListenerId listener) noexcept {
+  const auto source = base::no_throw("accept a peer", [&]() -> Result<SourceCounts::iterator> {
+    return sources_.try_emplace(accepted.peer.source(), 0).first;
+  });
+  Handshake* const h = source ? begin_handshake(true) : nullptr;
+  if (h == nullptr) return;  // closes the socket; the peer may try again
+  h->source = *source;
+  ++h->source->second;
+  h->dialogue = Incoming{listener};
+  h->exchange.adopt(std::move(accepted.fd), accepted.peer,
+                    wire::kinds(FrameKind::hello, FrameKind::open_session, FrameKind::join_session,
+                                FrameKind::ready));
+  schedule_timeout(*h);
+  watch(*h);
+  advance(*h);
 }
 
 // ---- handshakes ----
@@ -241,7 +276,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.inbound = inbound;
   h.watched = false;
   h.interest = Interest::none;
-  h.begun_at = clock_.now();
+  h.waits_since = clock_.now();
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;
   return &h;
@@ -326,6 +361,7 @@ void ControlPort::answer(HandshakeId id, const Endpoint& endpoint) noexcept {
   if (dialogue == nullptr || dialogue->answered) return;
   dialogue->answered = true;
   Handshake& h = *find(id);
+  h.waits_since = clock_.now();
   send(h, wire::encode(wire::Accept{endpoint}));
   advance(h);
 }
@@ -370,6 +406,7 @@ void ControlPort::drop(Handshake& h) noexcept {
   if (h.watched) epoll_.remove(h.exchange.fd());
   h.exchange.reset();
   timers_.cancel(h.timer);
+  if (h.inbound && --h.source->second == 0) sources_.erase(h.source);
   --(h.inbound ? inbound_ : outbound_);
   handshakes_.release(h.id.index);
 }
@@ -390,7 +427,7 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
     base::log(LogLevel::info, "{} is refused: {}", h.exchange.peer_address(), why.message());
   }
   const wire::Refuse refusal = wire::make_refuse(why.status, why.message());
-  h.dialogue.emplace<Refusing>();
+  begin(h, Refusing{});
   if (h.exchange.state() == Exchange::State::connecting ||
       h.exchange.refuse(refusal) != Progress::waiting)
     return drop(h);

@@ -122,12 +122,16 @@ class ControlPort {
   };
 
   // What dialogues use.
-  void begin(Handshake& h, const Dialogue& next) noexcept { h.dialogue = next; }
+  void begin(Handshake& h, const Dialogue& next) noexcept {
+    h.dialogue = next;
+    h.waits_since = clock_.now();
+  }
   void advance(Handshake& h) noexcept;
   void send(Handshake& h, const wire::Frame& frame) noexcept;
   void watch(Handshake& h) noexcept;
   void refuse(Handshake& h, const Error& why) noexcept;
   void drop(Handshake& h) noexcept;
+  void give_up(Handshake& h) noexcept;
   void answer_probe(Handshake& h, std::uint64_t incarnation) noexcept;
   void schedule_timeout(Handshake& h) noexcept;
   void cancel_timeout(Handshake& h) noexcept { timers_.cancel(h.timer); }
@@ -153,8 +157,10 @@ class ControlPort {
   Result<void> open_cm_id(Listener& listener, std::uint32_t index, const Address& at);
   Result<void> open_cm_channel();
   Handshake* begin_handshake(bool inbound) noexcept;
+  [[nodiscard]] bool may_give_up(const Handshake& h) const noexcept;
   Result<Handshake*> dial(const Address& to, wire::KindSet expected, const Dialogue& dialogue);
-  bool make_room() noexcept;
+  [[nodiscard]] Handshake* find_to_give_up() noexcept;
+  void accept(Accepted&& accepted, ListenerId listener) noexcept;
   void accept_from(std::uint32_t index, std::uint32_t generation) noexcept;
   void poll_cm() noexcept;
   void on_cm_request(const CmEvent& request);
@@ -168,6 +174,7 @@ class ControlPort {
   CmOwner* cm_owner_ = nullptr;
   base::IndexPool<Handshake> handshakes_;
   std::uint32_t inbound_ = 0;
+  SourceCounts sources_;  ///< of the inbound ones
   std::uint32_t outbound_ = 0;
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::uint32_t listener_generation_ = 0;

@@ -56,11 +56,15 @@ void Incoming::on_frame(ControlPort& port, Handshake& h) const {
   if (open == nullptr) return;  // the exchange takes only what was expected
   const auto served = owner->on_open_session(open->end);
   if (!served) return port.refuse(h, served.error());
-  h.begun_at = served->opened_at;
   port.send(h, wire::encode(wire::SessionOpened{served->end}));
   h.exchange.expect(kConfirmation);
   port.begin(h, ServeSession{served->owner, served->subject, served->opened_at});
   port.advance(h);
+}
+
+void Incoming::give_up(ControlPort& port, Handshake& h) {
+  port.count_refusal();
+  port.drop(h);
 }
 
 void Incoming::on_timeout(ControlPort& port, Handshake& h) {
@@ -146,6 +150,16 @@ void Accept::on_frame(ControlPort& port, Handshake& h) const {
   to.on_confirmed(about);
 }
 
+void Accept::give_up(ControlPort& port, Handshake& h) {
+  const Error why{Status::limit, "finish a handshake",
+                  "the peer was silent while others waited for a handshake",
+                  "raise connections.handshakes if such peers are honest"};
+  ConnectionOwner& to = *owner;
+  const std::uint64_t about = subject;
+  port.refuse(h, why);
+  to.on_failed(about, why);
+}
+
 // ---- sessions ----
 
 void OpenSession::advance(ControlPort& port, Handshake& h) {
@@ -186,8 +200,12 @@ void ServeSession::advance(ControlPort& port, Handshake& h) {
   if (!confirmed) over.owner->on_unconfirmed(over.subject, over.opened_at);
 }
 
-// The client may be using the session.
-void ServeSession::on_timeout(ControlPort& port, Handshake& h) { port.drop(h); }
+// The owner keeps a session that its client uses already.
+void ServeSession::give_up(ControlPort& port, Handshake& h) const {
+  const ServeSession over = *this;
+  port.drop(h);
+  over.owner->on_unconfirmed(over.subject, over.opened_at);
+}
 
 // ---- probes ----
 
@@ -214,6 +232,7 @@ void Refusing::advance(ControlPort& port, Handshake& h) {
   port.watch(h);
 }
 
+void Refusing::give_up(ControlPort& port, Handshake& h) { port.drop(h); }
 void Refusing::on_timeout(ControlPort& port, Handshake& h) { port.drop(h); }
 
 }  // namespace spinwire::control

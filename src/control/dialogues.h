@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <variant>
 
@@ -28,13 +29,16 @@ struct SessionReference {
 // Each has
 //   void advance(ControlPort&, Handshake&)     the socket is ready, or there is something to send;
 //   void on_timeout(ControlPort&, Handshake&)  the handshake's timer has fired;
-//   kGivesWay                                  an old inbound one gives way to a new peer.
+//   void give_up(ControlPort&, Handshake&)     it ends, so that a new peer may come;
+//   bool waits_for_peer()                      it may be given up: the peer's turn it is.
 // The object may be replaced by the next dialogue inside of these functions.
 
 /// Inbound: waits for the first frame, which tells what the peer wants.
 struct Incoming {
-  static constexpr bool kGivesWay = true;
   ListenerId listener;
+
+  [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
+  void give_up(ControlPort& port, Handshake& h);
 
   void advance(ControlPort& port, Handshake& h);
   void on_timeout(ControlPort& port, Handshake& h);
@@ -45,13 +49,14 @@ struct Incoming {
 
 /// Outbound: hello, the peer's accept, our ready. With a session: the hello joins it.
 struct Connect {
-  static constexpr bool kGivesWay = false;
   ConnectionOwner* owner = nullptr;
   std::uint64_t subject = 0;
   std::optional<SessionReference> session;
   bool asked = false;      ///< the hello is queued
   bool confirmed = false;  ///< our ready is queued
 
+  [[nodiscard]] static bool waits_for_peer() noexcept { return false; }
+  void give_up(ControlPort&, Handshake&) {}
   void advance(ControlPort& port, Handshake& h);
   void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
 
@@ -61,11 +66,12 @@ struct Connect {
 
 /// Inbound, after the peer's hello: our accept, the peer's ready.
 struct Accept {
-  static constexpr bool kGivesWay = false;
   ConnectionOwner* owner = nullptr;
   std::uint64_t subject = 0;
   bool answered = false;  ///< the accept is queued
 
+  [[nodiscard]] bool waits_for_peer() const noexcept { return answered; }
+  void give_up(ControlPort& port, Handshake& h);
   void advance(ControlPort& port, Handshake& h);
   void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
 
@@ -75,39 +81,42 @@ struct Accept {
 
 /// Outbound: asks a server for a session.
 struct OpenSession {
-  static constexpr bool kGivesWay = false;
   SessionOwner* owner = nullptr;
   std::uint64_t subject = 0;
 
+  [[nodiscard]] static bool waits_for_peer() noexcept { return false; }
+  void give_up(ControlPort&, Handshake&) {}
   void advance(ControlPort& port, Handshake& h);
   void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
 };
 
 /// Inbound, after a session was opened: waits for the client's ready.
 struct ServeSession {
-  static constexpr bool kGivesWay = true;
   ServedSessionOwner* owner = nullptr;
   std::uint64_t subject = 0;
   std::uint64_t opened_at = 0;  ///< tick
 
+  [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
+  void give_up(ControlPort& port, Handshake& h) const;
   void advance(ControlPort& port, Handshake& h);
-  void on_timeout(ControlPort& port, Handshake& h);
+  void on_timeout(ControlPort& port, Handshake& h) const { give_up(port, h); }
 };
 
 /// Outbound: asks whether the engine at an address is the one of this incarnation.
 struct ProbePeer {
-  static constexpr bool kGivesWay = false;
   ProbeOwner* owner = nullptr;
   std::uint64_t incarnation = 0;
 
+  [[nodiscard]] static bool waits_for_peer() noexcept { return false; }
+  void give_up(ControlPort&, Handshake&) {}
   void advance(ControlPort& port, Handshake& h);
   void on_timeout(ControlPort& port, Handshake& h);
 };
 
 /// Either direction: our refusal is on its way and the peer has not closed yet.
 struct Refusing {
-  static constexpr bool kGivesWay = true;
-
+  [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
+  void give_up(ControlPort& port, Handshake& h);
   void advance(ControlPort& port, Handshake& h);
   void on_timeout(ControlPort& port, Handshake& h);
 };
@@ -115,15 +124,19 @@ struct Refusing {
 using Dialogue =
     std::variant<Incoming, Connect, Accept, OpenSession, ServeSession, ProbePeer, Refusing>;
 
+/// How many inbound handshakes each source has.
+using SourceCounts = std::map<Source, std::uint32_t>;
+
 /// A dialogue and its socket.
 struct Handshake {
   Exchange exchange;
   Dialogue dialogue;
   HandshakeId id;
   bool inbound = false;
-  bool watched = false;  ///< in the epoll set
+  SourceCounts::iterator source;  ///< inbound: the peer's
+  bool watched = false;           ///< in the epoll set
   Interest interest = Interest::none;
-  std::uint64_t begun_at = 0;  ///< tick
+  std::uint64_t waits_since = 0;  ///< tick of the dialogue's last step
   base::Timer timer;
 };
 

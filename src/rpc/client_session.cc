@@ -70,6 +70,8 @@ void mark_ready(Rpc& r, ClientSession& c) noexcept {
   update_send_window(c);
   c.last_heard = c.last_control = c.last_liveness_check = r.context.clock.now();
   r.context.timers.reschedule(c.timer, c.last_heard + r.keepalive_interval);
+  // A server that is full forgets sessions whose client it has never heard.
+  send_control(r, c, RpcKind::ping, first_call_number(c) | wire::kNoCallsOver);
   if (c.on_ready) c.on_ready(detail::make<Session>(r.context.slot, id_of(c)));
 }
 

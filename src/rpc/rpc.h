@@ -82,6 +82,8 @@ struct Rpc {
   base::Random numbers;  ///< source of first call numbers
   std::vector<std::unique_ptr<PeerAddress>> peer_addresses;
   std::unique_ptr<ForgottenSessions> forgotten;  ///< once there are any
+  /// Served sessions in the order of their opening, until their client is known to have been heard.
+  base::IntrusiveList<&ServerSession::unheard> unheard;
   // Ticks.
   std::uint64_t idle_timeout = 0;  ///< after which a server takes back its reservations
   std::uint64_t keepalive_interval = 0;
@@ -267,7 +269,8 @@ struct ReservedReply {
 /// The memory that the call reserved; no block if it reserved less than `size` bytes.
 ReservedReply find_reserved_reply(Rpc& r, std::uint32_t session, std::uint32_t number,
                                   std::size_t size) noexcept;
-/// Makes the server's record of a session; null if rpc.sessions are served. May throw.
+/// Makes the server's record of a session. A full server forgets the oldest one whose client was
+/// never heard. Null if the clients of all rpc.sessions were. May throw.
 ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address);
 inline ServerSession* find_server(Rpc& r, std::uint32_t name) noexcept {
   ServerSession* const s = r.servers.find(wire::RpcName::index(name));

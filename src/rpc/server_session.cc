@@ -16,8 +16,34 @@ using wire::RpcKind;
 
 }  // namespace
 
+namespace {
+
+bool is_heard(const ServerSession& s) noexcept {
+  return last_heard_from(s) != s.opened_at || s.connection != nullptr;
+}
+
+void mark_heard(Rpc& r, ServerSession& s) noexcept {
+  if (std::exchange(s.is_unheard, false)) r.unheard.erase(s);
+}
+
+/// Sessions that were opened and never used must not keep other clients out.
+bool forget_unheard_session(Rpc& r) noexcept {
+  while (!r.unheard.empty()) {
+    ServerSession& s = *r.unheard.front();
+    const bool heard = is_heard(s);
+    mark_heard(r, s);
+    if (heard) continue;
+    forget_session(r, s);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address) {
-  const std::uint32_t index = r.servers.acquire(peer.window);
+  std::uint32_t index = r.servers.acquire(peer.window);
+  if (index == kNone && forget_unheard_session(r)) index = r.servers.acquire(peer.window);
   if (index == kNone) return nullptr;
   ServerSession& s = r.servers.at(index);
   s.slots = r.servers.places(s);
@@ -29,7 +55,9 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   s.mtu = std::min<std::uint32_t>(peer.mtu, r.local.mtu);
   s.peer_address = peer_address;
   s.transport = peer_address->transport;
-  s.last_heard = s.last_control = s.last_liveness_check = r.context.clock.now();
+  s.opened_at = s.last_heard = s.last_control = s.last_liveness_check = r.context.clock.now();
+  s.is_unheard = true;
+  r.unheard.push_back(s);
   s.silent_ticks = 0;
   s.forgotten = 0;
   s.timer.index = index;
@@ -41,6 +69,7 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
 
 void release_server_session(Rpc& r, ServerSession& s) noexcept {
   if (r.current_call.session == &s) r.current_call = {};
+  mark_heard(r, s);
   release_server_connection(r, s);
   return_receives(r, s);
   r.context.timers.cancel(s.timer);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "agent/engine_context.h"
+#include "base/intrusive_list.h"
 #include "base/timer_wheel.h"
 #include "control/owners.h"
 #include "rpc/peer_address.h"
@@ -189,7 +190,10 @@ struct alignas(64) ServerSession {
   std::uint64_t last_control = 0;  ///< tick of the last ping, pong or close
   std::uint64_t last_liveness_check = 0;
   std::uint64_t silent_ticks = 0;
+  std::uint64_t opened_at = 0;  ///< tick
+  base::IntrusiveLinks<ServerSession> unheard;
   Transport transport = Transport::datagram;
+  bool is_unheard = false;      ///< in Rpc::unheard
   std::uint32_t forgotten = 0;  ///< calls below this number; see forget_calls_below()
   std::unique_ptr<ConnectionServer, ConnectionDeleter> connection;  ///< null: the client has none
 };

@@ -8,9 +8,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <optional>
+#include <span>
 #include <sstream>
 #include <string>
 
@@ -95,6 +98,21 @@ class Stream {
   void send(const wire::Frame& frame) const {
     (void)::send(fd_.get(), frame.bytes().data(), frame.bytes().size(), MSG_NOSIGNAL);
   }
+  void send_part(const wire::Frame& frame, std::size_t bytes) const {
+    (void)::send(fd_.get(), frame.bytes().data(), std::min(bytes, frame.bytes().size()),
+                 MSG_NOSIGNAL);
+  }
+  /// The victim's next frame; none if it is no valid one, or the victim has closed.
+  [[nodiscard]] std::optional<wire::Received> receive() const {
+    std::array<std::byte, wire::kFrameBytesMax> bytes{};
+    if (!read_all(std::span(bytes).first(wire::kHeaderBytes))) return std::nullopt;
+    const auto header = wire::decode_header(bytes);
+    if (!header || !read_all(std::span(bytes).subspan(wire::kHeaderBytes, header->body_length)))
+      return std::nullopt;
+    auto got = wire::decode_body(*header,
+                                 std::span(bytes).subspan(wire::kHeaderBytes, header->body_length));
+    return got ? std::optional(std::move(*got)) : std::nullopt;
+  }
   /// Waits until the victim has answered or closed. Whether it answered.
   [[nodiscard]] bool answered(int timeout_ms = 5000) const {
     pollfd end{fd_.get(), POLLIN, 0};
@@ -104,6 +122,17 @@ class Stream {
   [[nodiscard]] int fd() const noexcept { return fd_.get(); }
 
  private:
+  [[nodiscard]] bool read_all(std::span<std::byte> to) const {
+    while (!to.empty()) {
+      pollfd ready{fd_.get(), POLLIN, 0};
+      if (::poll(&ready, 1, 10000) != 1) return false;
+      const ssize_t got = ::recv(fd_.get(), to.data(), to.size(), 0);
+      if (got <= 0) return false;
+      to = to.subspan(static_cast<std::size_t>(got));
+    }
+    return true;
+  }
+
   UniqueFd fd_;
 };
 

@@ -404,6 +404,47 @@ TEST_F(ControlPortTest, OldSilentPeersGiveWayToNewOnes) {
   EXPECT_EQ(server_.port.refusals(), 1u);
 }
 
+TEST_F(ControlPortTest, APeerThatIsSilentAfterItsHelloGivesWayToo) {
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 4; ++i) {
+    silent.push_back(plain_peer());
+    say(silent.back(), wire::encode(wire::Hello{endpoint(101, 9)}).bytes());
+    listener_->handshake = {};
+    ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); })) << i;
+    // The last one still waits for an answer of ours: that is not its fault.
+    if (i < 3) server_.port.answer(listener_->handshake, endpoint(202, kServerIncarnation));
+  }
+  const HandshakeId unanswered = listener_->handshake;
+  listener_->handshake = {};
+  server_.pass(100ms);
+  hello();
+  ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
+  EXPECT_EQ(server_owner_.events, std::vector<std::string>{"failed 77"});
+  EXPECT_EQ(server_owner_.error.status, Status::limit);
+  EXPECT_EQ(server_.port.handshakes(), 4u);
+  for (int i = 0; i < 2; ++i) {
+    server_.pass(100ms);
+    silent.push_back(plain_peer());
+    ASSERT_TRUE(
+        until([&] { return server_owner_.events.size() == static_cast<std::size_t>(i) + 2; }));
+  }
+  server_.port.answer(unanswered, endpoint(203, kServerIncarnation));
+  EXPECT_TRUE(until([&] {
+    std::array<std::byte, 1> first;
+    return ::recv(silent[3].get(), first.data(), 1, MSG_DONTWAIT | MSG_PEEK) == 1;
+  }));
+}
+
+TEST_F(ControlPortTest, ASourceThatHoldsMuchGivesWaySooner) {
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 4; ++i) silent.push_back(plain_peer());
+  ASSERT_TRUE(until([&] { return server_.port.handshakes() == 4; }));
+  server_.pass(20ms);  // less than other sources have
+  hello();
+  ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
+  EXPECT_EQ(server_.port.refusals(), 1u);
+}
+
 TEST_F(ControlPortTest, OutboundHandshakesHaveALimitOfTheirOwn) {
   loopback::DeadPort nobody;
   auto silent = loopback::listener();

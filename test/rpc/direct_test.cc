@@ -54,6 +54,10 @@ TEST_F(RpcDirect, ShortCallsTakeNoWorkRequests) {
     Posted posted;
     posted.watch(t.client);
     posted.watch(t.server);
+    for (int i = 0; i < 200; ++i)
+      (void)(t.client.poll() +
+             t.server.poll());  // the answer to the ping with which a session begins
+    Posted::sends = 0;
     for (std::size_t size = 0; size <= 32; ++size)
       EXPECT_EQ(t.call(kEcho, filled(size, 3)).bytes, filled(size, 3));
     EXPECT_EQ(Posted::sends, direct ? 0 : 66);
