@@ -31,7 +31,7 @@ class Arena::Auditor {
  private:
   [[nodiscard]] bool ok() const noexcept { return fault_.empty(); }
 
-  /// Notes the first fault; answers whether `condition` holds.
+  /// Records the first fault. Returns `condition`.
   template <typename... Args>
   bool expect(bool condition, fmt::format_string<Args...> format, const Args&... args) {
     if (!condition && ok()) {
@@ -41,7 +41,7 @@ class Arena::Auditor {
     return condition;
   }
 
-  /// Answers the blocks in use.
+  /// Returns the blocks in use.
   std::uint64_t check_pool(const Pool& pool) {
     for (std::size_t i = 0; i < kClassCount && ok(); ++i) check_list(pool, i);
     std::uint64_t used = 0;
@@ -146,7 +146,7 @@ class Arena::Auditor {
            free ? "free" : "used", unit, index, block->link);
   }
 
-  /// Answers the run's length in chunks, at least 1.
+  /// Returns the length of the run in chunks, at least 1.
   std::uint32_t check_run(const Pool& pool, std::uint32_t head) {
     const Chunk& chunk = arena_.chunks_[head];
     if (!expect(chunk.state == ChunkState::run_head && chunk.run >= 1 &&

@@ -105,7 +105,7 @@ class RegistrationTable {
   [[nodiscard]] const Group* group_of(const detail::Block& block) const noexcept;
 
   /// Retries the deregistration that has been pending longest, if any: at most one control verb.
-  /// Answers whether it ended. For the control step.
+  /// Returns whether it ended. For the control step.
   bool poll_revocations() noexcept;
 
   /// Deregisters everything. Memory registered by register_memory() that is still held becomes

@@ -1,5 +1,5 @@
-// A peer that says what no engine says: it is refused with a reason, loses its own connection, and
-// costs nobody else anything. Field by field; hostile_state_test.cc has what comes out of turn.
+// Malformed messages, field by field: the peer's connection ends with a reason, and other connections
+// are not affected. hostile_state_test.cc sends valid messages in the wrong state.
 #include "agent/attacked.h"
 
 namespace hostile_test {
