@@ -1,4 +1,4 @@
-// An engine with an honest connection and one to a peer that may say anything.
+// An engine with an honest connection and one to a raw peer, which may send anything.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 
 namespace attacked {
 
-using namespace engine_test;  // names of a test namespace of its own
+using namespace engine_test;
 using raw_peer::Bytes;
 using raw_peer::How;
 using raw_peer::message;

@@ -1,4 +1,4 @@
-// What a connection tells of a completion that the device ended with an error.
+// The errors of connections whose completions the device ended with an error.
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
 

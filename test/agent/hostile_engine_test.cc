@@ -1,5 +1,5 @@
-// An engine of ours that was made to say what it should not: each thing costs its connection, with
-// a reason at both ends.
+// An engine that is made to violate the protocol: each violation ends its connection, with a reason at
+// both ends.
 #include <gtest/gtest.h>
 
 #include <string>
