@@ -1,5 +1,5 @@
-// An engine that is made to violate the protocol: each violation ends its connection, with a reason at
-// both ends.
+// An engine that is made to violate the protocol: each violation ends its connection, with a reason
+// at both ends.
 #include <gtest/gtest.h>
 
 #include <string>

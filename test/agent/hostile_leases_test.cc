@@ -1,5 +1,5 @@
-// A peer that violates the protocol of leases by well-formed messages: in the wrong state, about leases
-// of other connections, or beyond what was agreed.
+// A peer that violates the protocol of leases by well-formed messages: in the wrong state, about
+// leases of other connections, or beyond what was agreed.
 #include "agent/attacked.h"
 #include "spinwire/lease.h"
 

@@ -1,5 +1,5 @@
-// Malformed messages, field by field: the peer's connection ends with a reason, and other connections
-// are not affected. hostile_state_test.cc sends valid messages in the wrong state.
+// Malformed messages, field by field: the peer's connection ends with a reason, and other
+// connections are not affected. hostile_state_test.cc sends valid messages in the wrong state.
 #include "agent/attacked.h"
 
 namespace hostile_test {

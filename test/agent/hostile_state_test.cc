@@ -1,4 +1,5 @@
-// A peer that sends well-formed messages in the wrong state, repeatedly, too often, or without credit.
+// A peer that sends well-formed messages in the wrong state, repeatedly, too often, or without
+// credit.
 #include "agent/attacked.h"
 
 namespace hostile_state_test {
