@@ -349,7 +349,7 @@ void ControlPort::ask(HandshakeId id, const Endpoint& endpoint) noexcept {
   dialogue->asked = true;
   Handshake& h = *find(id);
   if (const auto& s = dialogue->session) {
-    send(h, wire::encode(wire::JoinSession{endpoint, s->session, s->name, s->qp_num, s->qkey}));
+    send(h, wire::encode(wire::JoinSession{endpoint, s->session, s->token}));
   } else {
     send(h, wire::encode(wire::Hello{endpoint}));
   }

@@ -21,9 +21,7 @@ struct Handshake;
 /// What a connection that is for a session's calls says of the session.
 struct SessionReference {
   std::uint32_t session = 0;  ///< as the server calls it
-  std::uint32_t name = 0;     ///< as the client calls it
-  std::uint32_t qp_num = 0;   ///< the client's datagram queue pair
-  std::uint32_t qkey = 0;
+  std::uint64_t token = 0;    ///< that the server gave to its client
 };
 
 // Each has

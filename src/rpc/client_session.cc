@@ -58,6 +58,7 @@ void set_peer(Rpc& r, ClientSession& c, const wire::SessionEnd& peer,
   c.peer_address = peer_address;
   c.transport = peer_address->transport;
   c.peer_session = peer.name;
+  c.join_token = peer.token;
   c.max_inline_call =
       static_cast<std::uint16_t>(wire::rpc_payload(std::min<std::uint32_t>(peer.mtu, r.local.mtu)));
   if (c.transport == Transport::datagram) return mark_ready(r, c);

@@ -56,6 +56,7 @@ ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress*
   s.peer_address = peer_address;
   s.transport = peer_address->transport;
   s.opened_at = s.last_heard = s.last_control = s.last_liveness_check = r.context.clock.now();
+  s.join_token = base::random_seed() | 1;  // from the kernel: nobody can guess it
   s.is_unheard = true;
   r.unheard.push_back(s);
   s.silent_ticks = 0;

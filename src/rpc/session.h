@@ -145,6 +145,7 @@ struct alignas(64) ClientSession {
   Callback<void(Session, const Error&)> on_closed;
   control::HandshakeId handshake;         ///< that opens it; may be over
   std::uint32_t aligned_at_call = kNone;  ///< last_call_id when all slots had equally many uses
+  std::uint64_t join_token = 0;           ///< the server's, for a connection of this session
   std::string address;
   Transport transport = Transport::datagram;                        ///< known with peer_address
   std::unique_ptr<ConnectionClient, ConnectionDeleter> connection;  ///< null: not needed so far
@@ -190,7 +191,8 @@ struct alignas(64) ServerSession {
   std::uint64_t last_control = 0;  ///< tick of the last ping, pong or close
   std::uint64_t last_liveness_check = 0;
   std::uint64_t silent_ticks = 0;
-  std::uint64_t opened_at = 0;  ///< tick
+  std::uint64_t opened_at = 0;   ///< tick
+  std::uint64_t join_token = 0;  ///< what a connection of the client's shows
   base::IntrusiveLinks<ServerSession> unheard;
   Transport transport = Transport::datagram;
   bool is_unheard = false;      ///< in Rpc::unheard

@@ -103,8 +103,9 @@ Result<control::AcceptedSession> SessionDialogues::accept(const wire::SessionEnd
           fmt::format("rpc.sessions = {} are served", rpc_.context.config.rpc.sessions),
           "raise it there");
     }
-    return control::AcceptedSession{local_session_end(rpc_, s->name, s->window, client.first), this,
-                                    s->name, s->last_heard};
+    wire::SessionEnd end = local_session_end(rpc_, s->name, s->window, client.first);
+    end.token = s->join_token;
+    return control::AcceptedSession{end, this, s->name, s->last_heard};
   });
 }
 
@@ -131,8 +132,7 @@ Result<void> SessionDialogues::connect(ClientSession& c) {
   if (auto present = host_.check_device("connect a session"); !present) return present;
   auto to = control::Address::parse(c.address);
   if (!to) return tl::unexpected(to.error());
-  const auto handshake = port_.join_session(
-      *to, connections_, {c.peer_session, c.name, rpc_.local.qp_num, rpc_.local.qkey});
+  const auto handshake = port_.join_session(*to, connections_, {c.peer_session, c.join_token});
   if (!handshake) return tl::unexpected(handshake.error());
   agent::Agent* const a = agent::acquire(rpc_.context, ConnectionState::resolving, true);
   if (a == nullptr) {

@@ -17,8 +17,8 @@ namespace {
 static_assert(static_cast<int>(Status::ok) == 0 && static_cast<int>(Status::timed_out) == 16 &&
               static_cast<int>(Status::refused) == 17 && static_cast<int>(Status::system) == 24);
 static_assert(endpoint_at::eager_bytes + sizeof(Endpoint::eager_bytes) == kEndpointBytes);
-static_assert(session_at::first + sizeof(SessionEnd::first) == kSessionBytes);
-static_assert(join_at::qkey + sizeof(JoinSession::qkey) == kJoinBytes);
+static_assert(session_at::token + sizeof(SessionEnd::token) == kSessionBytes);
+static_assert(join_at::token + sizeof(JoinSession::token) == kJoinBytes);
 static_assert(header_at::features + sizeof(FrameHeader::features) == kHeaderBytes);
 
 constexpr std::uint32_t kQpNumMin = 2;         // 0 and 1 are the management queue pairs
@@ -166,6 +166,7 @@ Frame encode_session(FrameKind kind, const SessionEnd& e, const Speaker& speaker
   w.put<std::uint8_t>(session_at::reserved, 0);
   w.put<std::uint64_t>(session_at::incarnation, e.incarnation);
   w.put<std::uint32_t>(session_at::first, e.first);
+  w.put<std::uint64_t>(session_at::token, e.token);
   return frame;
 }
 
@@ -251,9 +252,7 @@ Frame encode(const JoinSession& join, const Speaker& speaker) noexcept {
   Writer w(body_of(frame));
   put_endpoint(w, join.endpoint);
   w.put<std::uint32_t>(join_at::session, join.session);
-  w.put<std::uint32_t>(join_at::name, join.name);
-  w.put<std::uint32_t>(join_at::qp_num, join.qp_num);
-  w.put<std::uint32_t>(join_at::qkey, join.qkey);
+  w.put<std::uint64_t>(join_at::token, join.token);
   return frame;
 }
 
@@ -385,10 +384,10 @@ Result<Ready> decode_ready(std::span<const std::byte> body) {
   return ready;
 }
 
-Result<SessionEnd> decode_session(std::span<const std::byte> body) {
+Result<SessionEnd> decode_session(std::span<const std::byte> body, bool of_server) {
   constexpr std::string_view kWhat = "session";
   if (body.size() != kSessionBytes)
-    return bad_field(kWhat, "its size", std::to_string(body.size()), "48 bytes");
+    return bad_field(kWhat, "its size", std::to_string(body.size()), "56 bytes");
   Reader r(body);
   SessionEnd e;
   r.copy(session_at::gid, e.gid);
@@ -401,6 +400,7 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body) {
   e.gid_type = static_cast<GidType>(r.get<std::uint8_t>(session_at::gid_type));
   e.incarnation = r.get<std::uint64_t>(session_at::incarnation);
   e.first = r.get<std::uint32_t>(session_at::first);
+  e.token = r.get<std::uint64_t>(session_at::token);
   if (auto address = check_address(kWhat, e); !address) return tl::unexpected(address.error());
   if (e.qp_num != 0) {
     if (auto number = check_qp_num(kWhat, e.qp_num); !number) return tl::unexpected(number.error());
@@ -417,23 +417,24 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body) {
   if (e.incarnation == 0) return bad_field(kWhat, "incarnation", "0", "any other number");
   if (e.first % kSessionWindowMax != 0)
     return bad_field(kWhat, "first", std::to_string(e.first), "a multiple of 64");
+  if ((e.token != 0) != of_server)
+    return bad_field(kWhat, "token", e.token == 0 ? "0" : "not 0", of_server ? "not 0" : "0");
   return e;
 }
 
 Result<JoinSession> decode_join(std::span<const std::byte> body) {
   constexpr std::string_view kWhat = "join of a session";
   if (body.size() != kJoinBytes)
-    return bad_field(kWhat, "its size", std::to_string(body.size()), "78 bytes");
+    return bad_field(kWhat, "its size", std::to_string(body.size()), "74 bytes");
   auto endpoint = decode_endpoint(body.first(kEndpointBytes));
   if (!endpoint) return tl::make_unexpected(std::move(endpoint.error()));
   Reader r(body);
   JoinSession join;
   join.endpoint = *endpoint;
   join.session = r.get<std::uint32_t>(join_at::session);
-  join.name = r.get<std::uint32_t>(join_at::name);
-  join.qp_num = r.get<std::uint32_t>(join_at::qp_num);
-  join.qkey = r.get<std::uint32_t>(join_at::qkey);
+  join.token = r.get<std::uint64_t>(join_at::token);
   if (join.session == 0) return bad_field(kWhat, "session", "0", "any other number");
+  if (join.token == 0) return bad_field(kWhat, "token", "0", "the server's");
   return join;
 }
 
@@ -475,9 +476,13 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
     case FrameKind::ready:
       return decode_ready(known).map(wrap);
     case FrameKind::open_session:
-      return decode_session(known).map([&](const SessionEnd& e) { return wrap(OpenSession{e}); });
+      return decode_session(known, false).map([&](const SessionEnd& e) {
+        return wrap(OpenSession{e});
+      });
     case FrameKind::session_opened:
-      return decode_session(known).map([&](const SessionEnd& e) { return wrap(SessionOpened{e}); });
+      return decode_session(known, true).map([&](const SessionEnd& e) {
+        return wrap(SessionOpened{e});
+      });
     case FrameKind::join_session:
       return decode_join(known).map(wrap);
   }

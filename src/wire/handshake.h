@@ -35,8 +35,8 @@ inline constexpr std::size_t kHeaderBytes = 16;
 inline constexpr std::size_t kFrameBytesMax = 512;  ///< header and body, whoever sends it
 inline constexpr std::size_t kEndpointBytes = 62;
 inline constexpr std::size_t kReadyBytes = 8;
-inline constexpr std::size_t kSessionBytes = 48;
-inline constexpr std::size_t kJoinBytes = kEndpointBytes + 16;
+inline constexpr std::size_t kSessionBytes = 56;
+inline constexpr std::size_t kJoinBytes = kEndpointBytes + 12;
 inline constexpr std::size_t kRefuseTextMax = 200;
 
 /// Where each field begins.
@@ -57,11 +57,11 @@ inline constexpr std::size_t incarnation = 0;
 }
 namespace session_at {
 inline constexpr std::size_t gid = 0, qp_num = 16, qkey = 20, name = 24, window = 28, mtu = 30,
-                             lid = 32, gid_type = 34, reserved = 35, incarnation = 36, first = 44;
+                             lid = 32, gid_type = 34, reserved = 35, incarnation = 36, first = 44,
+                             token = 48;
 }
 namespace join_at {
-inline constexpr std::size_t endpoint = 0, session = kEndpointBytes, name = kEndpointBytes + 4,
-                             qp_num = kEndpointBytes + 8, qkey = kEndpointBytes + 12;
+inline constexpr std::size_t endpoint = 0, session = kEndpointBytes, token = kEndpointBytes + 4;
 }
 
 /// Bits of a header's features.
@@ -121,6 +121,9 @@ struct SessionEnd {
   /// Calls are numbered from here on, a multiple of kSessionWindowMax: as the client says, and the
   /// server after it.
   std::uint32_t first = 0;
+  /// Of the server's end: what a connection for the session's calls shows that it is the client's.
+  /// Random and not 0. 0 of the client's end.
+  std::uint64_t token = 0;
 };
 inline constexpr std::uint16_t kSessionWindowMax = 64;
 struct OpenSession {
@@ -134,10 +137,7 @@ struct SessionOpened {
 struct JoinSession {
   Endpoint endpoint;
   std::uint32_t session = 0;  ///< as the server calls it; not 0
-  // Of the SessionEnd that it was opened with.
-  std::uint32_t name = 0;
-  std::uint32_t qp_num = 0;
-  std::uint32_t qkey = 0;
+  std::uint64_t token = 0;    ///< of the server's end; not 0
 };
 
 struct Received {
@@ -205,7 +205,7 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
 /// `raw`: what the header's features say.
 Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw = false);
 Result<Ready> decode_ready(std::span<const std::byte> body);
-Result<SessionEnd> decode_session(std::span<const std::byte> body);
+Result<SessionEnd> decode_session(std::span<const std::byte> body, bool of_server);
 Result<JoinSession> decode_join(std::span<const std::byte> body);
 /// From a peer of a newer version, a status that we do not know counts as `refused`.
 Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer = false);

@@ -145,6 +145,7 @@ struct ListenerRecord : control::ListenerOwner {
     if (refusal != Status::ok) return tl::unexpected(Error{refusal, "listen", "not today", ""});
     wire::SessionEnd ours = session_end(44, 2);
     ours.first = from.first;
+    ours.token = 99;
     return control::AcceptedSession{ours, &owner, 44, 33};
   }
   Result<void> on_cm_request(control::CmId&, const control::CmEvent&) override { return {}; }
@@ -496,13 +497,13 @@ TEST_F(ControlPortTest, ARefusedSessionTellsWhy) {
 }
 
 TEST_F(ControlPortTest, AHelloMayJoinASession) {
-  const auto id = client_.port.join_session(server_address(), client_owner_, {44, 3, 5, 7});
+  const auto id = client_.port.join_session(server_address(), client_owner_, {44, 3});
   ASSERT_TRUE(id);
   client_.port.assign(*id, 11);
   client_.port.ask(*id, endpoint(101, kClientIncarnation));
   ASSERT_TRUE(until([&] { return static_cast<bool>(listener_->handshake); }));
   EXPECT_EQ(listener_->joined.session, 44u);
-  EXPECT_EQ(listener_->joined.name, 3u);
+  EXPECT_EQ(listener_->joined.token, 3u);
   EXPECT_EQ(listener_->joined.endpoint.qp_num, 101u);
   server_.port.answer(listener_->handshake, endpoint(202, kServerIncarnation));
   ASSERT_TRUE(until([&] { return client_owner_.saw("accept 11"); }));

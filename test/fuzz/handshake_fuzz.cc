@@ -45,8 +45,11 @@ void run_bodies(std::span<const std::byte> body) {
   if (const auto ready = decode_ready(body); !refused(ready)) {
     expect(same(encode(*ready).bytes().subspan(kHeaderBytes), body), "a ready frame's bytes");
   }
-  if (const auto e = decode_session(body); !refused(e)) {
+  for (const bool of_server : {false, true}) {
+    const auto e = decode_session(body, of_server);
+    if (refused(e)) continue;
     expect(e->name != 0 && e->window != 0 && e->window <= kSessionWindowMax, "a session's limits");
+    expect((e->token != 0) == of_server, "a session's token");
     expect(same(encode(OpenSession{*e}).bytes().subspan(kHeaderBytes), body), "a session's bytes");
   }
   if (const auto join = decode_join(body); !refused(join)) {
@@ -119,11 +122,13 @@ void sow(Seeds& seeds) {
     sow_frame(encode(make_refuse(Status::limit, "as many as there may be"), speaker), ours);
     sow_frame(encode(Ready{77}, speaker), ours);
     sow_frame(encode(OpenSession{sample_session()}, speaker), ours);
-    sow_frame(encode(SessionOpened{sample_session()}, speaker), ours);
+    SessionEnd opened = sample_session();
+    opened.token = 0x1122334455667788;
+    sow_frame(encode(SessionOpened{opened}, speaker), ours);
     SessionEnd without = sample_session();  // datagrams
     without.qp_num = 0;
     sow_frame(encode(OpenSession{without}, speaker), ours);
-    sow_frame(encode(JoinSession{sample_endpoint(), 5, 6, 7, 8}, speaker), ours);
+    sow_frame(encode(JoinSession{sample_endpoint(), 5, 6}, speaker), ours);
   }
   seeds.add(std::string_view("\0GET / HTTP/1.1", 15));
 }

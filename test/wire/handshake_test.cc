@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <random>
 #include <string>
@@ -402,33 +403,61 @@ bool plausible_header(std::span<const std::byte> b) {
   const unsigned max = at(6) | at(7) << 8;
   const unsigned kind = at(8) | at(9) << 8;
   const unsigned length = at(10) | at(11) << 8;
-  if (min > 1 || max < 1 || kind < 1 || kind > 6) return false;
-  const unsigned least = kind == 3 ? 1 : kind == 4 ? 8 : kind >= 5 ? 36 : 62;
-  const unsigned most = max > 1 ? 496 : kind == 3 ? 201 : least;
-  return length >= least && length <= most;
+  if (min > 1 || max < 1 || kind < 1 || kind > 7) return false;
+  constexpr unsigned kLeast[] = {0, 62, 62, 1, 8, 56, 56, 74};
+  const unsigned most = max > 1 ? 496 : kind == 3 ? 201 : kLeast[kind];
+  return length >= kLeast[kind] && length <= most;
+}
+
+/// A valid frame of each kind, in the order of their numbers.
+std::vector<std::vector<std::byte>> one_of_each_kind() {
+  wire::SessionEnd end;
+  end.gid[0] = 0xfe;
+  end.gid_type = GidType::embedded;
+  end.name = 5;
+  end.window = 8;
+  end.mtu = 1024;
+  end.incarnation = 9;
+  wire::SessionEnd of_server = end;
+  of_server.token = 7;
+  return {copy_of(wire::encode(wire::Hello{valid_endpoint()})),
+          copy_of(wire::encode(wire::Accept{valid_endpoint()})),
+          copy_of(wire::encode(wire::make_refuse(Status::limit, "full"))),
+          copy_of(wire::encode(wire::Ready{9})),
+          copy_of(wire::encode(wire::OpenSession{end})),
+          copy_of(wire::encode(wire::SessionOpened{of_server})),
+          copy_of(wire::encode(wire::JoinSession{valid_endpoint(), 5, 7}))};
 }
 
 TEST(Handshake, RandomBytesNeverPassForAHeader) {
   std::mt19937_64 random(20240607);
-  const auto good = copy_of(wire::encode(wire::Hello{valid_endpoint()}));
-  int accepted = 0;
-  for (int round = 0; round < 100000; ++round) {
+  const auto frames = one_of_each_kind();
+  std::array<int, 8> accepted{};
+  int refused = 0;
+  for (int round = 0; round < 200000; ++round) {
     // A third is noise; a third has the magic; a third is a good frame with a few bytes changed.
     std::vector<std::byte> bytes(random() % 80);
-    if (round % 3 == 2) bytes = good;
-    const std::size_t changes = round % 3 == 2 ? random() % 4 : bytes.size();
+    if (round % 3 == 2) bytes = frames[random() % frames.size()];
+    const std::size_t changes = round % 3 == 2 ? random() % 3 : bytes.size();
     for (std::size_t i = 0; i < changes; ++i) {
       const std::size_t at = round % 3 == 2 ? random() % 16 : i;
-      bytes[at] = static_cast<std::byte>(random() % (random() % 2 == 0 ? 4 : 256));
+      bytes[at] = static_cast<std::byte>(random() % (random() % 2 == 0 ? 8 : 256));
     }
     for (std::size_t i = 0; round % 3 == 1 && i < std::min<std::size_t>(4, bytes.size()); ++i) {
       bytes[i] = static_cast<std::byte>(wire::kMagic[i]);
     }
     const auto header = wire::decode_header(bytes);
     ASSERT_EQ(header.has_value(), plausible_header(bytes)) << "round " << round;
-    accepted += header.has_value() ? 1 : 0;
+    if (header) {
+      ++accepted.at(static_cast<std::size_t>(header->kind));
+    } else if (round % 3 == 2) {
+      ++refused;
+    }
   }
-  EXPECT_GT(accepted, 1000) << "the inputs must reach both answers";
+  // The inputs reach both answers: each kind is accepted, and altered frames are refused.
+  for (std::size_t kind = 1; kind < accepted.size(); ++kind)
+    EXPECT_GT(accepted[kind], 1000) << "kind " << kind;
+  EXPECT_GT(refused, 10000);
 }
 
 TEST(Handshake, RandomBodiesYieldOnlyValidValues) {

@@ -81,9 +81,7 @@ JoinSession sample_join() {
   join.endpoint.control_address = 64;
   join.endpoint.control_rkey = 3;
   join.session = 0x100005;
-  join.name = 0x200006;
-  join.qp_num = 78;
-  join.qkey = 0x7ffffffe;
+  join.token = 0x1122334455667788;
   return join;
 }
 
@@ -102,9 +100,7 @@ TEST(JoinFrame, ComesBackAsSent) {
   EXPECT_EQ(join.endpoint.qp_num, sent.endpoint.qp_num);
   EXPECT_EQ(join.endpoint.control_rkey, sent.endpoint.control_rkey);
   EXPECT_EQ(join.session, sent.session);
-  EXPECT_EQ(join.name, sent.name);
-  EXPECT_EQ(join.qp_num, sent.qp_num);
-  EXPECT_EQ(join.qkey, sent.qkey);
+  EXPECT_EQ(join.token, sent.token);
 }
 
 TEST(JoinFrame, WhatIsWrongInItIsNamed) {
@@ -117,6 +113,9 @@ TEST(JoinFrame, WhatIsWrongInItIsNamed) {
   JoinSession join = sample_join();
   join.session = 0;
   refused(join, "session is 0");
+  join = sample_join();
+  join.token = 0;
+  refused(join, "token is 0");
   join = sample_join();
   join.endpoint.incarnation = 0;
   refused(join, "incarnation");

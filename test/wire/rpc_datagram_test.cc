@@ -115,8 +115,13 @@ TEST(SessionFrames, ComeBackAsSent) {
   const SessionEnd e = valid_session();
   const auto open = decode_frame(encode(OpenSession{e}));
   ASSERT_TRUE(open) << open.error().message();
-  const auto opened = decode_frame(encode(SessionOpened{e}));
+  EXPECT_FALSE(decode_frame(encode(SessionOpened{e}))) << "a server gives a token";
+  SessionEnd theirs = e;
+  theirs.token = 0x8899aabbccddeeff;
+  EXPECT_FALSE(decode_frame(encode(OpenSession{theirs}))) << "a client gives none";
+  const auto opened = decode_frame(encode(SessionOpened{theirs}));
   ASSERT_TRUE(opened) << opened.error().message();
+  EXPECT_EQ(std::get<SessionOpened>(opened->body).end.token, theirs.token);
   for (const SessionEnd& r :
        {std::get<OpenSession>(open->body).end, std::get<SessionOpened>(opened->body).end}) {
     EXPECT_EQ(r.gid, e.gid);

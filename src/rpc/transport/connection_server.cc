@@ -249,9 +249,7 @@ void ConnectionDeleter::operator()(ConnectionServer* connection) const noexcept 
 
 ServerSession* find_session_to_join(Rpc& r, const wire::JoinSession& join) noexcept {
   ServerSession* const s = find_server(r, join.session);
-  const bool fits = s != nullptr && s->peer_session == join.name &&
-                    s->peer_address->destination.qp_num == join.qp_num &&
-                    s->peer_address->destination.qkey == join.qkey &&
+  const bool fits = s != nullptr && s->join_token == join.token &&
                     std::memcmp(&s->peer_address->gid, join.endpoint.gid.data(),
                                 sizeof s->peer_address->gid) == 0;
   if (!fits) ++r.stats.bad_bulk;

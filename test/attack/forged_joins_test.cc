@@ -1,0 +1,70 @@
+// A stranger joins a session of somebody else's, to take its long calls over or to end them.
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "attack/victim.h"
+#include "base/internals.h"
+#include "engine/engine_core.h"
+
+namespace attack_test {
+namespace {
+
+/// By the transport of the session's calls.
+class AttackByJoin : public testing::TestWithParam<spinwire::RpcTransport> {};
+
+TEST_P(AttackByJoin, TheSessionsNameAloneOpensNothing) {
+  Config config = rpc_test::over(GetParam());
+  config.connections.max_message_bytes = 1u << 20;
+  config.memory.rendezvous_bytes = 4u << 20;
+  Victim victim(config);
+  Node client(config);
+  std::vector<spinwire::Error> closed;
+  spinwire::SessionOptions options;
+  options.on_closed = [&](spinwire::Session, const spinwire::Error& why) { closed.push_back(why); };
+  auto session = client.engine.open_session(victim.address(), options);
+  ASSERT_TRUE(session) << session.error().message();
+  ASSERT_TRUE(until({&client}, [&] { return session->ready(); }));
+  const auto request = rpc_test::filled(100'000, 3);  // longer than a datagram
+  const auto call = [&] {
+    Status ended = Status::system;
+    EXPECT_EQ(session->call(kEcho, request, [&](const spinwire::Reply& r) { ended = r.status(); }),
+              Status::ok);
+    EXPECT_TRUE(until({&client}, [&] { return ended != Status::system; }));
+    return ended;
+  };
+  ASSERT_EQ(call(), Status::ok);
+  // More than a stranger can know: the name that the server has given, and the client's GID.
+  auto& calls = *spinwire::detail::core_of(client.engine)->calls;
+  const std::uint32_t name = calls.clients.find(0)->peer_session;
+  auto prepared = client.engine.prepare({});
+  ASSERT_TRUE(prepared) << prepared.error().message();
+  ASSERT_TRUE(until({&client}, [&] { return prepared->endpoint().has_value(); }));
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 200; ++i) {
+    const Stream forged(victim.address());
+    forged.send(wire::encode(wire::JoinSession{*prepared->endpoint(), name, random() | 1}));
+    const auto answer = forged.receive();
+    ASSERT_TRUE(answer);
+    EXPECT_NE(std::get_if<wire::Refuse>(&answer->body), nullptr);
+    if (i % 20 == 0) {
+      EXPECT_EQ(call(), Status::ok) << "after " << i;
+    }
+  }
+  EXPECT_EQ(call(), Status::ok);
+  EXPECT_TRUE(session->ready());
+  EXPECT_TRUE(closed.empty());
+  (void)victim.stop();
+}
+
+INSTANTIATE_TEST_SUITE_P(Over, AttackByJoin,
+                         testing::Values(spinwire::RpcTransport::datagram,
+                                         spinwire::RpcTransport::connection),
+                         [](const auto& way) {
+                           return way.param == spinwire::RpcTransport::datagram ? "Datagram"
+                                                                                : "Connection";
+                         });
+
+}  // namespace
+}  // namespace attack_test
