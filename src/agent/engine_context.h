@@ -82,9 +82,10 @@ struct CmLink {
   bool handshake_sent = false;  ///< the request or the answer is sent
 };
 
-/// Bits of Agent::detour.
+/// Bits of Agent::detour: why messages cannot go straight to the handler.
 inline constexpr std::uint8_t kReplaced =
     1;  ///< `next_handlers` take effect before the next callback
+inline constexpr std::uint8_t kNotReady = 4;  ///< the state is not `ready`
 inline constexpr std::uint8_t kRendezvousAhead =
     2;  ///< an earlier rendezvous message is being fetched
 
@@ -183,8 +184,8 @@ struct alignas(64) Agent {
   bool in_flush_queue = false;  ///< in EngineContext::flush_queue
   bool goodbye_sent = false;
   bool goodbye_received = false;
-  bool closing = false;     ///< either application closes: errors are no fault any more
-  std::uint8_t detour = 0;  ///< why messages cannot go straight to the handler
+  bool closing = false;             ///< either application closes: errors are no fault any more
+  std::uint8_t detour = kNotReady;  ///< 0: messages go straight to the handler
   std::uint32_t index = 0;
   std::uint32_t generation = 0;  ///< 0: a free record
   SendQueue send_queue;

@@ -140,9 +140,11 @@ Agent* acquire(EngineContext& ctx, ConnectionState state, bool outbound,
 
 void enter(EngineContext& ctx, Agent& a, ConnectionState state) noexcept {
   a.state = state;
+  const bool ready = state == ConnectionState::ready;
+  a.detour = static_cast<std::uint8_t>(ready ? a.detour & ~kNotReady : a.detour | kNotReady);
   if (a.reconnect != nullptr && state != ConnectionState::resolving)
     a.reconnect->backing_off = false;
-  send_limit_of(a) = state == ConnectionState::ready ? max_send_limit(a) : 0;
+  send_limit_of(a) = ready ? max_send_limit(a) : 0;
   ctx.timers.cancel(a.setup.timer);
   const Config::Connections& c = ctx.config.connections;
   switch (state) {

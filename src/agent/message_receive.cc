@@ -200,8 +200,8 @@ constexpr unsigned kUnusualFlags = IBV_WC_WITH_IMM | IBV_WC_WITH_INV;
 inline bool is_plain(const EngineContext& ctx, const Agent& a, const ibv_wc& wc,
                      std::uint64_t header) noexcept {
   return is_success(wc) && wc.opcode == IBV_WC_RECV && (wc.wc_flags & kUnusualFlags) == 0 &&
-         wire::is_plain(header, wc.byte_len) && a.state == ConnectionState::ready &&
-         peer_credits(a) != 0 && !ctx.reservations_refused && a.detour == 0;
+         wire::is_plain(header, wc.byte_len) && a.detour == 0 && peer_credits(a) != 0 &&
+         !ctx.reservations_refused;
 }
 
 /// Returns whether the block was kept.

@@ -280,7 +280,9 @@ struct AtomicRequest {
 template <OperationKind kind>
 Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexcept;
 
-/// Accepts a message. The common case is inline.
+/// Accepts a message. The common case is inline. `whole_block`: the data is the block's payload, so
+/// that a block of the pools has its headroom right before it.
+template <bool whole_block>
 [[gnu::always_inline]] inline Status submit_message(EngineContext& ctx, Agent& a, Block* block,
                                                     std::byte* data, std::size_t size,
                                                     const CompletionCallback& done,
@@ -288,7 +290,8 @@ Status submit_atomic(EngineContext& ctx, Agent& a, const AtomicRequest& r) noexc
   // There is no room in the send queue unless the connection is ready.
   if (block == nullptr || a.send_queue.used >= a.send_queue.limit ||
       size > a.send_queue.max_eager || send_credits(a) <= 1 || ctx.operations.empty() ||
-      !has_headroom(block, data) || block->owner != ctx.arena.get()) [[unlikely]] {
+      block->owner != ctx.arena.get() ||
+      !(whole_block ? block->header_in_use == 0 : has_headroom(block, data))) [[unlikely]] {
     return submit_any<OperationKind::send>(ctx, a, {block, data, size, nullptr, 0, done, later});
   }
   Operation& op = *ctx.operations.acquire();

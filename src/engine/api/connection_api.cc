@@ -49,19 +49,19 @@ std::string_view to_string(Blocker blocker) noexcept {
 }
 
 Status Connection::submit_send(const BufferSlice& data, const CompletionCallback& done, Post post) {
-  return with_operation(slot_, index_, generation_, post,
-                        [&](EngineCore& core, Agent& a, bool defer) {
-                          return agent::submit_message(core.context, a, detail::block_of(data),
-                                                       data.data(), data.size(), done, defer);
-                        });
+  return with_operation(
+      slot_, index_, generation_, post, [&](EngineCore& core, Agent& a, bool defer) {
+        return agent::submit_message<false>(core.context, a, detail::block_of(data), data.data(),
+                                            data.size(), done, defer);
+      });
 }
 
 Status Connection::submit_send(const Buffer& data, const CompletionCallback& done, Post post) {
-  return with_operation(slot_, index_, generation_, post,
-                        [&](EngineCore& core, Agent& a, bool defer) {
-                          return agent::submit_message(core.context, a, detail::block_of(data),
-                                                       data.data(), data.size(), done, defer);
-                        });
+  return with_operation(
+      slot_, index_, generation_, post, [&](EngineCore& core, Agent& a, bool defer) {
+        return agent::submit_message<true>(core.context, a, detail::block_of(data), data.data(),
+                                           data.size(), done, defer);
+      });
 }
 
 Status Connection::submit_send_with_imm(const BufferSlice& data, std::uint32_t immediate,
@@ -85,8 +85,8 @@ Status Connection::submit_send_copy(std::span<const std::byte> bytes,
                           if (block == nullptr) return Status::no_buffer;
                           const Buffer copy = detail::make<Buffer>(block, bytes.size());
                           std::copy(bytes.begin(), bytes.end(), copy.data());
-                          return agent::submit_message(core.context, a, block, copy.data(),
-                                                       bytes.size(), done, defer);
+                          return agent::submit_message<true>(core.context, a, block, copy.data(),
+                                                             bytes.size(), done, defer);
                         });
 }
 

@@ -34,7 +34,7 @@ ServerSession* session_of(Rpc& r, std::uint32_t name, const Connection& of) noex
 /// Sends the reply: a WRITE to the client's memory, or a message.
 Status send_reply(Rpc& r, agent::Agent& a, const ConnectionServerSlot& v) noexcept {
   if (!v.writes_reply) {
-    return agent::submit_message(r.context, a, v.block, v.data, v.size, {}, true);
+    return agent::submit_message<false>(r.context, a, v.block, v.data, v.size, {}, true);
   }
   return agent::submit_any<agent::OperationKind::write_imm>(
       r.context, a, {v.block, v.data, v.size, &v.reply, v.number, {}, true});

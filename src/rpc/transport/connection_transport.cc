@@ -70,7 +70,7 @@ Status send_message(Rpc& r, agent::Agent& a, const wire::RpcMessageHeader& heade
   const auto bytes = wire::encode(header);
   std::memcpy(message.data(), bytes.data(), bytes.size());
   if (!payload.empty()) std::memcpy(message.data() + bytes.size(), payload.data(), payload.size());
-  return agent::submit_message(r.context, a, block, message.data(), size, {}, true);
+  return agent::submit_message<false>(r.context, a, block, message.data(), size, {}, true);
 }
 
 void fail_protocol(Rpc& r, agent::Agent& a, const char* found) noexcept {
