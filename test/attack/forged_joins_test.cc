@@ -7,6 +7,7 @@
 #include "attack/victim.h"
 #include "base/internals.h"
 #include "engine/engine_core.h"
+#include "rpc/long_calls.h"
 
 namespace attack_test {
 namespace {
@@ -15,9 +16,7 @@ namespace {
 class AttackByJoin : public testing::TestWithParam<spinwire::RpcTransport> {};
 
 TEST_P(AttackByJoin, TheSessionsNameAloneOpensNothing) {
-  Config config = rpc_test::over(GetParam());
-  config.connections.max_message_bytes = 1u << 20;
-  config.memory.rendezvous_bytes = 4u << 20;
+  Config config = rpc_test::over(GetParam(), rpc_test::bulk_config());
   Victim victim(config);
   Node client(config);
   std::vector<spinwire::Error> closed;
@@ -26,10 +25,11 @@ TEST_P(AttackByJoin, TheSessionsNameAloneOpensNothing) {
   auto session = client.engine.open_session(victim.address(), options);
   ASSERT_TRUE(session) << session.error().message();
   ASSERT_TRUE(until({&client}, [&] { return session->ready(); }));
-  const auto request = rpc_test::filled(100'000, 3);  // longer than a datagram
+  const Buffer request = client.filled(100'000, 3);  // longer than a datagram
   const auto call = [&] {
     Status ended = Status::system;
-    EXPECT_EQ(session->call(kEcho, request, [&](const spinwire::Reply& r) { ended = r.status(); }),
+    EXPECT_EQ(session->call(kEcho, request.slice(),
+                            [&](const spinwire::Reply& r) { ended = r.status(); }),
               Status::ok);
     EXPECT_TRUE(until({&client}, [&] { return ended != Status::system; }));
     return ended;

@@ -29,7 +29,7 @@ using namespace engine_test;  // names of a test namespace of its own
 using spinwire::base::UniqueFd;
 namespace wire = spinwire::wire;
 
-inline constexpr spinwire::Method kEcho = 1;
+inline constexpr spinwire::Method kEcho = 1;  ///< replies with the first 8 bytes
 
 /// What a victim says at its end.
 struct VictimReport {
@@ -63,7 +63,10 @@ class Victim {
     (void)setsid();
     Node node(config);
     node.listen();
-    if (!node.engine.serve(kEcho, [](spinwire::Request& r) { (void)r.reply(r.bytes()); })) return 2;
+    if (!node.engine.serve(kEcho, [](spinwire::Request& r) {
+          (void)r.reply(r.bytes().first(std::min<std::size_t>(r.bytes().size(), 8)));
+        }))
+      return 2;
     write_line(out, node.listener.address());
     VictimReport report;
     while (command(in) != 'q') {
