@@ -488,8 +488,8 @@ $(FUZZ_DIR)/bin/%: $(FUZZ_DIR)/obj/test/fuzz/%_fuzz.o $(FUZZ_DIR)/libfuzzed.a $(
 CODE_DIRS := include src bench test tools
 ALL_CODE := $(call find,$(CODE_DIRS),*.cc) $(call find,$(CODE_DIRS),*.h)
 
-## tidy: layers, public headers, format, diagrams, planted defects that apply, clang-tidy
-tidy: check-layers check-headers check-format check-diagrams check-defects lint
+## tidy: layers, words, public headers, format, diagrams, planted defects that apply, clang-tidy
+tidy: check-layers check-words check-headers check-format check-diagrams check-defects lint
 
 check-layers:
 	$(call say,CHECK,layers)

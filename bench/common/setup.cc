@@ -34,10 +34,10 @@ void drive(Engine& engine) {
   if (engine.config().engine.control == ControlMode::manual) engine.poll_control();
 }
 
-Patience::Patience() noexcept
+WaitLimit::WaitLimit() noexcept
     : clock_(Clock::real()), end_(clock_.now() + clock_.ticks(std::chrono::seconds(10))) {}
 
-bool Patience::over() const noexcept { return clock_.now() > end_; }
+bool WaitLimit::over() const noexcept { return clock_.now() > end_; }
 
 Pair::Pair(const Config& config, std::uint32_t count)
     : near(open_engine(config)), far(open_engine(config)) {

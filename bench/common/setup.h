@@ -79,9 +79,9 @@ std::uint64_t operations_asked(int argc, char** argv);
 // ---- implementation ---------------------------------------------------------------------------
 
 /// A point in time after which waiting is given up.
-class Patience {
+class WaitLimit {
  public:
-  Patience() noexcept;
+  WaitLimit() noexcept;
   [[nodiscard]] bool over() const noexcept;
 
  private:
@@ -91,8 +91,8 @@ class Patience {
 
 template <typename Step, typename Done>
 void run_until(std::string_view what, Step&& step, Done&& done) {
-  for (const Patience patience; !done(); step()) {
-    if (patience.over()) give_up(what);
+  for (const WaitLimit limit; !done(); step()) {
+    if (limit.over()) give_up(what);
   }
 }
 

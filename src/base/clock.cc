@@ -162,7 +162,7 @@ Nanoseconds Clock::duration(std::uint64_t ticks) const noexcept {
 
 std::uint64_t Clock::read_slow() const noexcept {
   if (source_ == nullptr || source_ == &kSystemClock) return system_nanoseconds();
-  // Whoever steps the clock may be another thread.
+  // Another thread may step the clock.
   return __atomic_load_n(source_, __ATOMIC_RELAXED);
 }
 

@@ -22,8 +22,8 @@ struct SharedMemoryOptions {
 };
 
 /// A memfd of fixed size, mapped shared for reading and writing. It is sealed against shrinking and
-/// growing, so whoever maps it cannot be hit by SIGBUS through a change of size. Zeroed when new.
-/// While it lives find_shared_memory() finds it. Move-only. Set-up, all of it.
+/// growing, so a process that maps it cannot be hit by SIGBUS through a change of size. Zeroed when
+/// new. While it lives find_shared_memory() finds it. Move-only. Set-up, all of it.
 class SharedMemory {
  public:
   /// `size` is rounded up to whole pages. Errors: invalid_argument; no_memory, which names the

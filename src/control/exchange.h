@@ -66,7 +66,7 @@ class Exchange {
   /// Says no: drops nothing already queued, sends a refusal, ends our direction, and waits in
   /// advance() until the peer has ended its own, because closing earlier could destroy the refusal
   /// on its way. Sends nothing to a peer that is no Spinwire or cannot be reached. Answers as
-  /// advance(); call reset() at `closed`, or whenever patience ends.
+  /// advance(); call reset() at `closed`, or when the time-out has passed.
   Progress refuse(const wire::Refuse& refusal) noexcept;
 
   /// Closes the socket and forgets everything: as new.

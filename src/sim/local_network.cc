@@ -95,7 +95,7 @@ Result<Connecting> LocalHost::connect(const Address& remote) {
   Connecting connecting{base::UniqueFd(near[0]), 0};
   base::UniqueFd facing_us(near[1]);
   const std::uint32_t to = network_.host_of(remote, number_);
-  const bool reached = to < LocalNetwork::kMostHosts && network_.roads_.open(number_, to);
+  const bool reached = to < LocalNetwork::kMostHosts && network_.model_.open(number_, to);
   auto listener = network_.find(to, remote.port());
   if (reached && listener == nullptr) {
     connecting.error = ECONNREFUSED;
@@ -172,13 +172,13 @@ void LocalNetwork::run(std::uint64_t now) {
   for (const auto& link : links_) {
     advance(*link, now);
     if (link->over) {  // its ends are about to be closed
-      for (const std::uint32_t host : link->hosts) stir(host);
+      for (const std::uint32_t host : link->hosts) notify(host);
     }
   }
   std::erase_if(links_, [](const auto& link) { return link->over; });
 }
 
-void LocalNetwork::stir(std::uint32_t host) noexcept {
+void LocalNetwork::notify(std::uint32_t host) noexcept {
   if (host < hosts_.size()) ++hosts_[host]->changes_;
 }
 
@@ -190,12 +190,12 @@ void LocalNetwork::advance(Link& link, std::uint64_t now) {
 }
 
 void LocalNetwork::announce(Link& link, std::uint64_t now) {
-  if (link.hosts[1] >= kMostHosts || !roads_.open(link.hosts[0], link.hosts[1])) {
-    if (link.ways[0].ended) link.over = true;  // nobody answered in its caller's patience
+  if (link.hosts[1] >= kMostHosts || !model_.open(link.hosts[0], link.hosts[1])) {
+    if (link.ways[0].ended) link.over = true;  // no answer came within the caller's time-out
     return;
   }
   if (!std::exchange(link.begun, true))
-    link.announced_at = now + roads_.delay(link.hosts[0], link.hosts[1]);
+    link.announced_at = now + model_.delay(link.hosts[0], link.hosts[1]);
   if (now < link.announced_at) return;
   auto listener = link.listener.lock();
   if (listener == nullptr) {
@@ -204,7 +204,7 @@ void LocalNetwork::announce(Link& link, std::uint64_t now) {
   }
   link.announced = true;
   listener->add(std::move(link.called));
-  stir(link.hosts[1]);
+  notify(link.hosts[1]);
 }
 
 void LocalNetwork::take(Link& link, unsigned from, std::uint64_t now) {
@@ -213,8 +213,8 @@ void LocalNetwork::take(Link& link, unsigned from, std::uint64_t now) {
   while (std::exchange(way.ready, false) && !way.ended) {
     const ssize_t got = ::recv(link.ends[from].get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    stir(link.hosts[from]);  // there is room again
-    const std::uint64_t delay = roads_.delay(link.hosts[from], link.hosts[1 - from]);
+    notify(link.hosts[from]);  // there is room again
+    const std::uint64_t delay = model_.delay(link.hosts[from], link.hosts[1 - from]);
     way.last_due = std::max(way.last_due, now + delay);
     way.ended = got <= 0;  // closed, or closed with bytes left unread
     if (way.ended) ready_.remove(link.ends[from].get());
@@ -228,15 +228,15 @@ void LocalNetwork::bring(Link& link, unsigned from, std::uint64_t now) {
   Way& way = link.ways[from];
   const int to = link.ends[1 - from].get();
   while (link.announced && !way.pieces.empty() && way.pieces.front().due <= now &&
-         roads_.open(link.hosts[from], link.hosts[1 - from])) {
+         model_.open(link.hosts[from], link.hosts[1 - from])) {
     const Piece piece = std::move(way.pieces.front());
     way.pieces.pop_front();
-    stir(link.hosts[1 - from]);
+    notify(link.hosts[1 - from]);
     if (piece.bytes.empty()) {
       ::shutdown(to, SHUT_WR);
       way.told = true;
     } else {
-      // Whoever has closed is told nothing; handshakes fit into any socket's room.
+      // An end that has closed hears nothing; handshakes fit into any socket's room.
       (void)::send(to, piece.bytes.data(), piece.bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     }
   }
@@ -246,7 +246,7 @@ std::uint64_t LocalNetwork::next_of(const Link& link) const {
   std::uint64_t next = kNever;
   for (const unsigned from : {0u, 1u}) {
     const bool open =
-        link.hosts[1] < kMostHosts && roads_.open(link.hosts[from], link.hosts[1 - from]);
+        link.hosts[1] < kMostHosts && model_.open(link.hosts[from], link.hosts[1 - from]);
     if (!open) continue;
     if (!link.announced && from == 0) next = std::min(next, link.begun ? link.announced_at : 0);
     if (link.announced && !link.ways[from].pieces.empty())

@@ -45,8 +45,8 @@ class LocalHost final : public control::Network {
   /// On its own address, the loopback address or any; port 0 takes a free one. Errors: in_use,
   /// invalid_argument (another host's address), limit, system.
   Result<Listening> listen(const Address& address) override;
-  /// Who listens nowhere refuses at once; whoever cannot be reached does not answer. Errors: limit,
-  /// system.
+  /// An address without a listener refuses at once; one that cannot be reached does not answer.
+  /// Errors: limit, system.
   Result<Connecting> connect(const Address& remote) override;
 
   [[nodiscard]] Address address(std::uint16_t port) const;
@@ -64,9 +64,9 @@ class LocalHost final : public control::Network {
 };
 
 /// What becomes of bytes between two hosts: its owner says.
-class Roads {
+class LinkModel {
  public:
-  virtual ~Roads() = default;
+  virtual ~LinkModel() = default;
   /// Nothing passes while it is not; what is on the way waits.
   virtual bool open(std::uint32_t from, std::uint32_t to) = 0;
   /// Ticks that the next bytes take.
@@ -75,8 +75,8 @@ class Roads {
 
 class LocalNetwork {
  public:
-  /// `roads` outlives it.
-  explicit LocalNetwork(Roads& roads) noexcept : roads_(roads) {}
+  /// `model` outlives it.
+  explicit LocalNetwork(LinkModel& model) noexcept : model_(model) {}
   LocalNetwork(const LocalNetwork&) = delete;
   LocalNetwork& operator=(const LocalNetwork&) = delete;
 
@@ -131,10 +131,10 @@ class LocalNetwork {
   void announce(Link& link, std::uint64_t now);
   void take(Link& link, unsigned from, std::uint64_t now);
   void bring(Link& link, unsigned from, std::uint64_t now);
-  void stir(std::uint32_t host) noexcept;
+  void notify(std::uint32_t host) noexcept;
   [[nodiscard]] std::uint64_t next_of(const Link& link) const;
 
-  Roads& roads_;
+  LinkModel& model_;
   std::vector<std::unique_ptr<LocalHost>> hosts_;
   std::vector<std::weak_ptr<LocalListener>> listeners_;
   std::vector<std::unique_ptr<Link>> links_;  ///< by number, in ascending order

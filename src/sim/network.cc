@@ -111,14 +111,14 @@ softverbs::FaultPlan Simulation::State::plan_of(NodeId number) {
   Node& node = *nodes[number];
   const std::uint64_t place = std::uint64_t{number} << 32 | ++node.plans;
   softverbs::FaultPlan plan =
-      sim::plan_of(roads.everywhere, base::Random::mix(seed ^ base::Random::mix(place)));
+      sim::plan_of(links.everywhere, base::Random::mix(seed ^ base::Random::mix(place)));
   plan.fail_at = std::exchange(node.fail_at, 0);
   return plan;
 }
 
 Result<void> Simulation::State::apply_faults(NodeId number) {
   if (auto set = softverbs::set_faults(nodes[number]->device(), plan_of(number)); !set) return set;
-  for (const auto& [way, faults] : roads.ways) {
+  for (const auto& [way, faults] : links.ways) {
     if (way.first != number && way.second != number) continue;
     if (auto set = apply_faults(way.first, way.second); !set) return set;
   }
@@ -129,13 +129,13 @@ Result<void> Simulation::State::apply_faults(NodeId from, NodeId to) {
   if (!nodes[from]->engine || !nodes[to]->engine) return {};
   ibv_context* const device = nodes[from]->device();
   const ibv_gid& gid = detail::core_of(nodes[to]->engine)->context.device->place().gid;
-  return softverbs::set_faults(device, gid, sim::plan_of(roads.faults(from, to), 0));
+  return softverbs::set_faults(device, gid, sim::plan_of(links.faults(from, to), 0));
 }
 
 void Simulation::State::apply_link(NodeId a, NodeId b) noexcept {
-  stir();
+  end_quiet();
   if (!nodes[a]->engine || !nodes[b]->engine) return;
-  const auto state = roads.open(a, b) ? softverbs::LinkState::up : softverbs::LinkState::down;
+  const auto state = links.open(a, b) ? softverbs::LinkState::up : softverbs::LinkState::down;
   for (const auto& [here, there] : {sim::Way{a, b}, sim::Way{b, a}}) {
     (void)softverbs::set_link(nodes[here]->device(),
                               detail::core_of(nodes[there]->engine)->context.device->place().gid,
@@ -146,8 +146,8 @@ void Simulation::State::apply_link(NodeId a, NodeId b) noexcept {
 Result<void> Simulation::set_faults(const NetworkFaults& faults) {
   return base::no_throw("set faults of the network", [&]() -> Result<void> {
     if (auto good = sim::check(faults); !good) return good;
-    state_->roads.everywhere = faults;
-    state_->stir();
+    state_->links.everywhere = faults;
+    state_->end_quiet();
     for (NodeId i = 0; i < size(); ++i) {
       if (!state_->nodes[i]->engine) continue;
       if (auto set = state_->apply_faults(i); !set) return set;
@@ -172,8 +172,8 @@ Result<void> Simulation::set_faults(NodeId from, NodeId to, const NetworkFaults&
   return base::no_throw(kAsked, [&]() -> Result<void> {
     if (auto good = check_pair(*this, from, to, kAsked); !good) return good;
     if (auto good = sim::check(faults); !good) return good;
-    state_->roads.ways[{from, to}] = faults;
-    state_->stir();
+    state_->links.ways[{from, to}] = faults;
+    state_->end_quiet();
     return state_->apply_faults(from, to);
   });
 }
@@ -182,7 +182,7 @@ Result<void> Simulation::cut(NodeId a, NodeId b) {
   constexpr const char* kAsked = "cut a link";
   return base::no_throw(kAsked, [&]() -> Result<void> {
     if (auto good = check_pair(*this, a, b, kAsked); !good) return good;
-    state_->roads.cuts.insert(sim::both(a, b));
+    state_->links.cuts.insert(sim::both(a, b));
     state_->apply_link(a, b);
     return {};
   });
@@ -190,7 +190,7 @@ Result<void> Simulation::cut(NodeId a, NodeId b) {
 
 Result<void> Simulation::heal(NodeId a, NodeId b) {
   if (auto good = check_pair(*this, a, b, "heal a link"); !good) return good;
-  state_->roads.cuts.erase(sim::both(a, b));
+  state_->links.cuts.erase(sim::both(a, b));
   state_->apply_link(a, b);
   return {};
 }
@@ -206,7 +206,7 @@ Result<void> Simulation::isolate(NodeId node) {
 
 Result<void> Simulation::heal() {
   return base::no_throw("heal the network", [&]() -> Result<void> {
-    const std::set<sim::Way> cuts = std::exchange(state_->roads.cuts, {});
+    const std::set<sim::Way> cuts = std::exchange(state_->links.cuts, {});
     for (const auto& [a, b] : cuts) state_->apply_link(a, b);
     return {};
   });

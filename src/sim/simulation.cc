@@ -74,8 +74,8 @@ Simulation::State::State(std::uint64_t of_seed, const SimulationOptions& given)
       source(seed_of(of_seed, Stream::engines)),
       order(seed_of(of_seed, Stream::order)),
       chances(seed_of(of_seed, Stream::chances)),
-      roads(seed_of(of_seed, Stream::network)),
-      network(roads),
+      links(seed_of(of_seed, Stream::network)),
+      network(links),
       now(kBeginning),
       trace(seed) {}
 
@@ -117,27 +117,27 @@ Result<void> Simulation::State::begin_life(Node& node) {
   const base::MemoryStore::Scope scope(old_memory());
   if (auto opened = core->open({.network = node.host, .sparse = true}); !opened) return opened;
   softverbs::keep_to_thread(core->context.device->context());
-  stir();
+  end_quiet();
   node.engine = detail::make<Engine>(std::move(core));
   ++node.life;
   const NodeId number = node.host->number();
   if (auto set = apply_faults(number); !set) return set;
   for (NodeId other = 0; other < nodes.size(); ++other) {
-    if (!roads.open(number, other)) apply_link(number, other);
+    if (!links.open(number, other)) apply_link(number, other);
   }
   return {};
 }
 
 void Simulation::State::end_life(Node& node) noexcept {
   detail::EngineCore& core = *detail::core_of(node.engine);
-  stir();
+  end_quiet();
   note(core.polls ^ base::Random::mix(core.context.stats.completions));
   core.abort();
   // What it has held back, or would say in its destruction, goes nowhere.
   (void)softverbs::set_links(node.device(), softverbs::LinkState::down);
   sim::add(node.of_the_dead, softverbs::fault_statistics(node.device()));
   node.engine = Engine();
-  node.doomed = false;
+  node.ends_after_poll = false;
 }
 
 Result<Node*> Simulation::State::living(NodeId node, const char* asked) {
@@ -217,7 +217,7 @@ Result<void> Simulation::kill(NodeId number) {
   ++state_->stats.kills;
   if (state_->polling == number) {
     // Its callbacks are where they are; but nothing that they do leaves it any more.
-    (*node)->doomed = true;
+    (*node)->ends_after_poll = true;
     (void)softverbs::set_links((*node)->device(), softverbs::LinkState::down);
   } else {
     state_->end_life(**node);
@@ -255,7 +255,7 @@ Status Simulation::step() { return state_->step(); }
 
 void Simulation::at(Nanoseconds when, std::function<void()> what) {
   const auto tick = kBeginning + static_cast<std::uint64_t>(std::max(when, now()).count());
-  state_->errands.push({tick, ++state_->errand, std::move(what)});
+  state_->actions.push({tick, ++state_->action, std::move(what)});
 }
 
 std::uint64_t Simulation::random(std::uint64_t bound) noexcept {

@@ -31,23 +31,26 @@ struct Node {
   std::uint32_t life = 0;
   std::uint64_t paused_until = 0;
   std::uint64_t polled_at = 0;
-  bool doomed = false;                     ///< it dies when its poll has returned
+  bool ends_after_poll = false;            ///< it dies when its poll has returned
   std::uint64_t fail_at = 0;               ///< of the plan in force
   std::uint32_t plans = 0;                 ///< set so far: each has another seed
   softverbs::FaultStatistics of_the_dead;  ///< of its former lives
 
-  [[nodiscard]] bool alive() const noexcept { return static_cast<bool>(engine) && !doomed; }
+  [[nodiscard]] bool alive() const noexcept {
+    return static_cast<bool>(engine) && !ends_after_poll;
+  }
   [[nodiscard]] ibv_context* device() const noexcept {
     return detail::core_of(engine)->context.device->context();
   }
 };
 
 /// Something to be done at a time.
-struct Errand {
+struct ScheduledAction {
   std::uint64_t when;
   std::uint64_t order;
   std::function<void()> what;
-  friend bool operator<(const Errand& a, const Errand& b) noexcept {  // the top is the earliest
+  friend bool operator<(const ScheduledAction& a,
+                        const ScheduledAction& b) noexcept {  // the top is the earliest
     return a.when != b.when ? a.when > b.when : a.order > b.order;
   }
 };
@@ -55,7 +58,7 @@ struct Errand {
 using Way = std::pair<NodeId, NodeId>;
 
 /// Which ways are cut, what befalls what goes on them, and how handshakes get along.
-class Network final : public Roads {
+class Network final : public LinkModel {
  public:
   explicit Network(std::uint64_t seed) noexcept : random_(seed) {}
   bool open(std::uint32_t from, std::uint32_t to) override;
@@ -106,8 +109,8 @@ struct Simulation::State {
   /// Nothing happened for a while: time goes on to what is next.
   void jump();
   /// Something may come of what was done: time goes on in small steps again.
-  void stir() noexcept;
-  static bool has_errands(const sim::Node& node) noexcept;
+  void end_quiet() noexcept;
+  static bool has_pending_work(const sim::Node& node) noexcept;
   [[nodiscard]] std::uint64_t next_of(const sim::Node& node) const;
   [[nodiscard]] std::uint64_t next_due() const;
   [[nodiscard]] std::uint64_t next_timer(const sim::Node& node) const;
@@ -121,12 +124,12 @@ struct Simulation::State {
   base::SeedSource source;  ///< for what engines draw
   base::Random order;       ///< of polls, and the time they take
   base::Random chances;     ///< for the test
-  sim::Network roads;
+  sim::Network links;
   sim::LocalNetwork network;
   std::vector<std::unique_ptr<sim::Node>> nodes;
   std::vector<NodeId> turns;
-  std::priority_queue<sim::Errand> errands;
-  std::uint64_t errand = 0;
+  std::priority_queue<sim::ScheduledAction> actions;
+  std::uint64_t action = 0;
   std::uint64_t now;                        ///< tick of all clocks
   std::uint32_t quiet = 0;                  ///< steps in a row in which nothing happened
   std::uint64_t first_stride = 10'000'000;  ///< the shortest interval of nodes' control steps

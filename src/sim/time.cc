@@ -40,7 +40,7 @@ Status Simulation::State::step() {
   }
   network.run(now);
   if (trace != before) {
-    stir();
+    end_quiet();
   } else if (++quiet >= kQuietSteps) {
     jump();
   }
@@ -56,7 +56,7 @@ void Simulation::State::poll(Node& node, NodeId number) {
   node.polled_at = now;
   const std::uint64_t due = next_of(node);
   int events = node.engine.poll();
-  if (node.config.engine.control == ControlMode::manual && !node.doomed)
+  if (node.config.engine.control == ControlMode::manual && !node.ends_after_poll)
     events += node.engine.poll_control();
   polling.reset();
   if (events != 0) {
@@ -64,15 +64,15 @@ void Simulation::State::poll(Node& node, NodeId number) {
     note(now);
   }
   // What it held back has left now, but its receiver may have had its turn in this step.
-  if (due <= node.polled_at && next_of(node) != due) stir();
-  if (node.doomed) end_life(node);
+  if (due <= node.polled_at && next_of(node) != due) end_quiet();
+  if (node.ends_after_poll) end_life(node);
 }
 
 void Simulation::State::run_errands() {
-  while (!errands.empty() && errands.top().when <= now) {
+  while (!actions.empty() && actions.top().when <= now) {
     // Moved out first: it may ask for others.
-    const auto what = std::move(const_cast<sim::Errand&>(errands.top()).what);
-    errands.pop();
+    const auto what = std::move(const_cast<sim::ScheduledAction&>(actions.top()).what);
+    actions.pop();
     note(now);
     what();
   }
@@ -88,7 +88,7 @@ std::uint64_t Simulation::State::next_of(const Node& node) const {
 std::uint64_t Simulation::State::next_due() const {
   std::uint64_t due = network.next();
   if (due <= now) due = sim::kNever;
-  if (!errands.empty()) due = std::min(due, errands.top().when);
+  if (!actions.empty()) due = std::min(due, actions.top().when);
   for (const auto& node : nodes) {
     if (const std::uint64_t next = next_of(*node); next > node->polled_at)
       due = std::min(due, next);
@@ -107,20 +107,20 @@ std::uint64_t Simulation::State::next_timer(const Node& node) const {
 }
 
 /// Whether control steps have something before them that no timer tells of.
-bool Simulation::State::has_errands(const Node& node) noexcept {
+bool Simulation::State::has_pending_work(const Node& node) noexcept {
   if (!node.engine) return false;
   const detail::EngineCore& core = *detail::core_of(node.engine);
   return core.context.setup_first != agent::kNone ||
          (core.calls != nullptr && core.calls->connections_wanted != 0);
 }
 
-void Simulation::State::stir() noexcept {
+void Simulation::State::end_quiet() noexcept {
   quiet = 0;
   stride = first_stride;
 }
 
 void Simulation::State::jump() {
-  if (std::any_of(nodes.begin(), nodes.end(), [](const auto& n) { return has_errands(*n); }))
+  if (std::any_of(nodes.begin(), nodes.end(), [](const auto& n) { return has_pending_work(*n); }))
     stride = first_stride;
   const std::uint64_t due = next_due();
   if (due <= now) return;  // since this step began: the next one sees to it

@@ -166,7 +166,7 @@ GidType type_of(std::uint32_t type) noexcept {
 }
 
 /// Names the interface, if it is one of our network namespace, and sees whether it is up.
-void look_at_netdev(unsigned index, GidEntry& entry) {
+void read_netdev(unsigned index, GidEntry& entry) {
   char name[IF_NAMESIZE] = "";
   if (index == 0 || ::if_indextoname(index, name) == nullptr) return;
   entry.netdev = name;
@@ -186,7 +186,7 @@ std::vector<GidEntry> gid_table(ibv_context* context, std::uint8_t port, int slo
     entry.index = i;
     entry.gid = found.gid;
     entry.type = type_of(found.gid_type);
-    look_at_netdev(found.ndev_ifindex, entry);
+    read_netdev(found.ndev_ifindex, entry);
     table.push_back(std::move(entry));
   }
   return table;

@@ -48,7 +48,7 @@ class Search {
       reject(of_device,
              "iWARP, whose queue pairs connect through rdma_cm only and have no immediates");
     } else {
-      look_at_ports(provider, context, of_device, attr.phys_port_cnt);
+      scan_ports(provider, context, of_device, attr.phys_port_cnt);
     }
     if (best_.context != context) (void)provider.close_device(context);
   }
@@ -83,8 +83,8 @@ class Search {
     candidates_.push_back(std::move(candidate));
   }
 
-  void look_at_ports(const Provider& provider, ibv_context* context, DeviceCandidate of_port,
-                     unsigned ports) {
+  void scan_ports(const Provider& provider, ibv_context* context, DeviceCandidate of_port,
+                  unsigned ports) {
     if (wish_.port > ports) {
       of_port.port = wish_.port;
       return reject(of_port, fmt::format("it has {} port{}", ports, ports == 1 ? "" : "s"));
@@ -92,11 +92,11 @@ class Search {
     for (unsigned port = 1; port <= ports; ++port) {
       if (wish_.port != 0 && wish_.port != port) continue;
       of_port.port = static_cast<std::uint8_t>(port);
-      look_at_port(provider, context, of_port);
+      scan_port(provider, context, of_port);
     }
   }
 
-  void look_at_port(const Provider& provider, ibv_context* context, DeviceCandidate of_port) {
+  void scan_port(const Provider& provider, ibv_context* context, DeviceCandidate of_port) {
     ibv_port_attr attr{};
     if (const int error = provider.query_port(context, of_port.port, &attr); error != 0)
       return reject(of_port, fmt::format("ibv_query_port: {}", base::errno_text(error)));

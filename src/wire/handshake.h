@@ -32,7 +32,7 @@ inline constexpr VersionRange kVersions{1, 1};  ///< what this library speaks
 
 inline constexpr std::array<std::uint8_t, 4> kMagic{'S', 'P', 'N', 'W'};
 inline constexpr std::size_t kHeaderBytes = 16;
-inline constexpr std::size_t kFrameBytesMax = 512;  ///< header and body, whoever sends it
+inline constexpr std::size_t kFrameBytesMax = 512;  ///< header and body, in either direction
 inline constexpr std::size_t kEndpointBytes = 62;
 inline constexpr std::size_t kReadyBytes = 8;
 inline constexpr std::size_t kSessionBytes = 56;

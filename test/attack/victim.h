@@ -1,4 +1,4 @@
-// An engine in a process of its own that serves whoever asks, for attackers to try; and the frames
+// An engine in a process of its own that serves every peer, for attackers to try; and the frames
 // that an attacker sends it.
 #pragma once
 

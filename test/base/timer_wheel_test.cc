@@ -224,20 +224,20 @@ TEST(TimerWheel, ALongPauseCostsNoMoreThanTheTimersInIt) {
 
 TEST(TimerWheel, CallbacksMayScheduleCancelAndDestroy) {
   TimerWheel wheel(1, 0);
-  auto doomed = std::make_unique<Timer>();
+  auto ending = std::make_unique<Timer>();
   Timer victim;
   Timer again;
-  doomed->kind = 1;
+  ending->kind = 1;
   again.kind = 2;
   victim.kind = 3;
-  wheel.schedule(*doomed, 10);
+  wheel.schedule(*ending, 10);
   wheel.schedule(again, 10);
   wheel.schedule(victim, 10);
   std::vector<int> kinds;
   const auto fire = [&](Timer& timer) {
     kinds.push_back(timer.kind);
     if (timer.kind == 1) {
-      doomed.reset();
+      ending.reset();
       wheel.cancel(victim);
     } else if (timer.kind == 2 && kinds.size() < 4) {
       wheel.schedule(timer, timer.deadline + 5);

@@ -92,10 +92,10 @@ class Notification : public Verbs {
   void send(unsigned flags = 0) const {
     Send(50, IBV_WR_SEND, {a().memory.sge(0, 8)}, IBV_SEND_SIGNALED | flags).on(a());
   }
-  /// Whether an event is there, or comes within `patience`; it is taken and acknowledged.
-  [[nodiscard]] bool event(const ibv_cq* of, std::chrono::milliseconds patience) const {
+  /// Whether an event is there, or comes within `timeout`; it is taken and acknowledged.
+  [[nodiscard]] bool event(const ibv_cq* of, std::chrono::milliseconds timeout) const {
     pollfd waiting{channel_->fd, POLLIN, 0};
-    if (::poll(&waiting, 1, static_cast<int>(patience.count())) != 1) return false;
+    if (::poll(&waiting, 1, static_cast<int>(timeout.count())) != 1) return false;
     ibv_cq* cq = nullptr;
     void* cq_context = nullptr;
     if (ibv_get_cq_event(channel_.get(), &cq, &cq_context) != 0) return false;
@@ -104,7 +104,7 @@ class Notification : public Verbs {
     EXPECT_EQ(cq_context, of->cq_context);
     return true;
   }
-  [[nodiscard]] bool told() const { return event(b().recv_cq.get(), settings.patience); }
+  [[nodiscard]] bool told() const { return event(b().recv_cq.get(), settings.timeout); }
   [[nodiscard]] bool silent() const {
     settle(b().recv_cq.get());
     return !event(b().recv_cq.get(), std::chrono::milliseconds(3));
@@ -147,7 +147,7 @@ TEST_F(Notification, OfSends) {
   Send(1, IBV_WR_RDMA_WRITE, {b().memory.sge(0, 8)})
       .at(a().memory.address(), a().memory.rkey())
       .on(b());
-  EXPECT_TRUE(event(b().send_cq.get(), settings.patience));
+  EXPECT_TRUE(event(b().send_cq.get(), settings.timeout));
   expect_wc(b().sent(), b(), 1, IBV_WC_SUCCESS, IBV_WC_RDMA_WRITE);
 }
 
@@ -218,7 +218,7 @@ TEST_F(Notification, SolicitedDatagrams) {
   settle(to.recv_cq.get());
   EXPECT_EQ(::poll(&waiting, 1, 3), 0);
   send_one(IBV_SEND_SOLICITED);
-  EXPECT_EQ(::poll(&waiting, 1, static_cast<int>(settings.patience.count())), 1);
+  EXPECT_EQ(::poll(&waiting, 1, static_cast<int>(settings.timeout.count())), 1);
   (void)to.received();
   ibv_cq* cq = nullptr;
   void* cq_context = nullptr;

@@ -3,7 +3,7 @@
 // each
 // *_cases.cc beside this file.
 //
-//   verbs-conformance [--device NAME] [--gid INDEX] [--patience MS]    try a device
+//   verbs-conformance [--device NAME] [--gid INDEX] [--timeout MS]    try a device
 //   verbs-conformance --prove [--jobs N]      see that each case fails on a device broken for it
 //   verbs-conformance --defect NAME           try a device that is broken so
 //   verbs-conformance --list-defects          what can be broken, and which cases must see it
@@ -23,7 +23,7 @@ namespace conformance {
 
 int usage() {
   std::fputs(
-      "usage: verbs-conformance [--device NAME] [--gid INDEX] [--patience MS] [--defect NAME]\n"
+      "usage: verbs-conformance [--device NAME] [--gid INDEX] [--timeout MS] [--defect NAME]\n"
       "       verbs-conformance --prove [--jobs N] | --list-defects\n",
       stderr);
   return 2;
@@ -43,7 +43,7 @@ bool set(const std::string& option, const char* value, Wish& wish) {
   const long number = std::strtol(value, &end, 10);
   if (end == value || *end != '\0' || number < 0) return false;
   if (option == "--gid") return settings.gid_index = static_cast<int>(number), true;
-  if (option == "--patience") return settings.patience = std::chrono::milliseconds(number), true;
+  if (option == "--timeout") return settings.timeout = std::chrono::milliseconds(number), true;
   if (option == "--report") return report_to(static_cast<int>(number)), true;
   if (option == "--jobs") return wish.jobs = static_cast<unsigned>(std::max(number, 1L)), true;
   return false;
@@ -73,6 +73,6 @@ int main(int argc, char** argv) {
   if (wish.list) return conformance::list_defects();
   if (wish.prove) return conformance::prove(wish.jobs);
   const int result = RUN_ALL_TESTS();
-  conformance::tell_departures();
+  conformance::print_departures();
   return result;
 }

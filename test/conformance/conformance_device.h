@@ -27,7 +27,7 @@ struct Settings {
   int gid_index = -1;  ///< the first that stands for an IPv4 address, else 0
   /// For what has to come. What does not come costs this much, and a device that is broken on
   /// purpose lets us wait often.
-  std::chrono::milliseconds patience{5000};
+  std::chrono::milliseconds timeout{5000};
 };
 inline Settings settings;
 
@@ -177,19 +177,19 @@ class Deadline {
     if (++looks_ < kLooks || std::chrono::steady_clock::now() < end_) return true;
     // Whom we waited for in vain thrice need not be waited for long.
     constexpr int kChances = 3;
-    if (++ran_out_ >= kChances) settings.patience = std::min(settings.patience, kImpatient);
+    if (++ran_out_ >= kChances) settings.timeout = std::min(settings.timeout, kShortTimeout);
     return false;
   }
 
  private:
   static constexpr int kLooks = 5000;
-  static constexpr std::chrono::milliseconds kImpatient{500};
+  static constexpr std::chrono::milliseconds kShortTimeout{500};
   static inline int ran_out_ = 0;
   int looks_ = 0;
-  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + settings.patience;
+  std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + settings.timeout;
 };
 
-/// Completions as they come, until there are `count`; fewer if the patience ends.
+/// Completions as they come, until there are `count`; fewer if the time-out passes.
 inline std::vector<ibv_wc> take(ibv_cq* cq, std::size_t count) {
   std::vector<ibv_wc> taken;
   for (Deadline deadline; taken.size() < count && deadline.look();) {

@@ -129,7 +129,7 @@ class Case : public testing::Test {
 };
 
 /// At the end: each that was seen, and in how many cases.
-inline void tell_departures() {
+inline void print_departures() {
   for (const Departure& departure : known_departures()) {
     if (departure.seen == 0) continue;
     std::printf("known departure, %u cases: %.*s\n", departure.seen,

@@ -130,8 +130,8 @@ class Run {
     if (settings.gid_index >= 0)
       words.insert(words.end(), {"--gid", std::to_string(settings.gid_index)});
     if (!defect_.empty()) {
-      constexpr const char* kPatience = "30";
-      words.insert(words.end(), {"--defect", std::string(defect_), "--patience", kPatience});
+      constexpr const char* kTimeout = "30";
+      words.insert(words.end(), {"--defect", std::string(defect_), "--timeout", kTimeout});
     }
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());

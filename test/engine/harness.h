@@ -284,8 +284,8 @@ class Node {
 /// Polls the nodes in turn until `done` or, after ten seconds of a usual machine, false.
 template <typename Done>
 bool until(std::initializer_list<Node*> nodes, Done&& done,
-           std::chrono::milliseconds patience = 10000ms) {
-  const auto deadline = std::chrono::steady_clock::now() + patience * slowness();
+           std::chrono::milliseconds timeout = 10000ms) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout * slowness();
   for (unsigned i = 0;; ++i) {
     if (done()) return true;
     for (Node* node : nodes) (void)node->poll();

@@ -140,7 +140,7 @@ TEST(EngineLeasesCalls, WhatEndsTheLeaseEndsTheCallAboutIt) {
   t.finish(b);
 }
 
-/// Whoever exposed the memory and by whatever kind of key: revoke() keeps one contract.
+/// revoke() keeps one contract, for each kind of key and for memory that either function exposed.
 TEST(EngineRevoke, AnswersOkOnceWhenNoPeerCanReachTheMemory) {
   for (const By by : {By::window, By::registration, By::own_domain}) {
     for (const auto scope : {spinwire::KeyScope::domain, spinwire::KeyScope::connection}) {

@@ -395,8 +395,8 @@ class Run {
     }
   }
   template <typename Done>
-  bool until(Done&& done, std::chrono::seconds patience) {
-    const auto deadline = std::chrono::steady_clock::now() + patience * slowness();
+  bool until(Done&& done, std::chrono::seconds timeout) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout * slowness();
     for (unsigned i = 0; !done(); ++i) {
       ticks_ += 1000;
       (void)(a.core->poll() + b.core->poll());

@@ -14,7 +14,7 @@ using spinwire::GidType;
 using spinwire::Nanoseconds;
 using spinwire::PrepareOptions;
 
-/// One end of a connection made by hand.
+/// One end of a connection made out-of-band.
 struct End {
   explicit End(const Config& config = small_config(), const std::uint64_t* ticks = nullptr)
       : node(config, ticks) {}

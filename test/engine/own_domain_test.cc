@@ -22,14 +22,14 @@ using spinwire::Endpoint;
 using spinwire::PrepareOptions;
 using spinwire::Via;
 
-enum class Way { tcp, by_hand, rdma_cm };
+enum class Way { tcp, out_of_band, rdma_cm };
 
 std::string name_of(const testing::TestParamInfo<Way>& info) {
   constexpr const char* kNames[] = {"Tcp", "ByHand", "RdmaCm"};
   return kNames[static_cast<int>(info.param)];
 }
 
-/// One end by hand, until the other is known.
+/// One end out-of-band, until the other is known.
 Connection prepare(Node& node, bool own_domain, Endpoint& endpoint, bool& told) {
   PrepareOptions options;
   options.handlers = node.handlers();
@@ -43,7 +43,7 @@ Connection prepare(Node& node, bool own_domain, Endpoint& endpoint, bool& told) 
   return made ? *made : Connection();
 }
 
-Ends connect_by_hand(Node& client, Node& server, bool at_client, bool at_server) {
+Ends connect_out_of_band(Node& client, Node& server, bool at_client, bool at_server) {
   Endpoint here, there;
   bool told_here = false, told_there = false;
   Ends ends{prepare(client, at_client, here, told_here),
@@ -58,7 +58,7 @@ Ends connect_by_hand(Node& client, Node& server, bool at_client, bool at_server)
 
 /// A connection with domains of its own where it is said.
 Ends connect(Node& client, Node& server, bool at_client, bool at_server, Way way = Way::tcp) {
-  if (way == Way::by_hand) return connect_by_hand(client, server, at_client, at_server);
+  if (way == Way::out_of_band) return connect_out_of_band(client, server, at_client, at_server);
   const Via via = way == Way::rdma_cm ? Via::rdma_cm : Via::tcp;
   ListenOptions listen;
   listen.handlers = server.handlers();
@@ -217,7 +217,7 @@ TEST_P(Ways, MovesDataBothWaysWhicheverEndHasIt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EngineOwnDomain, Ways,
-                         testing::Values(Way::tcp, Way::by_hand, Way::rdma_cm), name_of);
+                         testing::Values(Way::tcp, Way::out_of_band, Way::rdma_cm), name_of);
 
 TEST(EngineOwnDomain, KeysOfAnotherDomainAreRefusedByTheDevice) {
   // Whose key is used over whose connection; the engine's own keys are those of sharing ones.
@@ -373,7 +373,7 @@ TEST(EngineOwnDomain, OneMoreThanIsAllowedIsRefusedWithTheNumbers) {
   options.handlers = client.handlers();
   ASSERT_TRUE(client.engine.connect(server.listener.address(), options));
   ASSERT_TRUE(until({&client, &server}, [&] { return client.closed.size() == 1; }));
-  Ends second = connect_by_hand(client, server, false, true);
+  Ends second = connect_out_of_band(client, server, false, true);
   ListenOptions listen;
   listen.settings = own();
   const Listener listener = server.engine.listen("127.0.0.1:0", listen).value();

@@ -550,8 +550,8 @@ TEST(SlowEngineLongMessages, OfAThousandConnectionsNoneStarves) {
   std::vector<std::uint64_t> ended;
   server.on_message = [&](Connection, Message& m) {
     EXPECT_EQ(m.size(), kMiB);
-    const bool looked_at = ended.size() % 64 == 0;
-    EXPECT_TRUE(!looked_at || Node::holds(m.bytes(), 1));
+    const bool is_checked = ended.size() % 64 == 0;
+    EXPECT_TRUE(!is_checked || Node::holds(m.bytes(), 1));
     ended.push_back(turns);
   };
   Buffer b = client.filled(kMiB, 1);

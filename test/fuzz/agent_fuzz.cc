@@ -64,7 +64,7 @@ class Attack {
         return say(raw_peer::message(MessageKind::data, Bytes(in_.take<std::uint16_t>() % 1100),
                                      in_.take<std::uint8_t>() & 1));
       case Act::header:
-        return say_header();
+        return send_header();
       case Act::control: {
         const auto kind = static_cast<MessageKind>(in_.take<std::uint8_t>() % 12);
         Bytes body = alone(in_.bytes(wire::body_bytes(kind)));
@@ -104,7 +104,7 @@ class Attack {
     say(raw_peer::message(kind, wire::encode(body)));
   }
 
-  void say_header() {
+  void send_header() {
     wire::MessageHeader h{};
     h.kind = static_cast<MessageKind>(in_.take<std::uint8_t>());
     h.flags = in_.take<std::uint8_t>();

@@ -60,10 +60,10 @@ T must(Result<T> result) {
 }
 
 /// What the engine holds: the same before and after each input.
-struct Holdings {
+struct Resources {
   std::uint64_t send, lease, large;
   std::uint32_t registrations, windows, operations, connections;
-  friend bool operator==(const Holdings&, const Holdings&) = default;
+  friend bool operator==(const Resources&, const Resources&) = default;
 };
 
 class World {
@@ -90,8 +90,8 @@ class World {
     must(honest_.join(mine).map([] { return 0; }));
     expect(until([this] { return served_.ready() && honest_.ready(); }), "the honest ones connect");
     for (int i = 0; i < 40; ++i) talk();
-    (void)until([this] { return holdings().operations == 0; });
-    at_rest_ = holdings();
+    (void)until([this] { return resources().operations == 0; });
+    at_rest_ = resources();
   }
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -137,7 +137,7 @@ class World {
     expect(until([&] { return answered_ > before; }), "the honest peer is answered");
   }
 
-  [[nodiscard]] Holdings holdings() const {
+  [[nodiscard]] Resources resources() const {
     const EngineStats s = engine.stats();
     return {engine.memory_stats(Pool::send).blocks_used,
             engine.memory_stats(Pool::lease).blocks_used,
@@ -150,8 +150,8 @@ class World {
   /// Nothing is left of the connection that was there, nobody else has noticed it.
   void expect_at_rest() {
     talk();
-    if (!until([this] { return holdings() == at_rest_; })) {
-      const Holdings h = holdings();
+    if (!until([this] { return resources() == at_rest_; })) {
+      const Resources h = resources();
       std::fprintf(stderr, "send %lu lease %lu large %lu keys %u windows %u operations %u of %u\n",
                    h.send, h.lease, h.large, h.registrations, h.windows, h.operations,
                    h.connections);
@@ -169,7 +169,7 @@ class World {
   std::uint64_t now_ = 1'000'000'000;
   std::uint64_t answered_ = 0;
   std::uint64_t echoed_ = 0;
-  Holdings at_rest_{};
+  Resources at_rest_{};
   Connection served_;
   Connection honest_;
   Engine other_ = must(Engine::open(world_config(), Clock::manual(&now_)));

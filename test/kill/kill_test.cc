@@ -271,8 +271,8 @@ void kill_half(std::uint32_t count) {
     ASSERT_TRUE(targets[i]->start(plan)) << survivor.faults();
     targets[i]->hold(true);
   }
-  const auto all = [&](bool doomed, auto what) {
-    for (std::uint32_t i = doomed ? 0 : 1; i < count; i += 2) {
+  const auto all = [&](bool ending, auto what) {
+    for (std::uint32_t i = ending ? 0 : 1; i < count; i += 2) {
       if (!what(*targets[i])) return false;
     }
     return true;

@@ -23,8 +23,8 @@ class Victim {
   /// Ends by itself only when its connection was closed in good order, or after too long a time.
   int run() {
     if (!look_for_inherited() || !open() || !meet()) return 1;
-    constexpr std::uint64_t kPatience = 30'000'000'000;
-    const std::uint64_t deadline = now_ns() + (bystander() ? 40 * kPatience : kPatience);
+    constexpr std::uint64_t kTimeout = 30'000'000'000;
+    const std::uint64_t deadline = now_ns() + (bystander() ? 40 * kTimeout : kTimeout);
     for (std::uint64_t spins = 1; !over_; ++spins) {
       const int events = engine_.poll();
       if (events < 0) return fault("poll() answers %d", events);

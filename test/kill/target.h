@@ -50,8 +50,8 @@ inline bool Target::start(const Plan& plan) {
       static_cast<std::uint32_t>(dice_.below(plan.phase == Phase::closing ? 60'000 : 300'000));
   s.private_memory = dice_.below(2) == 0;
   s.survivor_closes = dice_.below(2) == 0;
-  constexpr std::array<std::uint64_t, kPhases> kPatience = {30, 1000, 1000, 1000, 300, 4};
-  patience_ = static_cast<std::uint32_t>(dice_.below(kPatience[std::size_t(plan.phase) % kPhases]));
+  constexpr std::array<std::uint64_t, kPhases> kTimeout = {30, 1000, 1000, 1000, 300, 4};
+  patience_ = static_cast<std::uint32_t>(dice_.below(kTimeout[std::size_t(plan.phase) % kPhases]));
   if (plan.phase == Phase::one_sided && !lend()) return false;
   const std::string address = listener_.address();
   s.survivor_port = static_cast<std::uint32_t>(std::stoul(address.substr(address.rfind(':') + 1)));

@@ -205,7 +205,7 @@ TEST(Preload, PingPongs) {
 
 TEST(SlowPreload, TwoThatEndWithMessagesOnTheWayDoNotDisturbEachOther) {
   SKIP_UNLESS_INSTALLED("ibv_srq_pingpong", "ibverbs-utils");
-  // 16 queue pairs: whoever is the first to have its messages leaves.
+  // 16 queue pairs: the first one that has its messages leaves.
   for (int i = 0; i < 20 && !HasFailure(); ++i) {
     for (const char* size : {"64", "4096"}) {
       expect_good({"ibv_srq_pingpong", "-d", "softverbs", "-g", "0", "-e", "-n", "300", "-s", size},

@@ -16,10 +16,10 @@ constexpr std::uint64_t kLinkRate = 100'000'000;  // bytes per second: 1024 take
 constexpr std::size_t kRequest = 1024 - spinwire::wire::kRpcHeaderBytes;
 constexpr std::uint64_t kStep = 2000;  // ns
 
-Config flow_config(Nanoseconds target, Nanoseconds patience = 20ms) {
+Config flow_config(Nanoseconds target, Nanoseconds timeout = 20ms) {
   Config c = rpc_config();
   c.rpc.target_rtt = target;
-  c.rpc.min_rto = patience;
+  c.rpc.min_rto = timeout;
   c.connections.connect_timeout = 10s;
   return c;
 }
@@ -30,8 +30,8 @@ class Incast {
  public:
   static constexpr std::size_t kClients = 8;
 
-  explicit Incast(Nanoseconds target, double drop = 0, Nanoseconds patience = 20ms)
-      : server_(flow_config(target, patience), &now_) {
+  explicit Incast(Nanoseconds target, double drop = 0, Nanoseconds timeout = 20ms)
+      : server_(flow_config(target, timeout), &now_) {
     auto listener = server_.core->listen("127.0.0.1:0", {});
     EXPECT_TRUE(listener);
     listener_ = std::move(*listener);
@@ -40,7 +40,7 @@ class Incast {
     EXPECT_TRUE(link);
     for (std::size_t i = 0; i < kClients; ++i) {
       clients_.emplace_back();
-      clients_[i].engine = std::make_unique<Bare>(flow_config(target, patience), &now_);
+      clients_[i].engine = std::make_unique<Bare>(flow_config(target, timeout), &now_);
       clients_[i].session = clients_[i].engine->core->open_session(listener_.address(), {}).value();
     }
     EXPECT_TRUE(pass(1'000'000'000, [&] {
@@ -133,7 +133,7 @@ class Incast {
     for (std::uint64_t i = 0; i <= most / kStep; ++i) {
       if (done()) return true;
       now_ += kStep;
-      // Whoever looks first finds the link free: by chance.
+      // The first one that sends finds the link free: by chance.
       const std::uint64_t first = random_.next();
       for (std::size_t k = 0; k < clients_.size(); ++k)
         (void)clients_[(first + k) % clients_.size()].engine->core->poll();
@@ -188,9 +188,9 @@ TEST(RpcCongestion, LossesLeadBelowOneCallAtATimeAndNothingIsLost) {
 /// A client that calls as much as it may, and a server that answers after a time.
 class SlowServer {
  public:
-  SlowServer(Nanoseconds patience, std::uint64_t takes)
-      : server_(flow_config(50us, patience), &now_),
-        client_(flow_config(50us, patience), &now_),
+  SlowServer(Nanoseconds timeout, std::uint64_t takes)
+      : server_(flow_config(50us, timeout), &now_),
+        client_(flow_config(50us, timeout), &now_),
         takes_(takes) {
     listener_ = std::move(*server_.core->listen("127.0.0.1:0", {}));
     EXPECT_TRUE(server_.core->serve(

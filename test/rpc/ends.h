@@ -27,10 +27,10 @@ using spinwire::Session;
 using spinwire::SessionOptions;
 using spinwire::SessionState;
 
-/// Whether all calls go over connections, as SPINWIRE_TEST_CARRIER=connections says.
+/// Whether all calls go over connections, as SPINWIRE_TEST_TRANSPORT=connections says.
 inline bool over_connections() {
-  const char* carrier = std::getenv("SPINWIRE_TEST_CARRIER");
-  return carrier != nullptr && std::string(carrier) == "connections";
+  const char* transport = std::getenv("SPINWIRE_TEST_TRANSPORT");
+  return transport != nullptr && std::string(transport) == "connections";
 }
 
 /// Whether no datagram goes but by work requests, as SPINWIRE_TEST_DATAGRAMS=verbs says.
@@ -56,8 +56,8 @@ inline Config rpc_config() {
   return c;
 }
 
-inline Config over(RpcTransport carrier, Config c = rpc_config()) {
-  c.rpc.transport = carrier;
+inline Config over(RpcTransport transport, Config c = rpc_config()) {
+  c.rpc.transport = transport;
   return c;
 }
 

@@ -81,7 +81,7 @@ TEST(RpcEndures, MoreRequestsThanThereAreReceivesFor) {
   Config few = rpc_config();
   few.rpc.receive_depth = 64;
   Config patient = rpc_config();
-  patient.rpc.min_rto = 1s;  // whoever is off its processor for a while loses none
+  patient.rpc.min_rto = 1s;  // a thread that is off its processor for a while loses none
   Node server(few), client(patient);
   server.listen();
   ASSERT_TRUE(server.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));

@@ -15,7 +15,7 @@ using namespace rpc_test;  // NOLINT: a test's helpers
 using spinwire::rpc::ClientSession;
 using spinwire::verbs::Provider;
 
-Config with(RpcTransport carrier) { return over(carrier, bulk_config()); }
+Config with(RpcTransport transport) { return over(transport, bulk_config()); }
 
 /// The server does not wait long for clients that have lost their connections.
 Config forgetful() {
@@ -352,7 +352,7 @@ TEST(RpcTransport, AServerThatIsGoneEndsTheSession) {
 /// Without those that are of datagrams, and of sessions that are there without a connection.
 void expect_passes(const std::string& suites, int least) {
   const std::string text = engine_test::run_again(
-      "SPINWIRE_TEST_CARRIER", "connections",
+      "SPINWIRE_TEST_TRANSPORT", "connections",
       suites +
           "-RpcEndures.AHandlerThatIsSlowerThanTheTimeOut:"
           "RpcFeatures.RequestsAndRepliesLieOnACachelineWhereTheyArrived:"

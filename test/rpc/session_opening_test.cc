@@ -110,7 +110,7 @@ TEST(RpcSessionOpening, AServerHearsThatAnOpeningWasGivenUp) {
   t.finish();
 }
 
-/// A server, and a peer that opens a session by hand.
+/// A server, and a peer that sends the frames of an opening itself.
 struct ByHand {
   ByHand() : server(rpc_config(), &now), client(rpc_config(), &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();

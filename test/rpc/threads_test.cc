@@ -32,8 +32,8 @@ void run_node(Shared& shared, std::size_t self) {
     if (i != self) sessions.push_back(node.engine.open_session(shared.addresses[i], {}).value());
   }
   std::uint32_t begun = 0, ended = 0;
-  const auto patience = std::chrono::steady_clock::now() + 60s;
-  while (shared.finished.load() != kThreads && std::chrono::steady_clock::now() < patience) {
+  const auto timeout = std::chrono::steady_clock::now() + 60s;
+  while (shared.finished.load() != kThreads && std::chrono::steady_clock::now() < timeout) {
     (void)node.poll();
     for (Session& s : sessions) {
       const Bytes bytes = filled(30, begun);

@@ -22,7 +22,7 @@ using spinwire::PrepareOptions;
 using spinwire::QueuePairState;
 using spinwire::Via;
 
-/// One end of a connection made by hand.
+/// One end of a connection made out-of-band.
 struct End {
   Node node;
   Connection connection;

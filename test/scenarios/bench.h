@@ -56,7 +56,7 @@ class Peer {
     there_.reset();
   }
   [[nodiscard]] bool alive() const { return here_ || there_; }
-  void tell_to_leave() {
+  void ask_to_leave() {
     if (there_) there_->tell('q');
   }
   [[nodiscard]] bool can_leave() const {
@@ -147,8 +147,8 @@ class Bench {
   }
 
   template <typename Done>
-  bool until(Done&& done, std::chrono::milliseconds patience = 10000ms) {
-    const auto deadline = std::chrono::steady_clock::now() + patience * slowness();
+  bool until(Done&& done, std::chrono::milliseconds timeout = 10000ms) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout * slowness();
     for (unsigned i = 1;; ++i) {
       if (done()) return true;
       const int events = node.poll();
@@ -286,7 +286,7 @@ class Bench {
     EXPECT_EQ(end.bytes, theirs.length);
     return {got.data(), got.data() + got.size()};
   }
-  [[nodiscard]] Buffer holding(const Bytes& bytes) {
+  [[nodiscard]] Buffer buffer_of(const Bytes& bytes) {
     Buffer b = node.buffer(std::max<std::size_t>(bytes.size(), 1));
     b.resize(bytes.size());
     std::copy(bytes.begin(), bytes.end(), b.data());
@@ -329,7 +329,7 @@ class Bench {
     EXPECT_TRUE(until([&] { return node.engine.stats().connections == 0; }));
     for (auto& peer : peers_) {
       if (!peer->alive()) continue;
-      peer->tell_to_leave();
+      peer->ask_to_leave();
       EXPECT_TRUE(until([&] { return peer->can_leave(); }));
       peer->leave();
     }

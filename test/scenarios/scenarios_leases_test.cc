@@ -19,7 +19,7 @@ TEST_P(Scenario15, AConnectionGivesTheRightsOfItsCap) {
   Connection capped = b.open_line();
   b.order({.what = Do::configure, .access = Access::remote_read_write});
   Connection other = b.open_line();
-  Buffer ours = b.holding(filled(64, 1));
+  Buffer ours = b.buffer_of(filled(64, 1));
 
   LeaseReply granted = b.request(capped, 64);
   ASSERT_EQ(granted.status, Status::ok);
@@ -81,7 +81,7 @@ struct Timed : Bench {
   /// Memory that was written to in time. The machine may take longer for that than the lease lasts:
   /// then the write is refused, the servant has it back, and it is tried again.
   RemoteMemory written(Connection line, std::size_t bytes, Nanoseconds time, std::uint32_t seed) {
-    const Buffer data = holding(filled(bytes, seed));
+    const Buffer data = buffer_of(filled(bytes, seed));
     for (int tries = 0; tries < 20; ++tries) {
       begun = steady_clock::now();
       LeaseReply granted = request(line, bytes, {.time = time});
@@ -165,7 +165,7 @@ TEST_P(Scenario17, OperationsOnALeaseThatIsOverFailAndTheConnectionStays) {
   ASSERT_TRUE(memory);
   const RemoteRegion region = memory.region();
   b.expire(memory, brief);
-  Buffer ours = b.holding(filled(64, 2));
+  Buffer ours = b.buffer_of(filled(64, 2));
   const auto accepted_before = b.node.tally.accepted;
   const auto started = [&](auto call) { return b.node.tally.run(call); };
   for (int when = 0; when < 2; ++when) {  // before the owner has it back, and after

@@ -51,7 +51,7 @@ TEST_P(Scenario11, SlicesOfLocalMemoryAreExact) {
   Bench b(GetParam());
   Connection line = b.open_line();
   const Report there = b.expose({.length = 4096});
-  Buffer local = b.holding(filled(4096, 3)), blank = b.holding(all_of(0xee, 4096));
+  Buffer local = b.buffer_of(filled(4096, 3)), blank = b.buffer_of(all_of(0xee, 4096));
   for (const Part& part : kParts) {
     const std::size_t length = part.end - part.begin;
     const BufferSlice slice = local.slice(part.begin, length);
@@ -67,7 +67,7 @@ TEST_P(Scenario11, SlicesOfLocalMemoryAreExact) {
     EXPECT_EQ(b.look(there.index, 4096), expected);
     // And so with what is read into it.
     ASSERT_EQ(b.write(line, local.slice(), there.region), Status::ok);
-    Buffer got = b.holding(all_of(0xee, 4096));
+    Buffer got = b.buffer_of(all_of(0xee, 4096));
     const BufferSlice into = got.slice(part.begin, length);
     ASSERT_EQ(b.run([&](const auto& done) { return line.read(into, there.region, done); }).status,
               Status::ok);
@@ -86,7 +86,7 @@ TEST_P(Scenario11, SlicesOfLocalMemoryAreExact) {
 /// The parts of memory of a servant's, which can tell what is in it by `look`.
 template <typename Look>
 void expect_exact_parts(Bench& b, Connection line, const RemoteRegion& whole, Look&& look) {
-  Buffer blank = b.holding(all_of(0xee, 4096));
+  Buffer blank = b.buffer_of(all_of(0xee, 4096));
   for (const Part& part : kParts) {
     const std::size_t length = part.end - part.begin;
     const RemoteRegion slice = whole.slice(part.begin, length);
@@ -96,7 +96,7 @@ void expect_exact_parts(Bench& b, Connection line, const RemoteRegion& whole, Lo
     EXPECT_EQ(std::pair(slice.rkey, slice.lease), std::pair(whole.rkey, whole.lease));
     EXPECT_EQ(slice.access, whole.access);
     ASSERT_EQ(b.write(line, blank.slice(), whole), Status::ok);
-    Buffer local = b.holding(filled(length, 5));
+    Buffer local = b.buffer_of(filled(length, 5));
     ASSERT_EQ(b.write(line, local.slice(), slice), Status::ok);
     Bytes expected = all_of(0xee, 4096);
     std::copy_n(local.data(), length, expected.begin() + static_cast<std::ptrdiff_t>(part.begin));
@@ -105,7 +105,7 @@ void expect_exact_parts(Bench& b, Connection line, const RemoteRegion& whole, Lo
   }
   const auto words = std::as_bytes(std::span("hello", 5));
   const Bytes hello(words.begin(), words.end());
-  const Buffer ours = b.holding(hello);
+  const Buffer ours = b.buffer_of(hello);
   ASSERT_EQ(b.write(line, ours.slice(), whole.slice(0, 5)), Status::ok);
   EXPECT_EQ(b.read(line, whole.slice(0, 5)), hello);
   const Bytes all = look();
@@ -134,7 +134,7 @@ TEST_P(Scenario13, SlicesThatAreNoneAreErrorsAndNothingIsPosted) {
   const Report there = b.expose({.seed = 1, .length = 4096});
   LeaseReply granted = b.request(c, 4096);
   ASSERT_EQ(granted.status, Status::ok);
-  Buffer local = b.holding(filled(4096, 2));
+  Buffer local = b.buffer_of(filled(4096, 2));
   constexpr auto kReversed = static_cast<std::size_t>(-2);  // [2, 0)
   constexpr std::pair<std::size_t, std::size_t> kNone[] = {{2, kReversed}, {0, 4097}, {4097, 0}};
   b.quiet(c);
@@ -181,7 +181,7 @@ SPINWIRE_SCENARIO(14);
 TEST_P(Scenario14, MemoryThatMayOnlyBeReadCannotBeWritten) {
   Bench b(GetParam());
   Connection line = b.open_line();
-  Buffer ours = b.holding(filled(64, 1));
+  Buffer ours = b.buffer_of(filled(64, 1));
   const auto refused = [&](const RemoteRegion& region) {
     return b.node.tally.run(
         [&](const auto& done) { return line.write(ours.slice(), region, done); });
@@ -231,7 +231,7 @@ TEST_P(Scenario26, MemoryHasTheLengthAlignmentAndZeroesAskedFor) {
     EXPECT_EQ(ours.size(), size);
     EXPECT_GE(ours.capacity(), size);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(ours.data()) % 64, 0u);
-    Buffer dirt = b.holding(filled(size, 7));
+    Buffer dirt = b.buffer_of(filled(size, 7));
     for (const std::uint32_t alignment : {1u, 8u, 64u, 4096u}) {
       // Twice: the second time the block is dirty.
       for (int round = 0; round < 2; ++round) {
@@ -256,7 +256,7 @@ TEST_P(Scenario26, RightsAreExactlyThoseGiven) {
   const bool atomics = b.node.engine.device().atomics;
   std::vector<Access> all = {Access::remote_read, Access::remote_write, Access::remote_read_write};
   if (atomics) all.insert(all.end(), {Access::remote_atomic, Access::remote_all});
-  Buffer ours = b.holding(filled(8, 1));
+  Buffer ours = b.buffer_of(filled(8, 1));
   for (const Access access : all) {
     Connection line = b.open_line();
     const std::uint32_t number = b.peer().lines;
@@ -333,7 +333,7 @@ TEST_P(Scenario26, TwoEnginesHaveTheirOwn) {
   Node second(scenario_config());
   Connection first_line = b.open_line(0), other_line = b.open_line(1);
   const Report there = b.expose({.length = 512}, 0), elsewhere = b.expose({.length = 512}, 1);
-  Buffer ours = b.holding(filled(512, 1)), theirs = second.filled(512, 2);
+  Buffer ours = b.buffer_of(filled(512, 1)), theirs = second.filled(512, 2);
   EXPECT_EQ(b.write(first_line, ours.slice(), there.region), Status::ok);
   EXPECT_EQ(b.look(there.index, 512), filled(512, 1));
   // Memory of another engine's pools is refused before anything is posted, and the connection
@@ -370,7 +370,7 @@ TEST_P(Scenario27, AConnectionWithItsOwnProtectionDomainMovesData) {
   b.order({.what = Do::configure, .access = Access::remote_read_write, .own_domain = true});
   Connection owning = b.open_line();
   const Report there = b.expose({.line = 2, .seed = 1, .length = 64});
-  Buffer ours = b.holding(filled(64, 2));
+  Buffer ours = b.buffer_of(filled(64, 2));
   EXPECT_EQ(b.read(owning, there.region), filled(64, 1));
   EXPECT_EQ(b.write(owning, ours.slice(), there.region), Status::ok);
   EXPECT_EQ(b.look(there.index, 64), filled(64, 2));
@@ -403,7 +403,7 @@ TEST_P(Scenario27, AKeyOfOneDomainIsNoneInAnother) {
   Report secret;
   for (int i = 0; i < 3; ++i) secret = b.expose({.seed = 1, .length = 64}, 0);
   const Report shared = b.expose({.seed = 2, .length = 64}, 1);
-  Buffer ours = b.holding(filled(64, 3));
+  Buffer ours = b.buffer_of(filled(64, 3));
   EXPECT_EQ(b.write(second, ours.slice(), shared.region), Status::ok);
   EXPECT_EQ(b.read(second, shared.region), filled(64, 3));
   EXPECT_EQ(b.write(second, ours.slice(), secret.region), Status::remote_access);

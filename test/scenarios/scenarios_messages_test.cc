@@ -16,7 +16,7 @@ constexpr std::uint32_t kMiB = 1u << 20;
 
 /// Until the servant grants credit for so many messages at once.
 void warm_up(Bench& b, Connection line, std::uint32_t credits, std::uint32_t number = 1) {
-  const Buffer small = b.holding(filled(8, 1));
+  const Buffer small = b.buffer_of(filled(8, 1));
   int sent = 0;
   ASSERT_TRUE(b.until([&] {
     if (line.stats().send_credits >= credits) return true;
@@ -35,7 +35,7 @@ TEST_P(Scenario4, EachMessageHasItsImmediateOrNone) {
   const std::optional<std::uint32_t> immediates[] = {7, 0xffff'ffff, {}, {}, 0};
   std::uint32_t seed = 1;
   for (const auto& immediate : immediates) {
-    const Buffer data = b.holding(filled(100, seed++));
+    const Buffer data = b.buffer_of(filled(100, seed++));
     // The next one follows as soon as there is credit, not when the last one has come.
     ASSERT_EQ(b.start([&](const auto& done) {
       return immediate ? line.send_with_imm(data.slice(), *immediate, done) : line.send(data, done);
@@ -87,9 +87,9 @@ TEST_P(Scenario18, ABufferIsUsableAgainOnlyAfterTheCompletion) {
   Bench b(GetParam());
   Connection line = b.open_line();
   const Report there = b.expose({.seed = 7, .length = 64});
-  Buffer got = b.holding(filled(64, 1));
-  Buffer ours = b.holding(filled(64, 2));
-  Buffer message = b.holding(filled(8, 3));
+  Buffer got = b.buffer_of(filled(64, 1));
+  Buffer ours = b.buffer_of(filled(64, 2));
+  Buffer message = b.buffer_of(filled(8, 3));
   const std::byte* const abandoned[] = {got.data(), ours.data()};
   // Behind a message that the servant has not taken yet.
   b.peer().pause();
@@ -147,7 +147,7 @@ TEST_P(Scenario28, SumsByMessagesAndByLeasedMemory) {
   LeaseReply granted = b.request(line, sizeof twos);
   ASSERT_EQ(granted.status, Status::ok);
   const auto words = std::as_bytes(std::span(twos));
-  Buffer numbers = b.holding({words.begin(), words.end()});
+  Buffer numbers = b.buffer_of({words.begin(), words.end()});
   EXPECT_EQ(b.write(line, numbers.slice(), granted.memory.region()), Status::ok);
   EXPECT_EQ(b.give_back(granted.memory), Status::ok);
   ASSERT_TRUE(b.until([&] { return b.leased.size() == 1; }));
@@ -232,44 +232,44 @@ Bench::Setup doomed_setup() {
 SPINWIRE_SCENARIO(30);
 TEST_P(Scenario30, WhatWasOutstandingAtAPeerThatIsKilledEndsOnce) {
   Bench b(GetParam(), doomed_setup());
-  Connection doomed = b.open_line(0), other = b.open_line(1);
+  Connection ending = b.open_line(0), other = b.open_line(1);
   const bool atomics = b.node.engine.device().atomics;
-  warm_up(b, doomed, 10);
+  warm_up(b, ending, 10);
   const RemoteRegion there =
       b.expose({.access = atomics ? Access::remote_all : Access::remote_read_write, .length = 64})
           .region;
-  LeaseReply held = b.request(doomed, 64);
-  LeaseReply given = b.request(doomed, 64);
+  LeaseReply held = b.request(ending, 64);
+  LeaseReply given = b.request(ending, 64);
   ASSERT_TRUE(held.memory && given.memory);
-  Buffer ours = b.holding(filled(64, 1));
+  Buffer ours = b.buffer_of(filled(64, 1));
   ASSERT_TRUE(b.reply_to([&](const LeaseCallback& done) {
-                 return doomed.lease(ours.slice(), {}, done);
+                 return ending.lease(ours.slice(), {}, done);
                }).lease);
   (void)b.next(Saw::leased);
-  Buffer longer = b.holding(filled(100'000, 2));
+  Buffer longer = b.buffer_of(filled(100'000, 2));
   Buffer got = b.node.buffer(64);
 
   b.peer(0).pause();
   const auto outstanding = [&](auto call) { EXPECT_EQ(b.node.tally.run(call), Status::ok); };
-  outstanding([&](const auto& done) { return doomed.send(ours, done); });
-  outstanding([&](const auto& done) { return doomed.send_with_imm(ours.slice(), 1, done); });
-  outstanding([&](const auto& done) { return doomed.send(longer, done); });
-  outstanding([&](const auto& done) { return doomed.send(longer, done); });
-  outstanding([&](const auto& done) { return doomed.write(ours.slice(), there, done); });
+  outstanding([&](const auto& done) { return ending.send(ours, done); });
+  outstanding([&](const auto& done) { return ending.send_with_imm(ours.slice(), 1, done); });
+  outstanding([&](const auto& done) { return ending.send(longer, done); });
+  outstanding([&](const auto& done) { return ending.send(longer, done); });
+  outstanding([&](const auto& done) { return ending.write(ours.slice(), there, done); });
   outstanding(
-      [&](const auto& done) { return doomed.write_with_imm(ours.slice(), there, 2, done); });
-  outstanding([&](const auto& done) { return doomed.read(got.slice(), there, done); });
+      [&](const auto& done) { return ending.write_with_imm(ours.slice(), there, 2, done); });
+  outstanding([&](const auto& done) { return ending.read(got.slice(), there, done); });
   outstanding(
-      [&](const auto& done) { return doomed.write(ours.slice(), held.memory.region(), done); });
+      [&](const auto& done) { return ending.write(ours.slice(), held.memory.region(), done); });
   if (atomics) {
     const RemoteRegion word = there.slice(0, 8);
-    outstanding([&](const auto& done) { return doomed.compare_swap(word, 0, 1, done); });
-    outstanding([&](const auto& done) { return doomed.fetch_add(word, 1, done); });
+    outstanding([&](const auto& done) { return ending.compare_swap(word, 0, 1, done); });
+    outstanding([&](const auto& done) { return ending.fetch_add(word, 1, done); });
   }
   Told told;
   const LeaseOptions options;
-  told.run([&](const auto& done) { return doomed.request_memory(64, options, done); });
-  told.run([&](const auto& done) { return doomed.lease(ours.slice(), options, done); });
+  told.run([&](const auto& done) { return ending.request_memory(64, options, done); });
+  told.run([&](const auto& done) { return ending.lease(ours.slice(), options, done); });
   told.run([&](const auto& done) { return held.memory.renew(60s, done); });
   told.run([&](const auto& done) { return given.memory.give_back(done); });
   b.settle();

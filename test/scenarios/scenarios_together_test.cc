@@ -62,7 +62,7 @@ void scenario_1(Bench& b, const Line& line) {
   RemoteMemory& memory = granted.memory;
   ASSERT_EQ(memory.size(), 8u);
   EXPECT_EQ(b.read(line.ours, memory.region()), all_of(0, 8));
-  const Buffer ones = b.holding(all_of(1, 8));
+  const Buffer ones = b.buffer_of(all_of(1, 8));
   EXPECT_EQ(b.write(line.ours, ones.slice(4, 4), memory.slice(4, 4)), Status::ok);
   EXPECT_EQ(b.give_back(memory), Status::ok);
   EXPECT_FALSE(memory);
@@ -79,7 +79,7 @@ void expect_message(Bench& b, const Line& line, std::optional<std::uint32_t> imm
   EXPECT_EQ(seen.immediate, immediate.value_or(0));
 }
 void scenario_2(Bench& b, Line line) {
-  const Buffer ones = b.holding(all_of(1, 8));
+  const Buffer ones = b.buffer_of(all_of(1, 8));
   const Completion end =
       b.run([&](const auto& done) { return line.ours.send(ones.slice(), done); });
   EXPECT_EQ(end.status, Status::ok);
@@ -93,7 +93,7 @@ void scenario_2(Bench& b, Line line) {
   EXPECT_EQ(b.came.back().bytes, filled(8, 3));
 }
 void scenario_3(Bench& b, Line line) {
-  const Buffer ones = b.holding(all_of(1, 8));
+  const Buffer ones = b.buffer_of(all_of(1, 8));
   const Completion end =
       b.run([&](const auto& done) { return line.ours.send_with_imm(ones.slice(), 1, done); });
   EXPECT_EQ(end.status, Status::ok);
@@ -101,7 +101,7 @@ void scenario_3(Bench& b, Line line) {
 }
 
 void scenario_5(Bench& b, Line line) {
-  Buffer ours = b.holding(all_of(0, 8));
+  Buffer ours = b.buffer_of(all_of(0, 8));
   std::memset(ours.data(), 1, 8);
   std::memset(ours.data() + 4, 2, 4);
   const Bytes expected = bytes_of({1, 1, 1, 1, 2, 2, 2, 2});
@@ -128,7 +128,7 @@ void scenario_5(Bench& b, Line line) {
 
 void scenario_6(Bench& b, Line line) {
   const Report there = b.expose({.line = line.number, .length = 8});
-  const Buffer ones = b.holding(all_of(1, 4));
+  const Buffer ones = b.buffer_of(all_of(1, 4));
   const Completion end = b.run([&](const auto& done) {
     return line.ours.write_with_imm(ones.slice(), there.region.slice(4, 4), 4, done);
   });

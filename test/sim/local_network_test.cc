@@ -15,7 +15,7 @@ using namespace spinwire::control;  // NOLINT: what it is made of
 using namespace spinwire::sim;      // NOLINT: what is tested
 using spinwire::Status;
 
-struct TestRoads final : Roads {
+struct TestLinks final : LinkModel {
   bool open(std::uint32_t, std::uint32_t) override { return passes; }
   std::uint64_t delay(std::uint32_t, std::uint32_t) override { return ticks; }
   bool passes = true;
@@ -47,8 +47,8 @@ struct Two {
     if (got == 0) return "end";
     return got < 0 ? "nothing" : std::string(text.data(), static_cast<std::size_t>(got));
   }
-  TestRoads roads;
-  LocalNetwork network{roads};
+  TestLinks model;
+  LocalNetwork network{model};
   LocalHost& a = network.add_host();
   LocalHost& b = network.add_host();
   ListenSocket listening;
@@ -82,7 +82,7 @@ TEST(LocalNetwork, CarriesBytesBothWaysAndTheirEnd) {
 
 TEST(LocalNetwork, DelaysAndCuts) {
   Two t;
-  t.roads.ticks = 10;
+  t.model.ticks = 10;
   t.network.run(100);
   EXPECT_EQ(t.network.next(), 110u);
   t.network.run(109);
@@ -92,11 +92,11 @@ TEST(LocalNetwork, DelaysAndCuts) {
   ASSERT_NE(end, -1);
   ASSERT_EQ(::send(t.caller.fd.get(), "x", 1, 0), 1);
   t.network.run(111);
-  t.roads.passes = false;
+  t.model.passes = false;
   EXPECT_EQ(t.network.next(), LocalNetwork::kNever);
   t.network.run(200);
   EXPECT_EQ(Two::read(end), "nothing");
-  t.roads.passes = true;
+  t.model.passes = true;
   EXPECT_EQ(t.network.next(), 121u);
   t.network.run(201);
   EXPECT_EQ(Two::read(end), "x");
@@ -104,11 +104,11 @@ TEST(LocalNetwork, DelaysAndCuts) {
 
 TEST(LocalNetwork, ACallerThatGivesUpIsForgotten) {
   Two t;
-  t.roads.passes = false;
+  t.model.passes = false;
   t.network.run(1);
   t.caller.fd.reset();
   t.network.run(2);
-  t.roads.passes = true;
+  t.model.passes = true;
   t.network.run(3);
   EXPECT_EQ(t.accepted(), -1);
 }

@@ -18,7 +18,7 @@ TEST(SimNetwork, ACutHeals) {
   ASSERT_TRUE(town.sim.heal(0, 1));
   EXPECT_EQ(Town::good(town.call(s, 3)), 3u);
   EXPECT_EQ(town.homes[1].served, served + 3);
-  // A handshake waits for as long as its patience lasts.
+  // A handshake waits for as long as its time-out lasts.
   ASSERT_TRUE(town.sim.isolate(2));
   const Session late = town.open(0, 2);
   town.sim.run_for(100ms);

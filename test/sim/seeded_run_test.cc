@@ -193,19 +193,19 @@ TEST(Sim, ErrandsRunInTime) {
   auto sim = Simulation::create(16).value();
   std::vector<int> order;
   std::vector<Nanoseconds> times;
-  const auto errand = [&](int which) {
+  const auto action = [&](int which) {
     return [&, which] {
       order.push_back(which);
       times.push_back(sim.now());
     };
   };
-  sim.at(2ms, errand(2));
+  sim.at(2ms, action(2));
   sim.at(1ms, [&] {
-    errand(1)();
-    sim.at(2ms, errand(4));
+    action(1)();
+    sim.at(2ms, action(4));
     EXPECT_EQ(sim.step(), Status::reentrant);
   });
-  sim.at(2ms, errand(3));
+  sim.at(2ms, action(3));
   sim.run_for(10ms);
   EXPECT_EQ(order, (std::vector{1, 2, 3, 4}));
   EXPECT_EQ(times, (std::vector<Nanoseconds>{1ms, 2ms, 2ms, 2ms}));

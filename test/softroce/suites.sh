@@ -266,7 +266,7 @@ CallsOverALossyNetwork() {
 CallsWithoutDatagrams() {
   local status=0 calls=2000
   timeout 300 "$vm" --timeout 240 --env SPINWIRE_TEST_DEVICE=rxe0 \
-    --env SPINWIRE_TEST_CARRIER=connections --env SPINWIRE_TEST_SLOWNESS=20 -- \
+    --env SPINWIRE_TEST_TRANSPORT=connections --env SPINWIRE_TEST_SLOWNESS=20 -- \
     "$bin/spinwire-tests" --gtest_color=no \
     --gtest_filter="RpcCalls*:RpcBulk.*:RpcEndures*:RpcTransport.*:-RpcTransport.Passes*:RpcEndures.AHandler*:RpcBulk.RequestsOfAny*:RpcBulk.WhatIsWrong*:RpcBulk.AWindow*" \
     >"$dir/out" 2>&1 || status=$?

@@ -29,7 +29,7 @@ class SoftverbsDirectLane : public DirectPair {
     const std::uint64_t tail = static_cast<const sv::Ah*>(to.get())->peer->out.tail;
     EXPECT_FALSE(DirectEnd::send_by(by, to, b_.qp->qp_num, 999));
     EXPECT_EQ(static_cast<const sv::Ah*>(to.get())->peer->out.tail, tail);
-    EXPECT_TRUE(holding(a_.node).empty());
+    EXPECT_TRUE(peers_with_open_line(a_.node).empty());
   }
   /// It goes again, and arrives.
   void goes(std::uint64_t number) {
@@ -394,7 +394,7 @@ TEST_F(SoftverbsDirectLane, APeerIsForgottenThatALineIsHeldFor) {
     ASSERT_TRUE(a_.send(c->from_other, c->qp, 1));
     if (!listed_first) send_all(0, 3);
     ASSERT_TRUE(a_.send(d.from_other, d.qp, 2));
-    ASSERT_EQ(holding(a_.node).size(), 3u);
+    ASSERT_EQ(peers_with_open_line(a_.node).size(), 3u);
     c.reset();
     ASSERT_TRUE(until(
         [&] {
@@ -402,9 +402,9 @@ TEST_F(SoftverbsDirectLane, APeerIsForgottenThatALineIsHeldFor) {
           sv::control_device(a_.node.context);
         },
         [&] { return a_.node.internals().peers.size() == known + 1; }));
-    for (const sv::Peer* held : holding(a_.node)) EXPECT_FALSE(held->gone);
+    for (const sv::Peer* held : peers_with_open_line(a_.node)) EXPECT_FALSE(held->gone);
     a_.publish();
-    EXPECT_TRUE(holding(a_.node).empty());
+    EXPECT_TRUE(peers_with_open_line(a_.node).empty());
     EXPECT_EQ(b_.steps(), numbers(0, 3));
     EXPECT_EQ(d.steps(), numbers(2, 3));
     goes(4);
@@ -593,7 +593,7 @@ TEST_F(SoftverbsDirectLane, EverythingArrivesInOrderWhileTheLaneWraps) {
     EXPECT_EQ(s->from.sends_completed, s->by_verbs + s->messages_sent);
     for (std::size_t reason = 0; reason < static_cast<std::size_t>(sv::Drop::count); ++reason)
       EXPECT_EQ(dropped(s->from.node, static_cast<sv::Drop>(reason)), 0u) << reason;
-    EXPECT_TRUE(holding(s->from.node).empty());
+    EXPECT_TRUE(peers_with_open_line(s->from.node).empty());
   }
 }
 

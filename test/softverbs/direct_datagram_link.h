@@ -233,8 +233,8 @@ inline void meet(const Node& one, const Node& other) {
   sv::control_device(one.context);
 }
 
-/// Peers that a context has listed as holding a line.
-inline std::vector<const sv::Peer*> holding(const Node& node) {
+/// Peers that a context has listed for a line that is not published.
+inline std::vector<const sv::Peer*> peers_with_open_line(const Node& node) {
   std::vector<const sv::Peer*> all;
   for (const sv::Peer* peer = node.internals().held_first; peer != nullptr; peer = peer->next_held)
     all.push_back(peer);

@@ -85,7 +85,7 @@ class SoftverbsDirectRun : public DirectPair {
 // ---- it lies in the lane ------------------------------------------------------------------------
 
 TEST_F(SoftverbsDirectRun, ItsLinesAreNotWrittenAgainBeforeTheyAreGivenBack) {
-  const std::uint64_t patience = a_.node.internals().datagram_timeout;
+  const std::uint64_t timeout = a_.node.internals().datagram_timeout;
   for (std::uint64_t round = 0; round < 8; ++round) {
     published(1000, 1040);
     EXPECT_EQ(b_.poll(), Numbers{});
@@ -105,7 +105,7 @@ TEST_F(SoftverbsDirectRun, ItsLinesAreNotWrittenAgainBeforeTheyAreGivenBack) {
     for (; messages < 60; ++messages) message();
     EXPECT_EQ(out().tail, in().head + sv::kLaneLines);
     for (int i = 0; i < 3 * kLook; ++i) {
-      now_ += patience / 1000;
+      now_ += timeout / 1000;
       EXPECT_EQ(a_.step(), Numbers{});
       EXPECT_EQ(b_.poll(), Numbers{});
     }

@@ -178,12 +178,12 @@ class SoftverbsDirectBesideVerbs : public DirectPair {
         expected.clear();
       }
       send_all(4, 7);
-      EXPECT_EQ(holding(a_.node).size(), 1u);
+      EXPECT_EQ(peers_with_open_line(a_.node).size(), 1u);
       if (step_by_step) {
         EXPECT_EQ(sequence(), Numbers{});
       }
       a_.publish();
-      EXPECT_TRUE(holding(a_.node).empty());
+      EXPECT_TRUE(peers_with_open_line(a_.node).empty());
       const Numbers rest = numbers(4, 7);
       expected.insert(expected.end(), rest.begin(), rest.end());
       EXPECT_EQ(sequence(), expected);
@@ -257,9 +257,9 @@ TEST_F(SoftverbsDirect, OneCallPublishesToAllPeers) {
     EXPECT_EQ(b_.step(), Numbers{});
     EXPECT_EQ(c.step(), Numbers{});
     EXPECT_EQ(d.step(), Numbers{});
-    EXPECT_EQ(holding(a_.node).size(), round % 2 == 0 ? 3u : 2u);
+    EXPECT_EQ(peers_with_open_line(a_.node).size(), round % 2 == 0 ? 3u : 2u);
     a_.publish();
-    EXPECT_TRUE(holding(a_.node).empty());
+    EXPECT_TRUE(peers_with_open_line(a_.node).empty());
     EXPECT_EQ(b_.steps(), numbers(0, 6));
     EXPECT_EQ(c.steps(), numbers(round % 3 == 1 ? 105 : 100, 106));
     EXPECT_EQ(d.steps(), round % 2 == 0 && round % 3 != 1 ? numbers(200, 206)

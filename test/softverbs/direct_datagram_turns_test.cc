@@ -45,7 +45,7 @@ TEST_F(SoftverbsDirectLanes, TheFifthWaitsAndIsTheFirstThen) {
     for (const std::uint64_t number : hub_.take_runs()) all.push_back(number);
     left -= expected;
   }
-  // Each in turn, whoever was the first.
+  // Each in turn, in any order of the first ones.
   ASSERT_EQ(all.size(), kPeers);
   for (std::size_t i = 1; i < kPeers; ++i) EXPECT_EQ(all[i], (all[i - 1] + 1) % kPeers);
   EXPECT_EQ(hub_.steps(), Numbers{});

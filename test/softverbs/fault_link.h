@@ -1,4 +1,4 @@
-// Test helpers: devices with a fault plan and a time that is moved by hand.
+// Test helpers: devices with a fault plan and a time that the test moves.
 #pragma once
 
 #include <cstdint>

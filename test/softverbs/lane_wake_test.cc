@@ -1,4 +1,4 @@
-// A lane that goes to sleep in the moment in which its sender publishes. Whoever comes first, the
+// A lane that goes to sleep in the moment in which its sender publishes. In either order, the
 // message is found by polls alone, without any later traffic.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -26,7 +26,7 @@ constexpr std::int64_t kLeadStep = 50;
 struct Page {
   alignas(64) std::atomic<std::uint32_t> round{0};
   std::atomic<std::uint32_t> stop{0};
-  std::atomic<std::uint64_t> patience{0};           ///< of the sender, before it sends
+  std::atomic<std::uint64_t> timeout{0};            ///< of the sender, before it sends
   alignas(64) std::atomic<std::uint32_t> ready{0};  ///< the sender has seen that round
   std::atomic<std::uint32_t> sent{0};
 };
@@ -63,7 +63,7 @@ class Senders {
       wait_for([&] { return page.round.load(std::memory_order_acquire) == round || page.stop; });
       if (page.stop != 0) return;
       page.ready.store(round, std::memory_order_release);
-      wait_a_little(page.patience.load(std::memory_order_relaxed) + random.below(kJitter));
+      wait_a_little(page.timeout.load(std::memory_order_relaxed) + random.below(kJitter));
       for (std::size_t i = 0; i < kLanes; ++i) send((i + round) % kLanes, round);
       for (auto& node : nodes_) drain(*node);
       page.sent.store(round, std::memory_order_release);
@@ -111,8 +111,8 @@ class Sleeper {
     slept_ += slept;
     // How fast the two are differs from machine to machine: who was late comes earlier next time.
     lead_ += slept > kLanes / 2 ? -kLeadStep : kLeadStep;
-    page.patience.store(static_cast<std::uint64_t>(std::max<std::int64_t>(lead_, 0)),
-                        std::memory_order_relaxed);
+    page.timeout.store(static_cast<std::uint64_t>(std::max<std::int64_t>(lead_, 0)),
+                       std::memory_order_relaxed);
     std::size_t got = 0;
     // Of those that went to sleep: who has published already rang, or rings now.
     wait_for_messages(page, number, got);

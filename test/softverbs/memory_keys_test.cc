@@ -66,7 +66,7 @@ class SoftverbsKeys : public testing::TestWithParam<ibv_wr_opcode> {
   static void expect_refused(Case& c) {
     c.run(GetParam());
     c.expect_failed(IBV_WC_REM_ACCESS_ERR);
-    // The responder's queue pair ends as well, whoever's processor found it out.
+    // The responder's queue pair ends as well, whichever end found the error.
     EXPECT_EQ(state_of(c.link.qb), IBV_QPS_ERR);
     std::vector<int> events;
     for (Event e = next_event(c.link.b); e.type >= 0; e = next_event(c.link.b)) {

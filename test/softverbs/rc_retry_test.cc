@@ -15,7 +15,7 @@ constexpr std::uint64_t kRnrNs = 1'280'000;
 constexpr std::uint8_t kTimeout = 8;  // 4.096 us << 8
 constexpr std::uint64_t kTimeoutNs = 4096u << 8;
 
-/// A link whose sender's time is moved by hand.
+/// A link whose sender's time the test moves.
 struct Timed {
   std::uint64_t now = 1'000'000'000;
   Link link;
@@ -203,7 +203,7 @@ TEST(SoftverbsRnr, WriteWithImmediateAndReferencesToo) {
   EXPECT_TRUE(holds(t.link.b.bytes(0, 50'000), 5));
 }
 
-/// Two nodes whose queue pairs are connected by hand, step by step.
+/// Two nodes whose queue pairs are connected step by step.
 struct Slow {
   std::uint64_t now = 1'000'000'000;
   Link link;  // a connected pair besides, which must never notice

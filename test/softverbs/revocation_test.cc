@@ -47,7 +47,7 @@ struct Page {
   std::atomic<std::uint32_t> fault{0};
 };
 
-/// The last word of each so many bytes is looked at: whoever copies on behind the handing over
+/// The last word of each so many bytes is checked: a peer that copies on after the handing over
 /// comes by there.
 constexpr std::size_t kStep = 64 * 1024;
 constexpr std::uint64_t kPeers = 0x1111111111111111;  ///< what the peer writes

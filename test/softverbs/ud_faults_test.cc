@@ -106,7 +106,7 @@ std::vector<std::uint64_t> overtakers(const std::vector<std::uint64_t>& arrived)
 TEST(SoftverbsFaultyDatagrams, ReordersWithinTheDistance) {
   FaultyDatagrams d({.seed = 3, .reorder = 0.1, .reorder_distance = 4});
   d.send_and_poll(3000);
-  d.pass(100'000);  // the patience of the last ones
+  d.pass(100'000);  // the time-out of the last ones
   expect_all_sent(d, 3000);
   ASSERT_EQ(d.arrived.size(), 3000u);
   EXPECT_EQ(std::set<std::uint64_t>(d.arrived.begin(), d.arrived.end()).size(), 3000u);

@@ -123,7 +123,7 @@ TEST_F(SoftverbsDatagramQueue, PatienceIsWorthWhatTheReceiverTakes) {
   now_ += patience_;
   EXPECT_EQ(completions(a_).size(), 1u);
   EXPECT_EQ(lost(), 1u);
-  // Half of the lane, taken and filled again: half of the patience.
+  // Half of the lane, taken and filled again: half of the time-out.
   for (std::uint64_t i = 0; i < sv::kLaneLines / 2 / 64; ++i) {
     ibv_wc wc{};
     (void)b_.poll(wc);  // a turn's worth, of which nobody receives any

@@ -89,7 +89,7 @@ TEST(Handshake, ARawEndNeedsNoMoreThanItsAddress) {
   ASSERT_TRUE(received) << received.error().message();
   EXPECT_EQ(received->header.features, wire::feature::raw);
   EXPECT_EQ(std::get<wire::Hello>(received->body).endpoint, e);
-  // Without the bit it is an end that lacks everything, whoever says so.
+  // Without the bit it is an end that lacks everything, in whatever frame.
   const auto plain = decode(with<std::uint32_t>(copy_of(frame), wire::header_at::features, 0));
   ASSERT_FALSE(plain);
   EXPECT_EQ(plain.error().status, Status::protocol);
@@ -111,7 +111,7 @@ TEST(Handshake, ReadyAndRefuseComeBackAsSent) {
   }
 }
 
-// The layout is a contract with every other release, so it is written out once more, by hand.
+// The layout is a contract with every other release, so it is written out once more here.
 TEST(Handshake, LayoutIsFixed) {
   const auto frame = copy_of(wire::encode(wire::Hello{valid_endpoint()}, {{1, 1}, 0x04030201u}));
   const std::vector<unsigned> expected{

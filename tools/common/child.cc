@@ -99,8 +99,8 @@ ServerChild::~ServerChild() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-int ServerChild::wait(Nanoseconds patience) {
-  const Deadline deadline(Clock::real(), patience);
+int ServerChild::wait(Nanoseconds timeout) {
+  const Deadline deadline(Clock::real(), timeout);
   while (pid_ >= 0 && !deadline.passed()) {
     int status = 0;
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {

@@ -11,7 +11,7 @@
 
 namespace spinwire::tools {
 
-/// Tells whoever started this process where it listens: one line into the descriptor `announce`,
+/// Tells the parent process where this one listens: one line into the descriptor `announce`,
 /// or onto stdout if that is negative.
 void announce_address(int announce, const std::string& address);
 
@@ -32,7 +32,7 @@ class ServerChild {
   [[nodiscard]] const std::string& address() const noexcept { return address_; }
   /// Waits for the child to exit and answers its code; -1, and the child is ended, if it takes
   /// longer or dies of a signal.
-  int wait(Nanoseconds patience);
+  int wait(Nanoseconds timeout);
 
  private:
   ServerChild(pid_t pid, std::string address);

@@ -52,12 +52,12 @@ Result<std::string> resolve(std::string_view host, int port) {
 }
 
 Dialer::Dialer(Engine& engine, std::string address, const ConnectionHandlers& handlers,
-               Nanoseconds patience)
+               Nanoseconds timeout)
     : engine_(engine),
       clock_(engine.clock()),
       address_(std::move(address)),
       handlers_(handlers),
-      deadline_(engine.clock(), patience),
+      deadline_(engine.clock(), timeout),
       retry_at_(engine.clock(), Nanoseconds::zero()) {}
 
 Dialer::State Dialer::turn() {

@@ -26,7 +26,7 @@ class Dialer {
   /// `address` is "a.b.c.d:port" or "[v6]:port". The dialer stays where it is, and
   /// outlives the engine unless it is ready or failed.
   Dialer(Engine& engine, std::string address, const ConnectionHandlers& handlers,
-         Nanoseconds patience);
+         Nanoseconds timeout);
   Dialer(const Dialer&) = delete;
   Dialer& operator=(const Dialer&) = delete;
 

@@ -261,7 +261,7 @@ void RpcPerfServer::go_on() {
     if (state_ == State::calling_back) [[unlikely]]
       call_back();
   }
-  if (state_ == State::stopping && (caller_ == nullptr || caller_->idle())) return tell_books();
+  if (state_ == State::stopping && (caller_ == nullptr || caller_->idle())) return report_counts();
   if (state_ == State::closing && caller_->closed()) {
     caller_.reset();
     state_ = State::idle;
@@ -292,7 +292,7 @@ void RpcPerfServer::check_progress() {
   }
 }
 
-void RpcPerfServer::tell_books() {
+void RpcPerfServer::report_counts() {
   CallTally tally;
   tally.served = answerer_.books();
   if (caller_ != nullptr) {

@@ -139,7 +139,7 @@ class RpcPerfServer {
   void go_on();
   void call_back();
   void check_progress();
-  void tell_books();
+  void report_counts();
   void end(const std::string& how);
 
   Engine& engine_;

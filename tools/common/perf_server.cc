@@ -11,7 +11,7 @@ namespace spinwire::tools {
 namespace {
 
 /// For a client's next step in the dialogue.
-constexpr Nanoseconds kPatience = std::chrono::seconds(5);
+constexpr Nanoseconds kTimeout = std::chrono::seconds(5);
 
 }  // namespace
 
@@ -46,7 +46,7 @@ int PerfServer::turn() {
     tidy();
   } else if ((state_ == State::waiting || state_ == State::leaving) && patience_.passed()) {
     break_off("it neither went on nor left");
-    patience_ = Deadline(clock_, kPatience);
+    patience_ = Deadline(clock_, kTimeout);
   }
   return events;
 }
@@ -127,7 +127,7 @@ void PerfServer::send_pending() {
 void PerfServer::enter(State state) {
   state_ = state;
   calls_.set_busy(state != State::idle);
-  patience_ = Deadline(clock_, kPatience);
+  patience_ = Deadline(clock_, kTimeout);
 }
 
 void PerfServer::on_accept(Connection client) {

@@ -20,7 +20,7 @@
 
 namespace spinwire::tools::push {
 
-inline constexpr Nanoseconds kPatience = std::chrono::seconds(60);  ///< for any sign of progress
+inline constexpr Nanoseconds kTimeout = std::chrono::seconds(60);  ///< for any sign of progress
 
 enum class Kind : std::uint16_t { announce = 1, grant, returned, finish, verdict, abort };
 
@@ -87,15 +87,15 @@ class End {
 
   void drive_to_end() {
     Idler idler(engine_.clock(), /*may_sleep=*/true);
-    Deadline patience(engine_.clock(), kPatience);
+    Deadline timeout(engine_.clock(), kTimeout);
     while (!over_) {
       const int events = drive(engine_);
       if (events < 0) return static_cast<void>(fault_ = "poll() was misused");
       if (stop_requested()) give_up("interrupted");
       send_outbox();
       const bool worked = turn();
-      if (worked || events > 0 || !met_) patience = {engine_.clock(), kPatience};
-      if (patience.passed()) {
+      if (worked || events > 0 || !met_) timeout = {engine_.clock(), kTimeout};
+      if (timeout.passed()) {
         over_ = closing_;
         give_up(fmt::format("{} does not go on", peer_is_));
       }

@@ -53,8 +53,8 @@ class IdleCare {
 
 /// Drives the engine until `done()`; false if the deadline came first. Set-up.
 template <typename Done>
-bool spin_until(Engine& engine, Nanoseconds patience, Done&& done) {
-  const Deadline deadline(engine.clock(), patience);
+bool spin_until(Engine& engine, Nanoseconds timeout, Done&& done) {
+  const Deadline deadline(engine.clock(), timeout);
   while (!done()) {
     if (drive(engine) < 0 || deadline.passed()) return false;
   }

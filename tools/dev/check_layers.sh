@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks that includes inside src/ point down only:
+# Checks that includes inside src/ point down only, and that no folder names the namespace of one that
+# it may not include, as a forward declaration would:
 #   sim -> engine -> rpc -> agent -> {config, control} -> {memory, verbs, wire} -> base
 #
 #   tools/dev/check_layers.sh [ROOT]        check ROOT/src (default: this tree)
@@ -50,7 +51,7 @@ broken_rule() {
 }
 
 check_tree() {
-  local root=$1 bad=0 file line include rule
+  local root=$1 bad=0 file line include rule folder
   cd "$root"
   while read -r file; do
     if [[ -z "${may_include[$(cut -d/ -f2 <<<"$file")]+set}" ]]; then
@@ -73,7 +74,35 @@ check_tree() {
     grep -rnE --include='*.h' --include='*.cc' \
       "^[[:space:]]*#[[:space:]]*include[[:space:]]*(\"|<($folders)/)" src | sort
   )
+  for folder in "${!may_include[@]}"; do
+    [[ -d "src/$folder" ]] || continue
+    line=$(broken_names "$folder")
+    [[ -n "$line" ]] || continue
+    echo "$line" >&2
+    bad=1
+  done
   return $bad
+}
+
+# Prints "FILE:LINE: ..." for each name of a namespace that the folder of $1 may not know.
+broken_names() {
+  local from=$1 to others=()
+  for to in "${!may_include[@]}"; do
+    [[ "$to" == "$from" || " ${may_include[$from]} " == *" $to "* ]] || others+=("$to")
+  done
+  ((${#others[@]} != 0)) || return 0
+  local names
+  names=$(IFS='|' && echo "${others[*]}")
+  # Comments may speak of anything.
+  { grep -rnE --include='*.h' --include='*.cc' \
+    "^([^/\"]|/[^/])*(\b($names)::|namespace (spinwire::)?($names)\b)" "src/$from" || true; } |
+    while IFS=: read -r file line text; do
+      if [[ "$text" =~ (^|[^a-z_:])softverbs(::|[^a-z_]) ]] &&
+        { sees_softverbs "$file" '' || [[ "$file" == src/verbs/direct_datagrams.h ]]; }; then
+        continue
+      fi
+      echo "$file:$line: names a higher layer: ${text#"${text%%[![:space:]]*}"}"
+    done
 }
 
 self_test() {
@@ -81,12 +110,14 @@ self_test() {
   tmp=$(mktemp -d)
   trap 'rm -rf "$tmp"' RETURN
 
-  # expect ok|bad FILE INCLUDE: a tree of that one file has to pass or to be refused by name.
-  expect() {
+  # expect ok|bad FILE INCLUDE, expect_text ok|bad FILE LINE: a tree of that one file has to pass or
+  # to be refused by name.
+  expect() { expect_text "$1" "$2" "#include $3"; }
+  expect_text() {
     local want=$1 file=$2 include=$3 out got=ok
     rm -rf "$tmp/src"
     mkdir -p "$tmp/$(dirname "$file")"
-    printf '// comment\n#include %s\n' "$include" >"$tmp/$file"
+    printf '// comment\n%s\n' "$include" >"$tmp/$file"
     out=$( (check_tree "$tmp") 2>&1) || got=bad
     [[ $got == bad && "$out" != *"$file:"[12]": "* ]] && got='refused without naming the line'
     if [[ "$got" != "$want" ]]; then
@@ -126,6 +157,14 @@ self_test() {
   expect bad src/rpc/client.cc '"fmt/format.h"'
   expect bad src/stray.cc '"base/pool.h"'
   expect bad src/util/stray.cc '"base/pool.h"'
+  expect_text bad src/agent/agent.h 'namespace spinwire::rpc { struct Rpc; }'
+  expect_text bad src/memory/arena.cc '  agent::Agent* owner = nullptr;'
+  expect_text bad src/control/socket.cc 'using spinwire::engine::EngineCore;'
+  expect_text bad src/rpc/session.cc 'softverbs::Context* c;'
+  expect_text ok src/memory/arena.cc '// what agent::submit() needs'
+  expect_text ok src/memory/arena.cc 'base::log(LogLevel::info, "rpc::call");'
+  expect_text ok src/rpc/session.cc '  agent::Agent* a = nullptr;  // not engine::'
+  expect_text ok src/verbs/provider_softverbs.cc '  softverbs::Context* c = nullptr;'
   [[ $failed -eq 0 ]] && echo 'check_layers: self-test passed'
   return $failed
 }

@@ -26,6 +26,11 @@ retired=(
   'by hand|by_hand'                 'out-of-band'
   'carriers?'                       'transport'
   'least_patience|least_timeout'    'min_rto'
+  'errands?|Roads?|doomed|restless' 'the standard term for it'
+  'kNoQueuePair'                    'a type or an optional value, not a sentinel'
+  'lies_in_wait|impatient|doubts'   'a fact'
+  'revive|revived'                  'reconnect'
+  'notes_queue|note_queue'          'control message queue'
 )
 
 # Files whose words are not ours.

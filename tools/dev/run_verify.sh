@@ -49,6 +49,7 @@ else
 fi
 stage build "${make[@]}" everything
 stage layers-self-test tools/dev/check_layers.sh --self-test
+stage words-self-test tools/dev/check_words.sh --self-test
 stage tidy "${make[@]}" tidy
 test_stage slow-tests "${make[@]}" check-tests FILTER='Slow*:*/Slow*' SHARDS=2
 stage sim "${make[@]}" sim RUNS=600 JOBS=2

@@ -268,7 +268,7 @@ class Client {
  private:
   // A server that was put off its processor amid a put is back before that. One that died there
   // leaves the slot as it is.
-  static constexpr auto kPatience = 5s;
+  static constexpr auto kTimeout = 5s;
 
   struct Get {
     Buffer memory;
@@ -310,7 +310,7 @@ class Client {
                             found.version);
     }
     if (found.look == kv::Look::torn) {
-      if (!g.torn) g.torn.emplace(clock(), kPatience);
+      if (!g.torn) g.torn.emplace(clock(), kTimeout);
       if (!g.torn->passed()) {
         ++read_again_;
         return repeat(index);

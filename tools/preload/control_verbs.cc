@@ -46,8 +46,8 @@ ibv_mr* register_memory(ibv_pd* pd, void* address, std::size_t length, std::uint
 /// expect that.
 template <typename Verb>
 int while_busy(ibv_context* context, Verb verb) {
-  constexpr auto kPatience = std::chrono::seconds(2);
-  const auto end = std::chrono::steady_clock::now() + kPatience;
+  constexpr auto kTimeout = std::chrono::seconds(2);
+  const auto end = std::chrono::steady_clock::now() + kTimeout;
   for (;;) {
     const int error = verb();
     if (error != EBUSY || std::chrono::steady_clock::now() >= end) return error;

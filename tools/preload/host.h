@@ -77,7 +77,7 @@ struct Host {
   FairLock lock;
   softverbs::Context* device = nullptr;
   ibv_context_ops bare{};  ///< the embedded device's own operations
-  std::size_t events_told = 0;
+  std::size_t events_reported = 0;
   std::uint32_t armed = 0;
   std::uint32_t empty_polls = 0;  ///< in a row
   std::vector<WatchedCq> watched;
@@ -104,13 +104,13 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
   ~Guard() {
-    if (host_.device->events.size() != host_.events_told) tell_events(host_);
+    if (host_.device->events.size() != host_.events_reported) report_events(host_);
     host_.lock.unlock();
   }
   [[nodiscard]] Host& host() const noexcept { return host_; }
 
  private:
-  static void tell_events(Host& host) noexcept;
+  static void report_events(Host& host) noexcept;
   Host& host_;
 };
 

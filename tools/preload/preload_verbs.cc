@@ -10,12 +10,12 @@ namespace spinwire::preload {
 namespace {
 
 int poll_locked(ibv_cq* cq, int entries, ibv_wc* wc, bool& weary) noexcept {
-  constexpr std::uint32_t kPatience = 256;
+  constexpr std::uint32_t kTimeout = 256;
   const Guard guard(cq->context);
   Host& host = guard.host();
   const int got = host.bare.poll_cq(cq, entries, wc);
   if (got == 0) {
-    weary = ++host.empty_polls % kPatience == 0;
+    weary = ++host.empty_polls % kTimeout == 0;
     return 0;
   }
   host.empty_polls = 0;
@@ -60,11 +60,11 @@ void lock_operations(ibv_context_ops& ops) noexcept {
 }
 
 /// One count a new event; reading them takes one each.
-void Guard::tell_events(Host& host) noexcept {
+void Guard::report_events(Host& host) noexcept {
   const std::size_t now = host.device->events.size();
-  if (now > host.events_told)
-    (void)eventfd_write(host.device->verbs.async_fd, now - host.events_told);
-  host.events_told = now;
+  if (now > host.events_reported)
+    (void)eventfd_write(host.device->verbs.async_fd, now - host.events_reported);
+  host.events_reported = now;
 }
 
 }  // namespace spinwire::preload

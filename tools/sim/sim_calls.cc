@@ -122,12 +122,12 @@ void SimWorld::choose_call(std::uint32_t session) {
                                            kSimLater,  kSimNested, kSimNested,  kSimTiny,
                                            kSimRefuse, kSimSilent, kSimTooLong, kSimUnserved};
   const Method method = kMix[sim_.random(kMix.size())];
-  Nanoseconds patience = 4s;
-  if (sim_.chance(0.1)) patience = 30us + below(3ms);
-  (void)begin_call(session, method, patience);
+  Nanoseconds timeout = 4s;
+  if (sim_.chance(0.1)) timeout = 30us + below(3ms);
+  (void)begin_call(session, method, timeout);
 }
 
-bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds patience,
+bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds timeout,
                           const PendingCall* outer, std::uint64_t asked_for) {
   SimSession& s = sessions_[session];
   const std::uint64_t number = calls_.size();
@@ -140,8 +140,8 @@ bool SimWorld::begin_call(std::uint32_t session, Method method, Nanoseconds pati
   if (outer == nullptr && method != kSimTiny && method != kSimUnserved && sim_.chance(bulk_))
     make_bulk(c, s.from);
   c.begun = sim_.now();
-  c.deadline = c.begun + patience;
-  c.patient = patience >= 3s;  // for many tries, whatever those before have taught
+  c.deadline = c.begun + timeout;
+  c.patient = timeout >= 3s;  // for many tries, whatever those before have taught
   c.asked_for = asked_for;
   ReplyCallback done = [this, number](Reply& r) { on_reply(number, r); };
   if (outer != nullptr) {

@@ -27,7 +27,7 @@ namespace spinwire::tools {
 void SimSum::add(std::uint64_t seed, const SimOutcome& outcome) noexcept {
   ++runs;
   calls += outcome.calls;
-  // Whoever ran them: the same runs have the same sum.
+  // The same runs have the same sum, in every process.
   const std::uint64_t mixed = (outcome.trace ^ seed * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
   trace += mixed ^ mixed >> 31;
   least_nodes = std::min(least_nodes, outcome.nodes);

@@ -161,10 +161,11 @@ void SimWorld::kill(NodeId node) {
   if (auto killed = sim_.kill(node); !killed) return fail("{}", killed.error().message());
   // From inside its own callback it is about to go; what was kept outlives it in either case.
   sim_.at(sim_.now() + below(1ms), [this, node] { drop_kept(actors_[node], 0); });
-  sim_.at(sim_.now() + 1ms + below(sim_.chance(0.7) ? 3ms : 300ms), [this, node] { revive(node); });
+  sim_.at(sim_.now() + 1ms + below(sim_.chance(0.7) ? 3ms : 300ms),
+          [this, node] { restart_later(node); });
 }
 
-void SimWorld::revive(NodeId node) {
+void SimWorld::restart_later(NodeId node) {
   if (sim_.alive(node)) return;
   drop_kept(actors_[node], 0);
   actors_[node].shaky = false;

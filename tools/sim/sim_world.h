@@ -151,7 +151,7 @@ class SimWorld {
   void open_session(NodeId from, NodeId to);
   void on_session_closed(std::uint32_t session, const Error& why);
   std::uint32_t pick_size(std::size_t longest);
-  bool begin_call(std::uint32_t session, Method method, Nanoseconds patience,
+  bool begin_call(std::uint32_t session, Method method, Nanoseconds timeout,
                   const PendingCall* outer = nullptr, std::uint64_t asked_for = 0);
   void choose_call(std::uint32_t session);
   Status post_call(SimSession& s, std::uint64_t number, const ReplyCallback& done);
@@ -191,7 +191,7 @@ class SimWorld {
   void plan_failure(Nanoseconds within);
   void hurry();
   void kill(NodeId node);
-  void revive(NodeId node);
+  void restart_later(NodeId node);
   void cut(NodeId a, NodeId b);
   void heal(NodeId a, NodeId b);
   void end_trouble();

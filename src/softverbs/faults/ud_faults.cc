@@ -11,7 +11,7 @@ namespace spinwire::softverbs {
 namespace {
 
 /// The order of a heap whose top goes first.
-auto goes_later(const Faults& f) noexcept {
+auto is_due_later(const Faults& f) noexcept {
   return [&f](std::uint32_t a, std::uint32_t b) {
     const HeldDatagram& x = f.slots[a];
     const HeldDatagram& y = f.slots[b];
@@ -64,7 +64,7 @@ void hold(Context& c, Qp& qp, const ibv_send_wr& wr, std::uint32_t length,
     held.ready += static_cast<std::uint64_t>(f.plan.reorder_timeout.count());
   copy_payload(bytes_of(f, slot), wr);
   f.heap.push_back(slot);
-  std::push_heap(f.heap.begin(), f.heap.end(), goes_later(f));
+  std::push_heap(f.heap.begin(), f.heap.end(), is_due_later(f));
 }
 
 void give_back(Faults& f, std::uint32_t slot) noexcept {
@@ -83,7 +83,7 @@ void overtake(Faults& f, const Qp* qp, std::uint64_t order) noexcept {
     held.ready = held.delayed_until;
     changed = true;
   }
-  if (changed) std::make_heap(f.heap.begin(), f.heap.end(), goes_later(f));
+  if (changed) std::make_heap(f.heap.begin(), f.heap.end(), is_due_later(f));
 }
 
 }  // namespace
@@ -113,7 +113,7 @@ ibv_wc_status hold_datagram(Qp& qp, const ibv_send_wr& wr, std::uint32_t length)
 
 void send_held(Context& c) noexcept {
   Faults& f = *c.faults;
-  std::pop_heap(f.heap.begin(), f.heap.end(), goes_later(f));
+  std::pop_heap(f.heap.begin(), f.heap.end(), is_due_later(f));
   const std::uint32_t slot = f.heap.back();
   f.heap.pop_back();
   HeldDatagram& held = f.slots[slot];
@@ -141,7 +141,8 @@ void drop_held(Faults& f, const Qp& qp) noexcept {
     ++f.statistics.abandoned;
     return true;
   };
-  if (std::erase_if(f.heap, lost) != 0) std::make_heap(f.heap.begin(), f.heap.end(), goes_later(f));
+  if (std::erase_if(f.heap, lost) != 0)
+    std::make_heap(f.heap.begin(), f.heap.end(), is_due_later(f));
 }
 
 void reserve_datagrams(Faults& f, std::uint32_t count) {

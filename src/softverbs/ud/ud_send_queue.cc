@@ -1,7 +1,7 @@
 // Datagrams that found no room in the lane to their receiver. Cold.
 //
 // An adapter's send queue drains as fast as the wire takes it, and programs rely on the send queue
-// holding them back. Here the receiver's polls make room, so a datagram waits in the send queue,
+// keeping them back. Here the receiver's polls make room, so a datagram waits in the send queue,
 // uncompleted. Each lane has a budget of time: waiting uses it up, and lines that the receiver
 // consumes restore it, a whole lane all of it. A stopped receiver costs its senders the budget
 // once, not once a datagram; after that they drop datagrams that find no room until the receiver

@@ -196,7 +196,7 @@ class Traffic {
       must(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV, "a receive");
       const auto qp = static_cast<std::uint32_t>(wc.wr_id >> 32);
       const auto slot = static_cast<std::uint32_t>(wc.wr_id);
-      // Which message came is in its bytes: whoever polls next may be faster than this thread.
+      // Which message came is in its bytes: the next thread that polls may be faster than this one.
       const std::uint64_t value = *receiver_.slot(qp, slot);
       if (value == 0 || value > kMessages || !receiver_.holds(qp, slot, value)) ++bad_;
       sum_[qp] += value;

@@ -57,8 +57,8 @@ inline Config config() {
 
 /// Polls until `done`, for so long that only a defect lets the time run out.
 template <typename Poll, typename Done>
-bool until(Poll&& poll, Done&& done, std::chrono::seconds patience = 30s) {
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+bool until(Poll&& poll, Done&& done, std::chrono::seconds timeout = 30s) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   for (unsigned i = 0; !done(); ++i) {
     poll();
     if (i % 64 == 0 && std::chrono::steady_clock::now() > deadline) return done();

@@ -1,5 +1,5 @@
 // softroce-cycles WAY COUNT ADDRESS: makes and closes COUNT connections between two engines, by the
-// TCP exchange (tcp), rdma_cm (cm) or endpoints brought by hand (hand), a message on each; then the
+// TCP exchange (tcp), rdma_cm (cm) or out-of-band endpoints (hand), a message on each; then the
 // device has no object more than before the first.
 #include <memory>
 #include <vector>

@@ -1,4 +1,5 @@
-// softroce-unplug serve ADDRESS: sends messages back to whoever connects to port 7471, until it is
+// softroce-unplug serve ADDRESS: sends messages back to peers that connect to port 7471, until it
+// is
 //   told to take its machine with it.
 // softroce-unplug client ADDRESS DEVICE: takes away the network below its own RDMA device, then the
 //   RDMA device, then the peer's machine, each with operations under way. Every operation completes
