@@ -71,9 +71,9 @@ TEST_F(SlowTools, ReadmeExamplesCompileAsTheyStand) {
       std::ofstream file(folder / "example.cc");
       is_program(example) ? file << example : file << kBefore << example << kAfter;
       file.close();
-      Program compiler({"g++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
-                        "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Iinclude",
-                        folder / "example.cc"});
+      Program compiler({"/usr/bin/env", "g++", "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra",
+                        "-Werror", "-Wno-unused-variable", "-Wno-unused-but-set-variable",
+                        "-Iinclude", folder / "example.cc"});
       EXPECT_EQ(compiler.wait(), 0) << document << ":\n" << example << compiler.err();
     }
   }
