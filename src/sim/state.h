@@ -105,7 +105,7 @@ struct Simulation::State {
 
   Status step();
   void poll(sim::Node& node, NodeId number);
-  void run_errands();
+  void run_due_actions();
   /// Nothing happened for a while: time goes on to what is next.
   void jump();
   /// Something may come of what was done: time goes on in small steps again.

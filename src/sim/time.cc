@@ -28,7 +28,7 @@ Status Simulation::State::step() {
   if (stepping) return Status::reentrant;
   stepping = true;
   ++stats.steps;
-  run_errands();
+  run_due_actions();
   const std::uint64_t before = trace;
   for (std::size_t i = turns.size(); i > 1; --i) std::swap(turns[i - 1], turns[order.below(i)]);
   const auto passed_over = static_cast<std::uint32_t>(options.left_out * 1e6);
@@ -68,7 +68,7 @@ void Simulation::State::poll(Node& node, NodeId number) {
   if (node.ends_after_poll) end_life(node);
 }
 
-void Simulation::State::run_errands() {
+void Simulation::State::run_due_actions() {
   while (!actions.empty() && actions.top().when <= now) {
     // Moved out first: it may ask for others.
     const auto what = std::move(const_cast<sim::ScheduledAction&>(actions.top()).what);
