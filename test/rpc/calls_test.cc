@@ -26,6 +26,23 @@ TEST(RpcCalls, BytesComeBackInEveryLength) {
   t.finish();
 }
 
+TEST(RpcCalls, TheLongestTimeoutsDoNotPassAtOnce) {
+  Calls t;
+  for (const Nanoseconds timeout : {Nanoseconds::max(), Nanoseconds::max() - 1ns}) {
+    CallOptions options;
+    options.timeout = timeout;
+    ASSERT_EQ(t.begin(kLater, filled(4, 1), options), Status::ok);
+    ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+    for (int i = 0; i < 1000; ++i) (void)(t.client.poll() + t.server.poll());
+    EXPECT_EQ(t.ended.back().times, 0);
+    EXPECT_EQ(t.later.back().call.reply(filled(4, 2)), Status::ok);
+    EXPECT_TRUE(t.until([&] { return t.ended.back().times != 0; }));
+    EXPECT_EQ(t.ended.back().status, Status::ok);
+    t.later.clear();
+  }
+  t.finish();
+}
+
 TEST(RpcCalls, AWindowIsUnderWayAndABacklogWaits) {
   Calls t;
   const Config& c = t.client.engine.config();

@@ -110,7 +110,10 @@ void post(EngineCore& core, Post when) noexcept {
   rpc::Rpc& r = *core->calls;
   const std::uint64_t now = polling ? ctx.now : ctx.clock.now();
   const bool has_timeout = options != nullptr && options->timeout.count() != 0;
-  const std::uint64_t timeout = has_timeout ? ctx.clock.ticks(options->timeout) : r.call_timeout;
+  // The longest time-outs must not wrap round with the tick of now.
+  constexpr std::uint64_t kMost = ~std::uint64_t{0} / 2;
+  const std::uint64_t timeout =
+      has_timeout ? std::min(ctx.clock.ticks(options->timeout), kMost) : r.call_timeout;
   const rpc::CallRequest asked{method, data, size, block, now, now + timeout};
   if (rpc::exceeds_datagram(*c, asked) || (options != nullptr && options->reply_into)) [[unlikely]]
     return begin_long_call(*core, *c, asked, options, done);
