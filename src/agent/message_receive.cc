@@ -12,7 +12,7 @@ namespace {
 
 inline bool is_success(const ibv_wc& wc) noexcept { return wc.status == IBV_WC_SUCCESS; }
 
-inline bool is_holding(const Agent& a) noexcept { return (a.detour & kRendezvousAhead) != 0; }
+inline bool rendezvous_ahead(const Agent& a) noexcept { return (a.detour & kRendezvousAhead) != 0; }
 
 /// Counts the credit that a message used. process_receives_of() grants it again, once for all
 /// messages of a batch. A message that is held keeps its receive.
@@ -43,7 +43,7 @@ void on_control_message(EngineContext& ctx, Agent& a, const Block* block,
                         const wire::MessageHeader& header, const ibv_wc& wc) noexcept {
   if (peer_credits(a) == 0) return malformed(ctx, a, wc.byte_len);
   use_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0,
-             header.kind == wire::MessageKind::rendezvous_offer || is_holding(a));
+             header.kind == wire::MessageKind::rendezvous_offer || rendezvous_ahead(a));
   const std::span<const std::byte> body(block->payload, header.length);
   if (header.kind == wire::MessageKind::rendezvous_offer)
     return on_rendezvous_offer(ctx, a, wc, body);
@@ -55,7 +55,7 @@ void on_control_message(EngineContext& ctx, Agent& a, const Block* block,
 
 /// The peer closes. Its goodbye takes effect when all messages before it are delivered.
 void on_goodbye_message(EngineContext& ctx, Agent& a) noexcept {
-  if (!is_holding(a)) return on_goodbye(ctx, a);
+  if (!rendezvous_ahead(a)) return on_goodbye(ctx, a);
   if (a.goodbye_received) return malformed(ctx, a, wire::kMessageHeaderBytes);
   a.goodbye_received = a.closing = true;
   RendezvousReceive goodbye;
@@ -104,8 +104,8 @@ bool on_message_received(EngineContext& ctx, Agent& a, Block* block, const ibv_w
     malformed(ctx, a, wc.byte_len);  // sent without credit
     return false;
   }
-  use_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0, is_holding(a));
-  if (is_holding(a)) [[unlikely]]
+  use_credit(ctx, a, (header.flags & wire::message_flag::kWantCredit) != 0, rendezvous_ahead(a));
+  if (rendezvous_ahead(a)) [[unlikely]]
     return hold_message(ctx, a, block, header.length, wc);
   Message message =
       detail::make<Message>(block, block->payload, header.length, be32toh(wc.imm_data),
@@ -119,8 +119,8 @@ void on_write_notice(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept {
   if (peer_credits(a) == 0) [[unlikely]]
     return malformed(ctx, a, wc.byte_len);
   // There is no header with a request for more credit: the peer used its last one.
-  use_credit(ctx, a, peer_credits(a) == 1, is_holding(a));
-  if (is_holding(a)) [[unlikely]]
+  use_credit(ctx, a, peer_credits(a) == 1, rendezvous_ahead(a));
+  if (rendezvous_ahead(a)) [[unlikely]]
     return (void)hold_message(ctx, a, nullptr, wc.byte_len, wc);
   Message message =
       detail::make<Message>(nullptr, nullptr, wc.byte_len, be32toh(wc.imm_data), true, true);

@@ -33,7 +33,7 @@ Result<void> EpollSet::control(int operation, int fd, std::uint64_t token, Inter
   epoll_event event{};
   event.events = to_mask(interest);
   event.data.u64 = token;
-  restless_ = true;
+  has_changed_ = true;
   if (epoll_ctl(fd_.get(), operation, fd, &event) == 0) return {};
   const int reason = errno;
   Error error = system_error(fmt::format("watch descriptor {}", fd), "epoll_ctl", reason);
@@ -60,13 +60,13 @@ std::size_t EpollSet::wait(std::span<Event> out) noexcept {
   std::array<epoll_event, kEventsMax> ready;
   const int limit = static_cast<int>(std::min(out.size(), ready.size()));
   if (limit == 0) return 0;
-  if (stirred_ != nullptr) {
-    if (!restless_ && seen_ == *stirred_) return 0;
-    seen_ = *stirred_;
+  if (changes_ != nullptr) {
+    if (!has_changed_ && seen_ == *changes_) return 0;
+    seen_ = *changes_;
   }
   // A failure (a signal came, no set) tells nothing; what is ready stays so for the next call.
   const int count = epoll_wait(fd_.get(), ready.data(), limit, 0);
-  restless_ = count != 0;
+  has_changed_ = count != 0;
   for (int i = 0; i < count; ++i) {
     const auto at = static_cast<std::size_t>(i);
     const std::uint32_t mask = ready[at].events;

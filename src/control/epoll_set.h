@@ -47,16 +47,16 @@ class EpollSet {
 
   /// For sets of which only its user and a simulated network change anything: while neither this
   /// count nor the set has changed since a wait() that found nothing, there is nothing to be found
-  /// and no system call made. `stirred` outlives the set.
-  void follow(const std::uint64_t* stirred) noexcept { stirred_ = stirred; }
+  /// and no system call made. `changes` outlives the set.
+  void follow(const std::uint64_t* changes) noexcept { changes_ = changes; }
 
  private:
   Result<void> control(int operation, int fd, std::uint64_t token, Interest interest);
 
   base::UniqueFd fd_;
-  const std::uint64_t* stirred_ = nullptr;
-  std::uint64_t seen_ = 0;  ///< of `*stirred_`, by the last wait()
-  bool restless_ = true;    ///< it found something, or the set has changed since
+  const std::uint64_t* changes_ = nullptr;
+  std::uint64_t seen_ = 0;   ///< of `*changes_`, by the last wait()
+  bool has_changed_ = true;  ///< it found something, or the set has changed since
 };
 
 }  // namespace spinwire::control

@@ -86,7 +86,7 @@ inline std::span<const Departure> known_departures() {
 class Case : public testing::Test {
  public:
   ~Case() override {
-    holding_.reset();
+    intercepted_.reset();
     if (departure_ != nullptr) judge();
   }
 
@@ -97,8 +97,8 @@ class Case : public testing::Test {
     for (const Departure& departure : known_departures()) {
       if (!matches_any(departure.cases, name)) continue;
       departure_ = &departure;
-      holding_.emplace(testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD,
-                       &held_);
+      intercepted_.emplace(testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD,
+                           &held_);
       break;
     }
   }
@@ -125,7 +125,7 @@ class Case : public testing::Test {
 
   const Departure* departure_ = nullptr;
   testing::TestPartResultArray held_;
-  std::optional<testing::ScopedFakeTestPartResultReporter> holding_;
+  std::optional<testing::ScopedFakeTestPartResultReporter> intercepted_;
 };
 
 /// At the end: each that was seen, and in how many cases.

@@ -44,7 +44,7 @@ class SharedReceives : public Verbs {
   std::unique_ptr<Memory> memory_;
 };
 
-TEST_F(SharedReceives, AreTakenInOrderByWhoeverNeedsOne) {
+TEST_F(SharedReceives, AreTakenInOrderByTheQueuePairThatNeedsOne) {
   const Pair one_link = pair({}, sharing()), other = pair({}, sharing());
   for (unsigned i = 0; i < 4; ++i) receive(i, 1024 * i, 1024);
   const Pair* turns[] = {&one_link, &other, &other, &one_link};

@@ -104,15 +104,15 @@ TEST(EpollSet, ReadyDescriptorsTakeTurns) {
 TEST(EpollSet, WhoFollowsACountLooksWhenItHasChanged) {
   auto set = EpollSet::open();
   ASSERT_TRUE(set) << set.error().message();
-  std::uint64_t stirred = 0;
-  set->follow(&stirred);
+  std::uint64_t changes = 0;
+  set->follow(&changes);
   Pair a = socket_pair();
   ASSERT_TRUE(set->add(a.near.get(), 1, Interest::read));
   std::array<Event, 8> events;
   EXPECT_EQ(set->wait(events), 0u);
   ASSERT_EQ(::write(a.far.get(), "x", 1), 1);
   EXPECT_EQ(set->wait(events), 0u);  // nobody has said so
-  ++stirred;
+  ++changes;
   EXPECT_EQ(set->wait(events), 1u);
   EXPECT_EQ(set->wait(events), 1u);  // it is still there
   char byte = 0;

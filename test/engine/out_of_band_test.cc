@@ -5,7 +5,7 @@
 
 #include "engine/harness.h"
 
-namespace by_hand_test {
+namespace out_of_band_test {
 namespace {
 
 using namespace engine_test;  // names of a test namespace of its own
@@ -257,4 +257,4 @@ TEST(EngineOutOfBand, OnTheSameEngineBothEnds) {
 }
 
 }  // namespace
-}  // namespace by_hand_test
+}  // namespace out_of_band_test

@@ -205,7 +205,7 @@ class Target {
   bool connecting_ = false;
   bool close_asked_ = false;
   bool held_ = false;
-  std::uint32_t patience_ = 0;  ///< polls until the survivor strikes
+  std::uint32_t polls_left_ = 0;  ///< polls until the survivor strikes
   std::uint64_t died_at_ = 0;
   std::uint64_t completed_after_ = 0, closed_after_ = 0;
   spinwire::base::Random dice_{0};

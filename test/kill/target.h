@@ -51,7 +51,8 @@ inline bool Target::start(const Plan& plan) {
   s.private_memory = dice_.below(2) == 0;
   s.survivor_closes = dice_.below(2) == 0;
   constexpr std::array<std::uint64_t, kPhases> kTimeout = {30, 1000, 1000, 1000, 300, 4};
-  patience_ = static_cast<std::uint32_t>(dice_.below(kTimeout[std::size_t(plan.phase) % kPhases]));
+  polls_left_ =
+      static_cast<std::uint32_t>(dice_.below(kTimeout[std::size_t(plan.phase) % kPhases]));
   if (plan.phase == Phase::one_sided && !lend()) return false;
   const std::string address = listener_.address();
   s.survivor_port = static_cast<std::uint32_t>(std::stoul(address.substr(address.rfind(':') + 1)));
@@ -199,8 +200,8 @@ inline void Target::strike(bool now) {
   if (plan_.strike != Strike::by_survivor || died_at_ != 0 || held_ || pid_ < 0) return;
   if (plan_.phase == Phase::closing && slot().survivor_closes && !close_asked_) return;
   if (slot().armed.load(std::memory_order_acquire) == 0 || slot().struck_at.load() != 0) return;
-  if (!now && patience_ != 0) {
-    --patience_;
+  if (!now && polls_left_ != 0) {
+    --polls_left_;
     return;
   }
   slot().struck_at.store(now_ns());

@@ -256,7 +256,7 @@ TEST(RpcCongestion, AServerThatTakesItsTimeIsNoCongestion) {
   t.finish();
 }
 
-TEST(RpcCongestion, NorIsOneThatTakesLongerThanPatienceLasts) {
+TEST(RpcCongestion, NorIsOneThatTakesLongerThanTheTimeout) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   for (const std::uint64_t takes : {10'000'000u, 60'000'000u, 1'000'000'000u}) {
     SCOPED_TRACE(takes);
@@ -269,7 +269,7 @@ TEST(RpcCongestion, NorIsOneThatTakesLongerThanPatienceLasts) {
   }
 }
 
-TEST(RpcCongestion, AWayLongerThanPatienceLastsIsLearned) {
+TEST(RpcCongestion, ARoundTripLongerThanTheTimeoutIsLearned) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   SlowServer t(2ms, 0);
   t.meet({.datagram_delay_min = 5ms, .datagram_delay_max = 5ms});

@@ -4,15 +4,15 @@
 #include "rpc/bare.h"
 #include "rpc/client_call.h"
 
-namespace rpc_patience_test {
+namespace rpc_retransmission_timeout_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
 using spinwire::rpc::ClientSession;
 
 /// A session whose server does not poll any more, and time that goes on by a microsecond a poll.
-struct Patience {
-  Patience()
+struct TimedCalls {
+  TimedCalls()
       : server(over(RpcTransport::datagram), &now), client(over(RpcTransport::datagram), &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();
     EXPECT_TRUE(server.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
@@ -64,7 +64,7 @@ struct Patience {
 
 TEST(RpcRetransmissionTimeout, ADeadlineThatIsNearEndsTheCallBeforeTheWatchLooks) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  Patience t;
+  TimedCalls t;
   // Before the first look; between the first and the second, when it has just been sent again.
   for (const std::uint64_t deadline : {t.whole / 4, t.whole / 2 * 3}) {
     const int before = t.ended;
@@ -81,7 +81,7 @@ TEST(RpcRetransmissionTimeout, ADeadlineThatIsNearEndsTheCallBeforeTheWatchLooks
 
 TEST(RpcRetransmissionTimeout, OfSeveralDeadlinesTheNearestCounts) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  Patience t;
+  TimedCalls t;
   const std::uint64_t begun = t.now;
   t.begin(t.whole / 8 * 11);
   t.begin(t.whole / 8 * 15);
@@ -95,7 +95,7 @@ TEST(RpcRetransmissionTimeout, OfSeveralDeadlinesTheNearestCounts) {
 
 TEST(RpcRetransmissionTimeout, TheFirstReplyOfABatchIsMeasuredAndTellsOfAnyLoss) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  Patience t;
+  TimedCalls t;
   // One is lost on its way, sent again, and answered behind two others.
   spinwire::softverbs::FaultPlan lossy;
   lossy.drop = 1;
@@ -132,7 +132,7 @@ TEST(RpcRetransmissionTimeout, TheFirstReplyOfABatchIsMeasuredAndTellsOfAnyLoss)
 
 TEST(RpcRetransmissionTimeout, WhatIsDueLongBeforeTheNextLookIsSentThen) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  Patience t;
+  TimedCalls t;
   const std::uint64_t begun = t.now;
   t.begin();
   t.pass(t.whole / 2);
@@ -145,7 +145,7 @@ TEST(RpcRetransmissionTimeout, WhatIsDueLongBeforeTheNextLookIsSentThen) {
 
 TEST(RpcRetransmissionTimeout, WhatIsDueShortlyBeforeTheNextLookWaitsForThat) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  Patience t;
+  TimedCalls t;
   const std::uint64_t begun = t.now;
   t.begin();
   t.pass(t.whole / 8 * 7);
@@ -159,7 +159,7 @@ TEST(RpcRetransmissionTimeout, WhatIsDueShortlyBeforeTheNextLookWaitsForThat) {
 
 TEST(RpcRetransmissionTimeout, WhereTheWatchEndsCallsThoseThatWaitGoOn) {
   if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
-  Patience t;
+  TimedCalls t;
   const std::uint32_t window = t.ours().window;
   for (std::uint32_t i = 0; i < window; ++i) t.begin(t.whole / 2 * 3);
   t.begin();
@@ -172,4 +172,4 @@ TEST(RpcRetransmissionTimeout, WhereTheWatchEndsCallsThoseThatWaitGoOn) {
 }
 
 }  // namespace
-}  // namespace rpc_patience_test
+}  // namespace rpc_retransmission_timeout_test

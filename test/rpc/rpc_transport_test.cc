@@ -8,7 +8,7 @@
 #include "rpc/transport/connection_transport.h"
 #include "verbs/providers.h"
 
-namespace rpc_carrier_test {
+namespace rpc_transport_test {
 namespace {
 
 using namespace rpc_test;  // NOLINT: a test's helpers
@@ -371,4 +371,4 @@ TEST(SlowRpcTransport, PassesTheSuitesOfLongCalls) {
 }
 
 }  // namespace
-}  // namespace rpc_carrier_test
+}  // namespace rpc_transport_test

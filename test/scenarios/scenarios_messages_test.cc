@@ -219,7 +219,7 @@ struct Told {
   }
 };
 
-Bench::Setup doomed_setup() {
+Bench::Setup ending_setup() {
   Bench::Setup setup = long_setup(2 * kMiB);
   setup.peers = 2;
   for (Config* c : {&setup.ours, &setup.theirs}) {
@@ -231,7 +231,7 @@ Bench::Setup doomed_setup() {
 /// In one process the peer's engine is dropped, which may say goodbye still.
 SPINWIRE_SCENARIO(30);
 TEST_P(Scenario30, WhatWasOutstandingAtAPeerThatIsKilledEndsOnce) {
-  Bench b(GetParam(), doomed_setup());
+  Bench b(GetParam(), ending_setup());
   Connection ending = b.open_line(0), other = b.open_line(1);
   const bool atomics = b.node.engine.device().atomics;
   warm_up(b, ending, 10);

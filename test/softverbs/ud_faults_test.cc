@@ -117,7 +117,7 @@ TEST(SoftverbsFaultyDatagrams, ReordersWithinTheDistance) {
   EXPECT_EQ(*std::min_element(late.begin(), late.end()), 1u);
 }
 
-TEST(SoftverbsFaultyDatagrams, OneThatNobodyOvertakesHasPatience) {
+TEST(SoftverbsFaultyDatagrams, OneThatIsNotOvertakenIsKeptForTheTimeout) {
   FaultyDatagrams d({.reorder = 1, .reorder_timeout = nanoseconds(5000)});
   ASSERT_EQ(d.send(7), 0);
   d.pass(4999);

@@ -33,7 +33,7 @@ class SoftverbsDatagramQueue : public testing::Test {
   ibv_qp* qc_ = ready_ud(c_, true);
   std::unique_ptr<Handle> to_b_ = std::make_unique<Handle>(a_, b_);
   std::unique_ptr<Handle> to_c_ = std::make_unique<Handle>(a_, c_);
-  const std::uint64_t patience_ = a_.internals().datagram_timeout;
+  const std::uint64_t timeout_ = a_.internals().datagram_timeout;
 
   int to_b(std::uint64_t id, std::uint32_t length = 8, unsigned flags = IBV_SEND_SIGNALED) {
     return Datagram(id, a_.sge(0, length), *to_b_, qb_->qp_num, kQkey, flags).post(qa_);
@@ -66,7 +66,7 @@ TEST_F(SoftverbsDatagramQueue, AFastSenderLosesNothingToAReceiverThatGoesOn) {
       ASSERT_EQ(Datagram(sent, a_.sge(place(sent), size_of(sent)), *to_b_, qb_->qp_num).post(qa_),
                 0);
     }
-    now_ += patience_ / 10;
+    now_ += timeout_ / 10;
     ibv_wc wc{};
     while (a_.poll(wc)) {
       ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
@@ -96,7 +96,7 @@ TEST_F(SoftverbsDatagramQueue, AStalledReceiverDelaysOthersOnceAndNotForLong) {
   // What goes to others overtakes, though its completion keeps its place.
   for (std::uint64_t i = 0; i < 50; ++i) ASSERT_EQ(to_c(2000 + i), 0);
   EXPECT_EQ(completions(c_).size(), 50u);
-  now_ += patience_ - 1000;
+  now_ += timeout_ - 1000;
   EXPECT_TRUE(completions(a_).empty());
   EXPECT_EQ(lost(), 0u);
   now_ += 1000;
@@ -118,9 +118,9 @@ TEST_F(SoftverbsDatagramQueue, AStalledReceiverDelaysOthersOnceAndNotForLong) {
   EXPECT_EQ(completions(c_).size(), 100u);
 }
 
-TEST_F(SoftverbsDatagramQueue, PatienceIsWorthWhatTheReceiverTakes) {
+TEST_F(SoftverbsDatagramQueue, TheTimeoutIsWorthWhatTheReceiverTakes) {
   fill_lane(1);
-  now_ += patience_;
+  now_ += timeout_;
   EXPECT_EQ(completions(a_).size(), 1u);
   EXPECT_EQ(lost(), 1u);
   // Half of the lane, taken and filled again: half of the time-out.
@@ -132,7 +132,7 @@ TEST_F(SoftverbsDatagramQueue, PatienceIsWorthWhatTheReceiverTakes) {
   for (std::uint64_t i = 0; i < sv::kLaneLines / 2; ++i) ASSERT_EQ(to_b(i), 0);
   EXPECT_EQ(completions(a_).size(), sv::kLaneLines / 2);
   ASSERT_EQ(to_b(7), 0);
-  now_ += patience_ / 2 - 2000;
+  now_ += timeout_ / 2 - 2000;
   EXPECT_TRUE(completions(a_).empty());
   now_ += 4000;
   EXPECT_EQ(completions(a_).size(), 1u);
@@ -185,7 +185,7 @@ TEST_F(SoftverbsDatagramQueue, TheQueueHoldsTheSenderBack) {
   while ((error = to_b(waiting)) == 0) ++waiting;
   EXPECT_EQ(error, ENOMEM);
   EXPECT_EQ(waiting, 1024u);
-  now_ += patience_;
+  now_ += timeout_;
   EXPECT_EQ(completions(a_).size(), 1024u);
   EXPECT_EQ(to_b(0), 0);
 }
@@ -231,7 +231,7 @@ TEST_F(SoftverbsDatagramQueue, AnErrorBehindThemIsToldInOrder) {
   ASSERT_EQ(Datagram(5, bad, *to_c_, qc_->qp_num).post(qa_), 0);
   ASSERT_EQ(to_c(6), 0);
   EXPECT_TRUE(completions(a_).empty());
-  now_ += patience_;
+  now_ += timeout_;
   const std::vector<ibv_wc> ended = completions(a_);
   ASSERT_EQ(ended.size(), 4u);
   const ibv_wc_status expected[] = {IBV_WC_SUCCESS, IBV_WC_SUCCESS, IBV_WC_LOC_PROT_ERR,
@@ -269,7 +269,7 @@ TEST_F(SoftverbsDatagramQueue, LongOnesFindRoomBesideManyShortOnes) {
     }
     while (Datagram(2, a_.sge(0, 4096), *to_b_, qb_->qp_num).post(other) == 0) {
     }
-    now_ += patience_ / 100;
+    now_ += timeout_ / 100;
     (void)completions(a_);
     ibv_wc wc{};
     for (int i = 0; i < 8 && b_.poll(wc); ++i, ++taken) {

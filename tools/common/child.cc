@@ -20,11 +20,11 @@
 namespace spinwire::tools {
 namespace {
 
-constexpr Nanoseconds kStartPatience = std::chrono::seconds(20);
+constexpr Nanoseconds kStartTimeout = std::chrono::seconds(20);
 
 /// The line that announce_address() writes; empty if it does not come.
 std::string read_line(int fd) {
-  const Deadline deadline(Clock::real(), kStartPatience);
+  const Deadline deadline(Clock::real(), kStartTimeout);
   std::string line;
   while (!deadline.passed()) {
     pollfd wait{fd, POLLIN, 0};

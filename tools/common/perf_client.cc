@@ -34,7 +34,7 @@ PerfClient::PerfClient(Engine engine, const PerfOptions& options, std::string ad
       window_(options.window),
       post_(options.window == 1 ? Post::now : Post::defer),
       options_(options),
-      patience_(clock_, kAnswerTime) {
+      step_deadline_(clock_, kAnswerTime) {
   ConnectionHandlers handlers;
   handlers.on_message = [this](Connection, Message& m) { on_message(m); };
   handlers.on_closed = [this](Connection, const Error& e) { on_closed(e); };
@@ -65,10 +65,10 @@ int PerfClient::turn() {
       break;
     case State::asking:
     case State::ending:
-      if (patience_.passed()) break_off("the server does not answer");
+      if (step_deadline_.passed()) break_off("the server does not answer");
       break;
     case State::closing:
-      if (patience_.passed()) enter(State::over);
+      if (step_deadline_.passed()) enter(State::over);
       break;
     default:
       break;
@@ -205,10 +205,11 @@ void PerfClient::check_progress() {
   if (progress != progress_seen_ || progress_at_ == 0) {
     progress_seen_ = progress;
     progress_at_ = now;
-  } else if (now - progress_at_ > clock_.ticks(kPerfPatience)) {
-    break_off(fmt::format("no operation completed for {} s; {} of {} are done",
-                          std::chrono::duration_cast<std::chrono::seconds>(kPerfPatience).count(),
-                          finished_, total_));
+  } else if (now - progress_at_ > clock_.ticks(kProgressTimeout)) {
+    break_off(
+        fmt::format("no operation completed for {} s; {} of {} are done",
+                    std::chrono::duration_cast<std::chrono::seconds>(kProgressTimeout).count(),
+                    finished_, total_));
   }
 }
 
@@ -216,7 +217,7 @@ void PerfClient::check_progress() {
 
 void PerfClient::enter(State state) {
   state_ = state;
-  patience_ = Deadline(clock_, kAnswerTime);
+  step_deadline_ = Deadline(clock_, kAnswerTime);
 }
 
 /// The first message of the dialogue.

@@ -112,7 +112,7 @@ class PerfClient {
   // Cold.
   const PerfOptions& options_;
   std::optional<Dialer> dialer_;
-  Deadline patience_;
+  Deadline step_deadline_;
   std::vector<Buffer> buffers_;
   Buffer reply_memory_;  ///< pong: what the server writes
   RemoteRegion reply_;

@@ -34,6 +34,6 @@ struct PerfOptions {
 };
 
 /// Operations that make no progress for this long end the measurement.
-inline constexpr Nanoseconds kPerfPatience = std::chrono::seconds(30);
+inline constexpr Nanoseconds kProgressTimeout = std::chrono::seconds(30);
 
 }  // namespace spinwire::tools

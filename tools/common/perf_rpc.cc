@@ -12,7 +12,7 @@ namespace spinwire::tools {
 namespace {
 
 /// For the other end's next step.
-constexpr Nanoseconds kStepPatience = std::chrono::seconds(10);
+constexpr Nanoseconds kStepTimeout = std::chrono::seconds(10);
 constexpr Nanoseconds kPause = std::chrono::milliseconds(50);  ///< before a server is tried again
 
 /// What a server says to a second client.
@@ -39,7 +39,7 @@ CallShape shape_back(CallShape shape) {
 
 CallOptions patient() {
   CallOptions options;
-  options.timeout = kStepPatience;
+  options.timeout = kStepTimeout;
   return options;
 }
 
@@ -55,7 +55,7 @@ RpcPerfClient::RpcPerfClient(Engine engine, const PerfOptions& options, std::str
       address_(std::move(address)),
       wait_(engine_.clock(), options.wait),
       retry_at_(engine_.clock(), kPause),
-      patience_(engine_.clock(), kStepPatience) {
+      step_deadline_(engine_.clock(), kStepTimeout) {
   const CallShape shape = shape_of(options);
   if (auto ready = options.symmetric ? serve(shape) : Result<void>(); !ready) {
     give_up(ready.error().message());
@@ -107,7 +107,7 @@ void RpcPerfClient::cold_turn() {
       if (!caller_.fault().empty()) give_up(caller_.fault());
       break;
     case State::closing:
-      if (caller_.closed() || patience_.passed()) enter(State::over);
+      if (caller_.closed() || step_deadline_.passed()) enter(State::over);
       break;
     default:
       break;
@@ -192,7 +192,7 @@ std::string RpcPerfClient::find_fault(const CallTally& tally) const {
 
 void RpcPerfClient::enter(State state) {
   state_ = state;
-  patience_ = Deadline(engine_.clock(), kStepPatience);
+  step_deadline_ = Deadline(engine_.clock(), kStepTimeout);
 }
 
 /// Tells a server that measures. Nobody waits for its answer.
@@ -233,7 +233,7 @@ void RpcPerfServer::on_ask(Request& request) {
   }
   shape_ = ask.shape;
   answerer_.expect(shape_);
-  patience_ = Deadline(engine_.clock(), kStepPatience);
+  step_deadline_ = Deadline(engine_.clock(), kStepTimeout);
   seen_ = 0;
   ++begun_;
   if (perf_text(ask.caller).empty()) {
@@ -286,8 +286,8 @@ void RpcPerfServer::call_back() {
 void RpcPerfServer::check_progress() {
   if (seen_ != answerer_.books().calls) {
     seen_ = answerer_.books().calls;
-    patience_ = Deadline(engine_.clock(), kStepPatience);
-  } else if (patience_.passed() && state_ != State::closing) {
+    step_deadline_ = Deadline(engine_.clock(), kStepTimeout);
+  } else if (step_deadline_.passed() && state_ != State::closing) {
     end("it neither went on nor left");
   }
 }

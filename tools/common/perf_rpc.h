@@ -97,7 +97,7 @@ class RpcPerfClient {
   Listener listener_;
   Deadline wait_;      ///< for the server to be up
   Deadline retry_at_;  ///< the next attempt to open a session
-  Deadline patience_;
+  Deadline step_deadline_;
   std::string fault_;
 };
 
@@ -105,7 +105,7 @@ class RpcPerfClient {
 class RpcPerfServer {
  public:
   explicit RpcPerfServer(Engine& engine) noexcept
-      : engine_(engine), answerer_(engine), patience_(engine.clock(), Nanoseconds::zero()) {}
+      : engine_(engine), answerer_(engine), step_deadline_(engine.clock(), Nanoseconds::zero()) {}
   RpcPerfServer(const RpcPerfServer&) = delete;
   RpcPerfServer& operator=(const RpcPerfServer&) = delete;
 
@@ -151,7 +151,7 @@ class RpcPerfServer {
   PendingCall waiting_;  ///< the client's, for what we are to answer when we can
   std::uint32_t turns_ = 0;
   std::uint64_t seen_ = 0;  ///< calls, when progress was last looked for
-  Deadline patience_;
+  Deadline step_deadline_;
   std::uint64_t begun_ = 0;
   std::uint64_t served_ = 0;
   std::uint64_t failed_ = 0;

@@ -44,9 +44,9 @@ int PerfServer::turn() {
   if (!said_.empty()) say({});
   if (state_ == State::tidying) {
     tidy();
-  } else if ((state_ == State::waiting || state_ == State::leaving) && patience_.passed()) {
+  } else if ((state_ == State::waiting || state_ == State::leaving) && step_deadline_.passed()) {
     break_off("it neither went on nor left");
-    patience_ = Deadline(clock_, kTimeout);
+    step_deadline_ = Deadline(clock_, kTimeout);
   }
   return events;
 }
@@ -127,7 +127,7 @@ void PerfServer::send_pending() {
 void PerfServer::enter(State state) {
   state_ = state;
   calls_.set_busy(state != State::idle);
-  patience_ = Deadline(clock_, kTimeout);
+  step_deadline_ = Deadline(clock_, kTimeout);
 }
 
 void PerfServer::on_accept(Connection client) {

@@ -20,7 +20,7 @@ class PerfServer {
       : engine_(std::move(engine)),
         clock_(engine_.clock()),
         calls_(engine_),
-        patience_(clock_, Nanoseconds::zero()) {}
+        step_deadline_(clock_, Nanoseconds::zero()) {}
   PerfServer(const PerfServer&) = delete;
   PerfServer& operator=(const PerfServer&) = delete;
   /// Closing the engine runs the callbacks of what is still under way: while all is there.
@@ -96,8 +96,8 @@ class PerfServer {
   IdleCare idle_care_;
   RpcPerfServer calls_;
   // Cold.
-  Deadline patience_;  ///< with a client that is to take its next step
-  Buffer memory_;      ///< what the client writes or reads
+  Deadline step_deadline_;  ///< with a client that is to take its next step
+  Buffer memory_;           ///< what the client writes or reads
   RemoteRegion exposed_;
   Buffer answers_;                     ///< pong: two places that are written from in turn
   std::uint64_t answers_posted_ = 0;   ///< each once the write that it answers is there

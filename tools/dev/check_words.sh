@@ -36,10 +36,13 @@ retired=(
 # Files whose words are not ours.
 others=(':!LICENSE' ':!tools/dev/check_words.sh')
 
+# A word on its own or as a part of a name: lied_in, LiedIn, lied_.
+as_word() { printf '(^|[^A-Za-z]|_)(%s)([^A-Za-z]|$)|[a-z](Patience|Whoever)|(Patience|Whoever)[A-Z]' "$1"; }
+
 check() {
   local i bad=0 found
   for ((i = 0; i < ${#retired[@]}; i += 2)); do
-    found=$(git grep -nIwE "${retired[i]}" -- . "${others[@]}" || true)
+    found=$(git grep -nIE "$(as_word "${retired[i]}")" -- . "${others[@]}" || true)
     [[ -n "$found" ]] || continue
     bad=1
     printf '%s\n' "$found" | sed 's/^/  /' >&2
@@ -50,13 +53,15 @@ check() {
 
 # Each expression has to find a word in a line that was planted for it.
 self_test() {
-  local i word bad=0
+  local i word text bad=0
   for ((i = 0; i < ${#retired[@]}; i += 2)); do
-    word=$(sed -E 's/\|.*//; s/\[[A-Z]([a-z])\]/\1/g; s/s\?//; s/\[a-z_\]\+/it/' <<<"${retired[i]}")
-    if ! grep -qwE "${retired[i]}" <<<"  call $word now"; then
-      echo "check_words: self-test: '${retired[i]}' does not find '$word'" >&2
-      bad=1
-    fi
+    while read -r word; do
+      for text in "  call $word now" "${word}_ = 1"; do
+        grep -qE "$(as_word "${retired[i]}")" <<<"$text" && continue
+        echo "check_words: self-test: '${retired[i]}' does not find '$text'" >&2
+        bad=1
+      done
+    done < <(tr '|' '\n' <<<"${retired[i]}" | sed -E 's/\[[A-Z]([a-z])\]/\1/g; s/s\?//; s/\[a-z_\]\+/it/')
   done
   [[ $bad -ne 0 ]] || echo 'check_words: self-test passed'
   return $bad

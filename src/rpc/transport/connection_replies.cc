@@ -61,7 +61,7 @@ void on_reply_message(Rpc& r, ConnectionClient& b, agent::Agent& a, const RpcMes
 }
 
 /// A reply was written to the call's memory.
-void on_reply_written(Rpc& r, ConnectionClient& b, agent::Agent& a, const Message& m) noexcept {
+void on_reply_write(Rpc& r, ConnectionClient& b, agent::Agent& a, const Message& m) noexcept {
   ConnectionClientSlot* const k = find_call(b, *m.immediate());
   if (k == nullptr || !k->key_open || k->sent == Sent::nothing ||
       (k->has_outcome && k->cancel == Cancel::none) || m.size() > k->call.reply.size())
@@ -89,7 +89,7 @@ void on_client_message(Rpc& r, std::uint32_t session, const Connection& from, Me
   ConnectionClient* const b = connection_of(r, session);
   if (b == nullptr || !is_connection_of(r, *b, from)) return;
   agent::Agent& a = *agent_of(r, *b);
-  if (m.is_write()) return on_reply_written(r, *b, a, m);
+  if (m.is_write()) return on_reply_write(r, *b, a, m);
   RpcMessageHeader header;
   std::span<const std::byte> payload;
   if (m.immediate() || !wire::decode(m.bytes(), header, payload))

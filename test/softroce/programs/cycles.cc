@@ -59,7 +59,7 @@ struct Cycles {
   [[nodiscard]] Via via() const { return way == "cm" ? Via::rdma_cm : Via::tcp; }
 
   void begin() {
-    if (way == "hand") return begin_by_hand();
+    if (way == "hand") return begin_out_of_band();
     ConnectOptions options;
     options.handlers = of_client();
     options.via = via();
@@ -73,7 +73,7 @@ struct Cycles {
     int told = 0;
     bool joined = false;
   };
-  void begin_by_hand() {
+  void begin_out_of_band() {
     pairs.push_back(std::make_unique<ByHand>());
     ByHand* const pair = pairs.back().get();
     const auto prepare = [&](Engine& engine, ConnectionHandlers handlers, int side) {
