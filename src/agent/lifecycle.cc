@@ -315,6 +315,8 @@ void on_timer(EngineContext& ctx, Agent& a, TimerKind kind) noexcept {
 
 void become_ready(EngineContext& ctx, Agent& a) noexcept {
   if (a.state == ConnectionState::ready) return;
+  // An early message made it ready, and its handler closed it before the peer's last frame came.
+  if (a.state == ConnectionState::draining) return;
   a.liveness.last_heard = a.liveness.last_sent = ctx.clock.now();
   a.setup.was_ready = true;
   if (a.reconnect != nullptr) {

@@ -23,6 +23,31 @@ void expect_regular_end(Pair& p) {
   p.finish();
 }
 
+TEST(EngineEarlyMessage, AConnectionThatItsHandlerClosesStaysClosed) {
+  Config steps = small_config();
+  steps.engine.control = ControlMode::manual;
+  Node server(steps), client;
+  server.listen();
+  client.on_ready = [](Connection c) { EXPECT_EQ(c.send_copy({}), Status::ok); };
+  server.on_message = [](Connection c, Message&) { EXPECT_EQ(c.close(), Status::ok); };
+  (void)client.begin(server);
+  ASSERT_TRUE(until({&client}, [&] {
+    if (client.ready.empty()) (void)server.poll();
+    return !client.ready.empty();
+  }));
+  // The server takes no control step, so the message overtakes the last frame of the handshake.
+  ASSERT_TRUE(until({&client}, [&] {
+    (void)server.engine.poll();
+    return server.messages == 1;
+  }));
+  EXPECT_EQ(server.ready.size(), 1u);
+  EXPECT_TRUE(until({&client, &server}, [&] {
+    return client.engine.stats().connections == 0 && server.engine.stats().connections == 0;
+  }));
+  EXPECT_EQ(server.ready.size(), 1u) << "it was ready a second time";
+  finish(client, server);
+}
+
 TEST(EngineClose, FromEitherEnd) {
   for (const bool from_client : {true, false}) {
     Pair p;
