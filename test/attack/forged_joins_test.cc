@@ -18,8 +18,8 @@ class AttackByJoin : public testing::TestWithParam<spinwire::RpcTransport> {};
 TEST_P(AttackByJoin, TheSessionsNameAloneOpensNothing) {
   Config config = rpc_test::over(GetParam(), rpc_test::bulk_config());
   Victim victim(config);
+  std::vector<spinwire::Error> closed;  // the client's callbacks use it until its end
   Node client(config);
-  std::vector<spinwire::Error> closed;
   spinwire::SessionOptions options;
   options.on_closed = [&](spinwire::Session, const spinwire::Error& why) { closed.push_back(why); };
   auto session = client.engine.open_session(victim.address(), options);
