@@ -267,14 +267,15 @@ class SPINWIRE_API Session {
   /// Loads the session's records into the cache. With thousands of sessions, call it on the session
   /// that you will use some hundred nanoseconds later.
   void prefetch() const noexcept;
-  /// Ends a call with `cancelled`: `done` runs by the end of the next poll(). A late reply is
+  /// Ends a call with `cancelled`. `done` runs by the end of the next poll(), never inside this
+  /// call; until then the call keeps its place in the window or the backlog. A late reply is
   /// dropped. `done` of a long call runs when the server no longer uses its memory. If the server
   /// does not confirm that within connections.close_timeout, the connection for long calls is
   /// closed, and its other calls end with peer_lost. Time-outs end calls in the same way. Errors:
   /// invalid_argument (the call is over).
   Status cancel(CallId id) noexcept;
-  /// Closes the session: all calls end with `flushed` (long ones as soon as the server no longer
-  /// uses their memory), the server is told, and on_closed runs when it has confirmed, or after
+  /// Closes the session: all calls end with `flushed` by the end of the next poll() (long ones as
+  /// soon as the server no longer uses their memory), no callback runs inside this call, the server is told, and on_closed runs when it has confirmed, or after
   /// connections.close_timeout. Set-up. Errors: not_connected
   /// (closing or closed already).
   Status close() noexcept;

@@ -11,10 +11,7 @@ int EngineCore::poll_control() noexcept {
     return -static_cast<int>(guard.diagnose());
   context.now = context.clock.now();
   const std::uint32_t events = control_step(context.now);
-  if (calls != nullptr) {
-    rpc::finish_poll(*calls);
-    if (calls->queue_first != nullptr) schedule.wake_soon();
-  }
+  if (calls != nullptr && rpc::finish_poll(*calls)) schedule.wake_soon();
   guard.leave();
   return static_cast<int>(events);
 }

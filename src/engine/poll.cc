@@ -50,8 +50,7 @@ int EngineCore::poll_busy(int count) noexcept {
     events += control_step(context.now);
   schedule.next_wakeup = schedule.next_control;
   if (calls != nullptr) {
-    rpc::finish_poll(*calls);
-    if (calls->queue_first != nullptr) [[unlikely]]
+    if (rpc::finish_poll(*calls)) [[unlikely]]
       schedule.wake_soon();
   }
   guard.leave();
@@ -79,7 +78,7 @@ Status EngineCore::flush() noexcept {
     agent::post_queued_raw_receives(context);
   agent::flush_queued_agents(context);
   if (calls != nullptr) {
-    if (calls->queue_first != nullptr) [[unlikely]]
+    if (!calls->connection_queue.empty()) [[unlikely]]
       rpc::post_connection_queue(*calls);
     rpc::flush(*calls);
   }

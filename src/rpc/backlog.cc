@@ -8,16 +8,7 @@ namespace spinwire::rpc {
 namespace {
 
 void list_blocked_session(Rpc& r, ClientSession& c) noexcept {
-  if (c.is_blocked) return;
-  c.is_blocked = true;
-  c.next_blocked = kNone;
-  const std::uint32_t index = wire::RpcName::index(c.name);
-  if (r.blocked_first == kNone) {
-    r.blocked_first = index;
-  } else {
-    r.clients.at(r.blocked_last).next_blocked = index;
-  }
-  r.blocked_last = index;
+  if (!std::exchange(c.is_blocked, true)) r.blocked_sessions.push_back(c);
 }
 
 /// A session has room for calls that wait while there are any: of many sessions, the pool could not
@@ -47,11 +38,10 @@ BackloggedCall remove_from_backlog(Rpc& r, ClientSession& c, std::uint32_t i) no
 
 }  // namespace
 
-/// Ends it; callbacks may do anything.
 void end_backlogged(Rpc& r, ClientSession& c, std::uint32_t i, Status status) noexcept {
   BackloggedCall w = remove_from_backlog(r, c, i);
   release_payload(w.payload);
-  end_call(w.done, status);
+  end_call(w.done, w.outcome.value_or(status));
 }
 
 Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call,
@@ -73,9 +63,13 @@ Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call,
 }
 
 void send_backlog(Rpc& r, ClientSession& c) noexcept {
-  while (c.backlog_count != 0 && c.state == SessionState::ready) {
+  for (std::uint32_t i = 0; i < c.backlog_count && c.state == SessionState::ready;) {
+    if (backlog_at(r, c, i).outcome) {
+      ++i;
+      continue;
+    }
     if (!can_send(r, c)) break;
-    const BackloggedCall w = remove_from_backlog(r, c, 0);
+    const BackloggedCall w = remove_from_backlog(r, c, i);
     const std::uint32_t slot = free_slot(c);
     ClientSlot& k = c.slots[slot];
     k.method = w.method;
@@ -92,14 +86,13 @@ void send_backlog(Rpc& r, ClientSession& c) noexcept {
 /// Each session that was blocked has a turn while the engine has receives and room to send; those
 /// that are left with calls are blocked again.
 void resume_blocked_sessions(Rpc& r) noexcept {
-  const std::uint32_t last = r.blocked_last;
-  while (r.blocked_first != kNone && r.reserved_receives < r.receive_budget && !r.port->full()) {
-    const std::uint32_t index = r.blocked_first;
-    ClientSession& c = r.clients.at(index);
-    r.blocked_first = c.next_blocked;
+  if (r.blocked_sessions.empty()) return;
+  const ClientSession* const last = &r.blocked_sessions.back();
+  while (r.reserved_receives < r.receive_budget && !r.port->full()) {
+    ClientSession& c = r.blocked_sessions.pop_front();
     c.is_blocked = false;
     send_backlog(r, c);
-    if (index == last) break;
+    if (&c == last) break;
   }
 }
 

@@ -7,16 +7,21 @@
 
 namespace spinwire::rpc {
 
-/// Takes a round trip from a reply. The first reply of a batch stands for all.
-[[gnu::always_inline]] inline void on_round_trip(Rpc& r, ClientSession& c, const ClientSlot& k,
+/// Takes a round trip from a reply. The first reply of a batch stands for all. False: the call is
+/// over, so the reply is late.
+[[gnu::always_inline]] inline bool on_round_trip(Rpc& r, ClientSession& c, const ClientSlot& k,
                                                  std::uint16_t held, std::uint64_t now) noexcept {
   const bool first = std::exchange(c.last_heard, now) != now;
-  if (k.resends != 0) [[unlikely]]
-    return on_retransmitted_reply(r, c, k, held);
+  if (k.resends != 0) [[unlikely]] {
+    if (k.outcome) return ++r.stats.late, false;
+    on_retransmitted_reply(r, c, k, held);
+    return true;
+  }
   const std::uint64_t trip = now - std::min(k.sent_at, now);
   if (first && trip != 0) update_rto(r, c, trip);  // within this poll: its tick says nothing
   if (trip > r.target_rtt || c.congestion.cwnd != c.congestion.max_cwnd) [[unlikely]]
     adjust_cwnd(r, c, trip, held);
+  return true;
 }
 
 /// The server advertises another window. False: no window at all, which no reply has.
@@ -46,15 +51,16 @@ namespace spinwire::rpc {
   if (header.window != c.server_window && !set_server_window(c, header.window)) [[unlikely]]
     return ++r.stats.bad_datagrams, false;
   if (c.last_heard != now || k.resends != 0 || c.congestion.cwnd != c.congestion.max_cwnd)
-      [[unlikely]]
-    on_round_trip(r, c, k, header.method, now);
+      [[unlikely]] {
+    if (!on_round_trip(r, c, k, header.method, now)) return false;
+  }
   const ReplyCallback done = k.done;
   release_slot(r, c, k, slot);
   ++r.stats.replies;
   Reply reply =
       detail::make<Reply>(static_cast<Status>(header.status), block, payload, header.length);
   done(reply);
-  if (c.backlog_count != 0) [[unlikely]]  // none of a session that the callback has ended
+  if (c.backlog_count != 0) [[unlikely]]
     send_backlog(r, c);
   return detail::Internals::is_kept(reply);
 }

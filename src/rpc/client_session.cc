@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/internals.h"
+#include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
 #include "rpc/transport/connection_transport.h"
 
@@ -38,7 +39,6 @@ ClientSession* make_client_session(Rpc& r, std::uint32_t window) {
   c.congestion = {};
   if (r.target_rtt != ~std::uint64_t{0})
     c.congestion.cwnd = c.congestion.max_cwnd = window * kCwndPerCall;
-  c.is_blocked = false;
   c.state = SessionState::opening;
   c.srtt = c.rttvar = c.silent_ticks = 0;
   c.min_rtt = c.recent_min_rtt = ~std::uint64_t{0};
@@ -92,52 +92,25 @@ void on_server_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                "it has forgotten the session: for too long it had heard nothing");
 }
 
-Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
-  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-    ClientSlot& k = c.slots[slot];
-    if ((c.free_slots & bit(slot)) != 0 || k.id != id) continue;
-    const ReplyCallback done = k.done;
-    release_slot(r, c, k, slot);
-    end_call(done, Status::cancelled);
-    send_backlog(r, c);
-    return Status::ok;
-  }
-  for (std::uint32_t i = 0; i < c.backlog_count; ++i) {
-    if (c.backlog[(c.backlog_first + i) % r.context.config.rpc.backlog].id != id) continue;
-    end_backlogged(r, c, i, Status::cancelled);
-    return Status::ok;
-  }
-  return c.connection != nullptr ? cancel_on_connection(r, c, id) : Status::invalid_argument;
-}
-
-namespace {
-
-/// Ends all calls. Callbacks may call again, which the session's state refuses.
-void end_calls(Rpc& r, ClientSession& c, Status status) noexcept {
-  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-    if ((c.free_slots & bit(slot)) != 0) continue;
-    const ReplyCallback done = c.slots[slot].done;
-    release_slot(r, c, c.slots[slot], slot);
-    end_call(done, status);
-  }
-  while (c.backlog_count != 0) end_backlogged(r, c, 0, status);
-}
-
-}  // namespace
-
 Status close(Rpc& r, ClientSession& c) noexcept {
-  if (c.state == SessionState::opening) return close_session(r, c), Status::ok;
-  if (c.state != SessionState::ready) return Status::not_connected;
-  c.state = SessionState::closing;
-  update_send_window(c);
-  c.deadline = r.context.clock.now() + r.close_timeout;
-  end_calls(r, c, Status::flushed);
+  if (c.state != SessionState::opening && c.state != SessionState::ready)
+    return Status::not_connected;
+  const std::uint64_t now = r.context.clock.now();
+  const bool was_ready = std::exchange(c.state, SessionState::closing) == SessionState::ready;
   const bool connected = close_client_connection(r, c);
-  send_control(r, c, RpcKind::close);
-  std::uint64_t next = c.deadline;  // the connection's end comes first
-  if (c.transport == Transport::datagram || !connected) next = r.context.clock.now() + r.min_rto;
-  if (c.transport == Transport::connection && !connected)
-    c.deadline = next;  // no message can reach the server
+  std::uint64_t next = now;
+  if (was_ready) {
+    update_send_window(c);
+    cancel_all(r, c, Status::flushed);
+    send_control(r, c, RpcKind::close);
+    // The connection's end comes first.
+    next = connected && c.transport == Transport::connection ? now + r.close_timeout
+                                                             : now + r.min_rto;
+  } else {
+    r.dialogues.drop(c);
+  }
+  const bool reaches_server = was_ready && (c.transport == Transport::datagram || connected);
+  c.deadline = reaches_server ? now + r.close_timeout : next;
   r.context.timers.reschedule(c.timer, next);
   return Status::ok;
 }
@@ -175,14 +148,8 @@ void fail_session(Rpc& r, ClientSession& c, const Error& why) noexcept {
   if (c.on_closed) c.on_closed(detail::make<Session>(r.context.slot, id_of(c)), why);
   r.context.timers.cancel(c.timer);
   if (c.peer_address != nullptr) release_peer_address(r, std::exchange(c.peer_address, nullptr));
-  if (c.is_blocked) {  // in a line that is short, if there is one
-    std::uint32_t* at = &r.blocked_first;
-    std::uint32_t before = kNone;
-    while (*at != c.timer.index) at = &r.clients.at(before = *at).next_blocked;
-    *at = c.next_blocked;
-    if (r.blocked_last == c.timer.index) r.blocked_last = before;
-    c.is_blocked = false;
-  }
+  if (std::exchange(c.is_blocked, false)) r.blocked_sessions.erase(c);
+  if (std::exchange(c.cancellation_pending, false)) r.pending_cancellations.erase(c);
   c.name = 0;
   c.on_ready = nullptr;
   c.on_closed = nullptr;

@@ -1,6 +1,7 @@
 // Calls without a reply: they are sent again after the RTO, and end when their deadline has passed.
 #include <algorithm>
 
+#include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
 
 namespace spinwire::rpc {
@@ -44,10 +45,9 @@ void schedule_early_check(Rpc& r, ClientSession& c, ClientSlot& call) noexcept {
 
 std::uint64_t check_slot(Rpc& r, ClientSession& c, std::uint32_t slot, std::uint64_t now) noexcept {
   ClientSlot& k = c.slots[slot];
+  if (k.outcome) return kNever;
   if (now >= k.deadline) {
-    const ReplyCallback done = k.done;
-    release_slot(r, c, k, slot);
-    end_call(done, Status::timed_out);
+    end_call_in_slot(r, c, slot, Status::timed_out);
     return kNever;
   }
   std::uint64_t due = k.sent_at + (c.rto << k.resends);

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "config/queue_sizing.h"
+#include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
 #include "rpc/transport/connection_transport.h"
 
@@ -124,12 +125,11 @@ void flush(Rpc& r) noexcept {
   if (r.port != nullptr) r.port->flush();
 }
 
-void finish_poll(Rpc& r) noexcept {
-  if (r.blocked_first != kNone) [[unlikely]]
-    resume_blocked_sessions(r);
-  if (r.queue_first != nullptr) [[unlikely]]
-    run_connection_queue(r);
-  flush(r);
+bool run_deferred_work(Rpc& r) noexcept {
+  run_cancel_callbacks(r);
+  resume_blocked_sessions(r);
+  if (!r.connection_queue.empty()) run_connection_queue(r);
+  return !r.pending_cancellations.empty() || !r.connection_queue.empty();
 }
 
 bool send(Rpc& r, const verbs::DatagramAddress& to, const wire::RpcHeader& header,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "agent/engine_context.h"
+#include "base/intrusive_list.h"
 #include "base/random.h"
 #include "base/timer_wheel.h"
 #include "control/owners.h"
@@ -65,12 +66,12 @@ struct Rpc {
   std::uint32_t posted_receives = 0;             ///< reservations that posted receives cover
   std::uint32_t receive_budget = 0;              ///< receives that may be reserved
   std::uint32_t server_reserved_receives = 0;    ///< of the reserved, for served sessions
-  std::uint32_t blocked_first =
-      kNone;  ///< sessions whose backlog waits for receives or send entries
-  std::uint32_t blocked_last = kNone;
-  ConnectionEnd* queue_first =
-      nullptr;  ///< connections with something to send, run at the end of a poll
-  ConnectionEnd* queue_last = nullptr;
+  // What the end of a poll looks after, see finish_poll().
+  /// Sessions whose backlog waits for receives or send entries.
+  base::IntrusiveQueue<&ClientSession::next_blocked> blocked_sessions;
+  /// Sessions with calls that the application has ended, and whose callbacks have not run.
+  base::IntrusiveQueue<&ClientSession::next_pending> pending_cancellations;
+  base::IntrusiveQueue<next_queued> connection_queue;  ///< connections with something to send
   CurrentCall current_call;
   RpcStats stats;
   RetransmissionQueue retransmission_queue;
@@ -113,10 +114,22 @@ void serve(Rpc& r, Method method, const MethodHandler& handler);
 void end(Rpc& r) noexcept;
 /// Drops all of the application's callbacks, as if its process had died. Cold.
 void abort(Rpc& r) noexcept;
-/// The end of a poll: sends calls that waited for room, then posts all datagrams. Hot.
-void finish_poll(Rpc& r) noexcept;
+/// Whether the end of the poll has anything to do beside posting datagrams.
+[[nodiscard]] inline bool has_deferred_work(const Rpc& r) noexcept {
+  return !r.pending_cancellations.empty() || !r.blocked_sessions.empty() ||
+         !r.connection_queue.empty();
+}
+/// Runs the callbacks of cancelled calls and sends what waited for room. Returns whether the next
+/// poll has to go on.
+[[gnu::cold]] bool run_deferred_work(Rpc& r) noexcept;
 /// Posts the datagrams that were sent since the last time.
 void flush(Rpc& r) noexcept;
+/// The end of a poll. Returns as run_deferred_work(). Hot.
+inline bool finish_poll(Rpc& r) noexcept {
+  const bool more = has_deferred_work(r) && run_deferred_work(r);
+  flush(r);
+  return more;
+}
 /// Posts receives for all reservations and one more, within the budget. Cold: the number of posted
 /// receives at least doubles each time.
 void post_reserved_receives(Rpc& r) noexcept;
@@ -223,7 +236,6 @@ struct CallRequest {
   std::uint64_t now;       ///< tick
   std::uint64_t deadline;  ///< tick
 };
-Status cancel(Rpc& r, ClientSession& c, std::uint32_t number) noexcept;
 Status close(Rpc& r, ClientSession& c) noexcept;
 void on_server_control(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept;
@@ -232,12 +244,15 @@ void on_client_timer(Rpc& r, ClientSession& c) noexcept;
 void fail_silent_sessions(Rpc& r, std::uint64_t incarnation) noexcept;
 
 // In backlog.cc.
+inline BackloggedCall& backlog_at(const Rpc& r, const ClientSession& c, std::uint32_t i) noexcept {
+  return c.backlog[(c.backlog_first + i) % r.context.config.rpc.backlog];
+}
 /// Keeps a call until it can be sent. Errors: not_connected, would_block (rpc.backlog calls wait),
 /// no_buffer. Cold unless the window is full.
 Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call, const ReplyCallback& done) noexcept;
 /// Sends calls from the backlog while the session and the engine have room.
 void send_backlog(Rpc& r, ClientSession& c) noexcept;
-/// Ends entry `i` of the backlog. The callback may do anything, also end the session.
+/// Ends entry `i` of the backlog, with its own outcome if it has one.
 void end_backlogged(Rpc& r, ClientSession& c, std::uint32_t i, Status status) noexcept;
 /// Sends from the backlogs of sessions that waited for receives or send entries of the engine.
 [[gnu::cold, gnu::noinline]] void resume_blocked_sessions(Rpc& r) noexcept;

@@ -1,6 +1,7 @@
 // Checks that the records of sessions, slots and connections agree with each other.
 #include <fmt/format.h>
 
+#include <iterator>
 #include <string>
 
 #include "base/error.h"
@@ -73,12 +74,9 @@ Result<void> audit_connections(Rpc& r) {
       return connection_audit_error(fmt::format("served session {}: {}", i, fault));
     due += b.queued ? 1 : 0;
   }
-  std::uint32_t is_blocked = 0;
-  for (const ConnectionEnd* e = r.queue_first; e != nullptr && is_blocked <= due;
-       e = e->next_queued)
-    ++is_blocked;
-  if (is_blocked != due)
-    return connection_audit_error(fmt::format("{} sessions are due, {} listed", due, is_blocked));
+  const auto listed = std::distance(r.connection_queue.begin(), r.connection_queue.end());
+  if (listed != due)
+    return connection_audit_error(fmt::format("{} sessions are due, {} listed", due, listed));
   if (connections_wanted != r.connections_wanted)
     return connection_audit_error(
         fmt::format("{} want a connection, {} counted", connections_wanted, r.connections_wanted));
@@ -88,19 +86,27 @@ Result<void> audit_connections(Rpc& r) {
 Result<void> audit(Rpc& r) {
   std::uint32_t reserved_receives = 0;
   std::uint32_t granted = 0;
+  std::uint32_t pending = 0;
   for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
     if (!r.clients.in_use(i)) continue;
     const ClientSession& c = r.clients.at(i);
     std::uint32_t active = 0;
+    bool has_cancelled = false;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) {
       const bool busy = (c.free_slots >> slot & 1) == 0;
       active += busy ? 1 : 0;
+      has_cancelled = has_cancelled || (busy && c.slots[slot].outcome);
       if (c.slots[slot].number % c.window != slot)
         return audit_error(
             fmt::format("session {}: slot {} has call {}", i, slot, c.slots[slot].number));
       if (!busy && c.slots[slot].payload.block != nullptr && c.slots[slot].size > kShortCall)
         return audit_error(fmt::format("session {}: slot {} is free and holds a block", i, slot));
     }
+    for (std::uint32_t w = 0; w < c.backlog_count; ++w)
+      has_cancelled = has_cancelled || backlog_at(r, c, w).outcome;
+    if (has_cancelled && !c.cancellation_pending)
+      return audit_error(fmt::format("session {}: a cancelled call has no callback due", i));
+    pending += c.cancellation_pending ? 1 : 0;
     if (active != c.in_flight)
       return audit_error(
           fmt::format("session {}: {} calls under way, {} counted", i, active, c.in_flight));
@@ -114,6 +120,10 @@ Result<void> audit(Rpc& r) {
     if (r.servers.in_use(i) && r.servers.at(i).advertised_window != 1)
       granted += r.servers.at(i).advertised_window;
   }
+  const auto listed =
+      std::distance(r.pending_cancellations.begin(), r.pending_cancellations.end());
+  if (listed != pending)
+    return audit_error(fmt::format("{} sessions have cancelled calls, {} listed", pending, listed));
   reserved_receives += granted;
   if (reserved_receives != r.reserved_receives || granted != r.server_reserved_receives) {
     return audit_error(

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -47,6 +48,7 @@ struct alignas(64) ClientSlot {
   std::uint32_t id = 0;           ///< CallId::number
   std::uint8_t resends = 0;       ///< times sent again
   bool on_session_timer = false;  ///< it is due before the retransmission timer
+  std::optional<Status> outcome;  ///< set: the call is over, and its callback is due; see call_cancel.h
   Payload payload;
 };
 static_assert(sizeof(ClientSlot) == 128);
@@ -75,6 +77,7 @@ struct BackloggedCall {
   std::uint32_t id = 0;
   std::uint64_t deadline = 0;
   ReplyCallback done;
+  std::optional<Status> outcome;  ///< as ClientSlot::outcome
   Payload payload;
 };
 /// Removes entry `i` of the `count` in a ring; the entries behind it move up.
@@ -94,6 +97,7 @@ Entry remove_from_ring(Entry* ring, std::uint32_t room, std::uint32_t& first, st
 
 // The ends of a session's connection, see transport/connection_transport.h.
 struct ConnectionEnd;
+ConnectionEnd*& next_queued(ConnectionEnd& end) noexcept;
 struct ConnectionClient;
 struct ConnectionServer;
 struct ConnectionDeleter {
@@ -120,7 +124,7 @@ struct alignas(64) ClientSession {
       0;  ///< calls that may be in flight as datagrams; see update_send_window()
   std::uint16_t server_window = 1;  ///< calls that the server has receives for
   SessionState state = SessionState::closed;
-  bool is_blocked = false;  ///< in the list of Rpc::blocked_first
+  bool is_blocked = false;           ///< in Rpc::blocked_sessions
 
   alignas(64) CongestionWindow congestion;
   std::uint16_t retransmission_place = 0;  ///< while calls are in flight
@@ -133,7 +137,9 @@ struct alignas(64) ClientSession {
   BackloggedCall* backlog = nullptr;
   Block* backlog_block = nullptr;
   std::uint32_t backlog_first = 0;
-  std::uint32_t next_blocked = kNone;
+  ClientSession* next_blocked = nullptr;
+  ClientSession* next_pending = nullptr;
+  bool cancellation_pending = false;  ///< in Rpc::pending_cancellations
   base::Timer timer;
   std::uint64_t slow_since = 0;           ///< tick since when at most one, slow, call was in flight
   std::uint64_t recent_min_rtt = 0;       ///< since slow_since

@@ -104,6 +104,7 @@ TEST(RpcCalls, AnAnswerIsGivenOnceAndNotToACallThatIsOver) {
   ASSERT_EQ(t.begin(kLater, filled(6, 1)), Status::ok);
   ASSERT_TRUE(t.until([&] { return t.later.size() == 2; }));
   EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  (void)t.client.poll();
   EXPECT_EQ(t.ended[1].status, Status::cancelled);
   EXPECT_EQ(t.call(kEcho, filled(3, 4)).bytes, filled(3, 4));
   EXPECT_EQ(t.later[1].call.reply(filled(6, 6)), Status::not_connected);
@@ -145,6 +146,48 @@ TEST(RpcCalls, AReplyThatComesAfterACancelIsDropped) {
   t.finish();
 }
 
+TEST(RpcCalls, NoCallbackRunsInsideCancelOrClose) {
+  Calls t;
+  ASSERT_EQ(t.call(kEcho, {}).status, Status::ok);
+  std::vector<Status> ends;
+  const auto done = [&](Reply& r) { ends.push_back(r.status()); };
+  std::vector<CallId> ids;
+  constexpr std::span<const std::byte> kEmpty;
+  while (t.session.call(kLater, kEmpty, done) == Status::ok) ids.push_back(t.session.last_call());
+  ASSERT_GT(ids.size(), 3u);
+  EXPECT_EQ(t.session.cancel(ids.front()), Status::ok);  // under way
+  EXPECT_EQ(t.session.cancel(ids.back()), Status::ok);   // in the backlog
+  EXPECT_EQ(t.session.cancel(ids.front()), Status::invalid_argument);
+  EXPECT_EQ(t.session.cancel(ids.back()), Status::invalid_argument);
+  EXPECT_TRUE(t.client.engine.audit());
+  EXPECT_TRUE(ends.empty());
+  (void)t.client.poll();
+  EXPECT_EQ(ends, (std::vector<Status>{Status::cancelled, Status::cancelled}));
+  EXPECT_EQ(t.session.cancel(ids[1]), Status::ok);
+  EXPECT_EQ(t.session.close(), Status::ok);
+  EXPECT_TRUE(t.client.engine.audit());
+  EXPECT_EQ(ends.size(), 2u);
+  ASSERT_TRUE(t.until([&] { return t.session.state() == SessionState::closed; }));
+  ASSERT_EQ(ends.size(), ids.size());
+  EXPECT_EQ(std::count(ends.begin(), ends.end(), Status::cancelled), 3);
+  EXPECT_EQ(std::count(ends.begin(), ends.end(), Status::flushed),
+            static_cast<std::ptrdiff_t>(ids.size() - 3));
+  t.finish();
+}
+
+TEST(RpcCalls, CancelledOnesEndOnceWithTheirEngine) {
+  Calls t;
+  ASSERT_EQ(t.call(kEcho, {}).status, Status::ok);
+  std::vector<Status> ends;
+  constexpr std::span<const std::byte> kEmpty;
+  const auto done = [&](Reply& r) { ends.push_back(r.status()); };
+  ASSERT_EQ(t.session.call(kLater, kEmpty, done), Status::ok);
+  ASSERT_EQ(t.session.call(kLater, kEmpty, done), Status::ok);
+  EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  t.client.engine = Engine();
+  EXPECT_EQ(ends, (std::vector<Status>{Status::flushed, Status::cancelled}));
+}
+
 TEST(RpcCalls, WaitingOnesCanBeCancelled) {
   Calls t;
   (void)t.call(kEcho, {});
@@ -153,6 +196,8 @@ TEST(RpcCalls, WaitingOnesCanBeCancelled) {
   const std::size_t taken = ids.size();
   EXPECT_EQ(t.session.cancel(ids.back()), Status::ok);
   EXPECT_EQ(t.session.cancel(ids[taken - 2]), Status::ok);
+  EXPECT_EQ(t.ended[taken].times, 0);  // no callback runs inside cancel()
+  (void)t.client.poll();
   EXPECT_EQ(t.ended[taken].status, Status::cancelled);
   std::size_t answered = 0;
   ASSERT_TRUE(t.until([&] {

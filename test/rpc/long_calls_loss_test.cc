@@ -27,6 +27,8 @@ TEST(RpcBulkLoss, OneThatWaitsIsCancelledAtOnce) {
   ASSERT_EQ(t.begin(kFold, filled(5000, 1)), Status::ok);  // for a connection
   const CallId id = t.session.last_call();
   EXPECT_EQ(t.session.cancel(id), Status::ok);
+  EXPECT_EQ(t.ended[0].times, 0);
+  (void)t.client.poll();
   EXPECT_EQ(t.ended[0].status, Status::cancelled);
   EXPECT_EQ(t.session.cancel(id), Status::invalid_argument);
   EXPECT_EQ(t.call(kFold, filled(5000, 2)).bytes, fold_of(filled(5000, 2)));
@@ -40,6 +42,8 @@ TEST(RpcBulkLoss, OneWhoseMemoryNobodyUsesIsCancelledAtOnce) {
   ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
   settle(t);
   EXPECT_EQ(t.session.cancel(t.session.last_call()), Status::ok);
+  EXPECT_EQ(t.ended[0].times, 0);
+  (void)t.client.poll();
   EXPECT_EQ(t.ended[0].status, Status::cancelled);
   // Its reply comes to nobody, and not to the next one in its place either.
   for (std::uint32_t i = 0; i < 8; ++i) ASSERT_EQ(t.begin(kLater, filled(5000, i)), Status::ok);

@@ -5,6 +5,7 @@
 #include "base/internals.h"
 #include "engine/api/operate.h"
 #include "engine/engine_core.h"
+#include "rpc/call_cancel.h"
 #include "rpc/server_call.h"
 #include "rpc/transport/connection_transport.h"
 
@@ -67,7 +68,7 @@ void post(EngineCore& core, Post when) noexcept {
                                                   names_memory ? &options->reply_into : nullptr,
                                                   done, !engine::deferred(core, when));
   if (status != Status::ok) return status;
-  if (core.calls->queue_first != nullptr) core.wake_soon();
+  if (rpc::has_deferred_work(*core.calls)) core.wake_soon();
   return status;
 }
 
@@ -185,7 +186,7 @@ Status Session::cancel(CallId id) noexcept {
   rpc::ClientSession* const c = locate(slot_, id_);
   if (c == nullptr) return diagnose(slot_, Status::invalid_argument);
   const Status status = rpc::cancel(*slot_->core->calls, *c, id.number);
-  post(*slot_->core, Post::automatic);
+  slot_->core->wake_soon();
   return status;
 }
 
@@ -193,6 +194,7 @@ Status Session::close() noexcept {
   rpc::ClientSession* const c = locate(slot_, id_);
   if (c == nullptr) return diagnose(slot_, Status::not_connected);
   const Status status = rpc::close(*slot_->core->calls, *c);
+  slot_->core->wake_soon();
   post(*slot_->core, Post::automatic);
   return status;
 }

@@ -138,8 +138,10 @@ Status advance_call(Rpc& r, const ConnectionClient& b, agent::Agent& a,
 /// Moves the call that has waited longest into a slot; null if there is none, or no room.
 ConnectionClientSlot* start_backlogged(const Rpc& r, ConnectionClient& b) noexcept {
   const std::uint32_t slot = free_slot(b);
-  if (b.backlog_count == 0 || slot >= b.window) return nullptr;
-  return &occupy_slot(b, slot, remove_from_backlog(r, b, 0));
+  std::uint32_t i = 0;
+  while (i < b.backlog_count && backlog_at(r, b, i).outcome) ++i;
+  if (i == b.backlog_count || slot >= b.window) return nullptr;
+  return &occupy_slot(b, slot, remove_from_backlog(r, b, i));
 }
 
 }  // namespace
@@ -178,7 +180,6 @@ void abandon_call(Rpc& r, ClientSession& c, ConnectionClientSlot& k, Status stat
   }
   k.call.deadline = r.context.clock.now() + r.close_timeout;
   schedule_check(r, c, k.call.deadline);
-  try_finish(r, b, k);
 }
 
 bool advance(Rpc& r, ConnectionClient& b) noexcept {

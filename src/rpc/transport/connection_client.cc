@@ -16,7 +16,7 @@ void end_call(ConnectionCall& call, Status status) noexcept {
   release_payload(call.payload);
   const ReplyCallback done = std::exchange(call.done, nullptr);
   const BufferSlice reply = std::move(call.reply);  // goes after the callback
-  Reply sent = detail::make<Reply>(status, nullptr, nullptr, 0);
+  Reply sent = detail::make<Reply>(call.outcome.value_or(status), nullptr, nullptr, 0);
   done(sent);
 }
 
@@ -132,33 +132,34 @@ Status cancel_on_connection(Rpc& r, ClientSession& c, std::uint32_t id) noexcept
     if (!is_active(b, slot) || k.call.id != id) continue;
     if (k.cancel != Cancel::none || (k.has_outcome && k.status == Status::cancelled))
       return Status::invalid_argument;  // it was cancelled or timed out before
-    const std::uint32_t session = c.name;
     abandon_call(r, c, k, Status::cancelled);
-    advance_if_ready(r, &b, session);
     return Status::ok;
   }
   for (std::uint32_t i = 0; i < b.backlog_count; ++i) {
-    if (backlog_at(r, b, i).id != id) continue;
-    ConnectionCall w = remove_from_backlog(r, b, i);
-    end_call(w, Status::cancelled);
+    ConnectionCall& w = backlog_at(r, b, i);
+    if (w.id != id || w.outcome) continue;
+    w.outcome = Status::cancelled;
     return Status::ok;
   }
   return Status::invalid_argument;
 }
 
-namespace {
-
-/// Ends the calls of a closing session, except those whose memory the server may be using.
-void end_unshared_calls(Rpc& r, ConnectionClient& b, Status status) noexcept {
+void run_cancel_callbacks(Rpc& r, ConnectionClient& b) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) {
-    ConnectionClientSlot& k = b.slots[slot];
-    if (!is_active(b, slot) || k.has_outcome || k.request_in_flight || k.key_open) continue;
-    set_outcome(k, status);
-    try_finish(r, b, k);
+    if (is_active(b, slot)) try_finish(r, b, b.slots[slot]);
   }
+  // Callbacks only add calls to the backlog's end.
+  std::uint32_t i = 0;
+  for (std::uint32_t most = b.backlog_count; most != 0; --most) {
+    if (!backlog_at(r, b, i).outcome) {
+      ++i;
+      continue;
+    }
+    ConnectionCall w = remove_from_backlog(r, b, i);
+    end_call(w, Status::cancelled);
+  }
+  advance_if_ready(r, &b, b.session);
 }
-
-}  // namespace
 
 void end_backlogged(Rpc& r, ConnectionClient& b, Status status) noexcept {
   for (std::uint32_t most = b.backlog_count; most != 0 && b.backlog_count != 0; --most) {
@@ -171,8 +172,16 @@ bool close_client_connection(Rpc& r, ClientSession& c) noexcept {
   if (c.connection == nullptr) return false;
   ConnectionClient& b = *c.connection;
   withdraw_connection_request(r, b);
-  end_backlogged(r, b, Status::flushed);
-  end_unshared_calls(r, b, Status::flushed);
+  for (std::uint32_t i = 0; i < b.backlog_count; ++i) {
+    ConnectionCall& w = backlog_at(r, b, i);
+    if (!w.outcome) w.outcome = Status::flushed;
+  }
+  // The others end with the connection: the server may be using their memory.
+  for (std::uint32_t slot = 0; slot < b.window; ++slot) {
+    ConnectionClientSlot& k = b.slots[slot];
+    if (is_active(b, slot) && !k.has_outcome && !k.request_in_flight && !k.key_open)
+      set_outcome(k, Status::flushed);
+  }
   agent::Agent* const a = agent_of(r, b);
   if (a != nullptr && a->state != ConnectionState::draining) agent::close(r.context, *a);
   return a != nullptr;
@@ -220,6 +229,7 @@ std::uint64_t check_connection_calls(Rpc& r, ClientSession& c, std::uint64_t now
         return next;
       }
       abandon_call(r, c, k, Status::timed_out);
+      try_finish(r, *b, k);
       if (!is_still_ready(r, b, session)) return next;
       if (!is_active(*b, slot)) continue;
     }

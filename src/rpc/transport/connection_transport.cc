@@ -18,29 +18,21 @@ config::ConnectionAttributes connection_attributes(const agent::EngineContext& s
   return attributes;
 }
 
+ConnectionEnd*& next_queued(ConnectionEnd& end) noexcept { return end.next_queued; }
+
 void queue_connection(Rpc& r, ConnectionEnd& e) noexcept {
-  if (e.queued) return;
-  e.queued = true;
-  e.next_queued = nullptr;
-  (r.queue_first == nullptr ? r.queue_first : r.queue_last->next_queued) = &e;
-  r.queue_last = &e;
+  if (!std::exchange(e.queued, true)) r.connection_queue.push_back(e);
 }
 
 void unqueue_connection(Rpc& r, ConnectionEnd& e) noexcept {
-  if (!e.queued) return;
-  ConnectionEnd* before = nullptr;
-  for (ConnectionEnd* at = r.queue_first; at != &e; at = at->next_queued) before = at;
-  (before == nullptr ? r.queue_first : before->next_queued) = e.next_queued;
-  if (r.queue_last == &e) r.queue_last = before;
-  e.queued = false;
+  if (std::exchange(e.queued, false)) r.connection_queue.erase(e);
 }
 
 void run_connection_queue(Rpc& r) noexcept {
   // Each connection has a turn; one that still cannot go on is queued again. Callbacks may end any.
   std::uint32_t most = r.clients.size() + r.servers.size();
-  for (; most != 0 && r.queue_first != nullptr; --most) {
-    ConnectionEnd& e = *r.queue_first;
-    r.queue_first = e.next_queued;
+  for (; most != 0 && !r.connection_queue.empty(); --most) {
+    ConnectionEnd& e = r.connection_queue.pop_front();
     e.queued = false;
     e.is_server ? (void)advance(r, static_cast<ConnectionServer&>(e))
                 : (void)advance(r, static_cast<ConnectionClient&>(e));
@@ -49,8 +41,9 @@ void run_connection_queue(Rpc& r) noexcept {
 }
 
 void post_connection_queue(Rpc& r) noexcept {
-  for (ConnectionEnd* e = r.queue_first; e != nullptr; e = e->next_queued) {
-    if (!e->is_server) post_calls(r, static_cast<ConnectionClient&>(*e));
+  // A connection that is queued already stays where it is.
+  for (ConnectionEnd& e : r.connection_queue) {
+    if (!e.is_server) post_calls(r, static_cast<ConnectionClient&>(e));
   }
 }
 

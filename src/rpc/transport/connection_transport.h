@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "agent/agent.h"
@@ -21,7 +22,7 @@ namespace spinwire::rpc {
 struct ConnectionEnd {
   std::uint32_t session = 0;  ///< ours
   bool is_server = false;
-  bool queued = false;          ///< in the list of Rpc::queue_first
+  bool queued = false;          ///< in Rpc::connection_queue
   std::uint32_t agent = kNone;  ///< kNone: not connected
   std::uint32_t agent_generation = 0;
   ConnectionEnd* next_queued = nullptr;
@@ -33,6 +34,7 @@ struct ConnectionCall {
   std::uint32_t id = 0;  ///< as the application calls it
   std::uint64_t deadline = 0;
   ReplyCallback done;
+  std::optional<Status> outcome;  ///< as ClientSlot::outcome, of a call in the backlog
   Payload payload;
   BufferSlice reply;  ///< where it may be written; empty: it comes as a message
 };
@@ -135,10 +137,12 @@ Status call_over_connection(Rpc& r, ClientSession& c, const CallRequest& call,
                             const BufferSlice* reply_into, const ReplyCallback& done,
                             bool now) noexcept;
 std::size_t max_call(const Rpc& r, const ClientSession& c) noexcept;
+/// As cancel() and run_cancel_callbacks(), for the calls over the session's connection.
 Status cancel_on_connection(Rpc& r, ClientSession& c, std::uint32_t id) noexcept;
+void run_cancel_callbacks(Rpc& r, ConnectionClient& b) noexcept;
 /// For a session whose calls all need a connection. Errors: no_memory.
 Status open_sole_connection(Rpc& r, ClientSession& c) noexcept;
-/// The session closes, and its connection with it, if there is one.
+/// The session closes, and its connection with it. False: there is none. Runs no callback.
 bool close_client_connection(Rpc& r, ClientSession& c) noexcept;
 /// Releases the connection of a session that ends. False: the connection is still ending; when it
 /// has ended, fail_session() runs again.

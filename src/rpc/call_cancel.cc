@@ -1,0 +1,97 @@
+#include "rpc/call_cancel.h"
+
+#include <utility>
+
+#include "rpc/transport/connection_transport.h"
+
+namespace spinwire::rpc {
+namespace {
+
+bool is_busy(const ClientSession& c, std::uint32_t slot) noexcept {
+  return (c.free_slots & bit(slot)) == 0;
+}
+
+void set_outcome(ClientSlot& k, Status outcome) noexcept {
+  k.outcome = outcome;
+  k.resends = 1;  // so that a reply is looked at closely, see on_round_trip()
+}
+
+void list_pending(Rpc& r, ClientSession& c) noexcept {
+  if (!std::exchange(c.cancellation_pending, true)) r.pending_cancellations.push_back(c);
+}
+
+void run_cancel_callbacks(Rpc& r, ClientSession& c) noexcept {
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    if (is_busy(c, slot) && c.slots[slot].outcome)
+      end_call_in_slot(r, c, slot, Status::cancelled);
+  }
+  // Callbacks only add calls to the backlog's end.
+  std::uint32_t i = 0;
+  for (std::uint32_t most = c.backlog_count; most != 0; --most) {
+    if (backlog_at(r, c, i).outcome) {
+      end_backlogged(r, c, i, Status::cancelled);
+    } else {
+      ++i;
+    }
+  }
+  send_backlog(r, c);
+  if (c.connection != nullptr) run_cancel_callbacks(r, *c.connection);
+}
+
+}  // namespace
+
+Status cancel(Rpc& r, ClientSession& c, std::uint32_t id) noexcept {
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    ClientSlot& k = c.slots[slot];
+    if (!is_busy(c, slot) || k.id != id || k.outcome) continue;
+    set_outcome(k, Status::cancelled);
+    return list_pending(r, c), Status::ok;
+  }
+  for (std::uint32_t i = 0; i < c.backlog_count; ++i) {
+    BackloggedCall& w = backlog_at(r, c, i);
+    if (w.id != id || w.outcome) continue;
+    w.outcome = Status::cancelled;
+    return list_pending(r, c), Status::ok;
+  }
+  if (c.connection == nullptr) return Status::invalid_argument;
+  const Status status = cancel_on_connection(r, c, id);
+  if (status == Status::ok) list_pending(r, c);
+  return status;
+}
+
+void cancel_all(Rpc& r, ClientSession& c, Status outcome) noexcept {
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    if (is_busy(c, slot) && !c.slots[slot].outcome) set_outcome(c.slots[slot], outcome);
+  }
+  for (std::uint32_t i = 0; i < c.backlog_count; ++i) {
+    BackloggedCall& w = backlog_at(r, c, i);
+    if (!w.outcome) w.outcome = outcome;
+  }
+  list_pending(r, c);
+}
+
+void run_cancel_callbacks(Rpc& r) noexcept {
+  for (std::uint32_t most = r.clients.size(); most != 0 && !r.pending_cancellations.empty();
+       --most) {
+    ClientSession& c = r.pending_cancellations.pop_front();
+    c.cancellation_pending = false;
+    run_cancel_callbacks(r, c);
+  }
+}
+
+void end_call_in_slot(Rpc& r, ClientSession& c, std::uint32_t slot, Status status) noexcept {
+  ClientSlot& k = c.slots[slot];
+  const ReplyCallback done = k.done;
+  const Status outcome = std::exchange(k.outcome, {}).value_or(status);
+  release_slot(r, c, k, slot);
+  end_call(done, outcome);
+}
+
+void end_calls(Rpc& r, ClientSession& c, Status status) noexcept {
+  for (std::uint32_t slot = 0; slot < c.window; ++slot) {
+    if (is_busy(c, slot)) end_call_in_slot(r, c, slot, status);
+  }
+  while (c.backlog_count != 0) end_backlogged(r, c, 0, status);
+}
+
+}  // namespace spinwire::rpc
