@@ -274,10 +274,10 @@ class SPINWIRE_API Session {
   /// closed, and its other calls end with peer_lost. Time-outs end calls in the same way. Errors:
   /// invalid_argument (the call is over).
   Status cancel(CallId id) noexcept;
-  /// Closes the session: all calls end with `flushed` by the end of the next poll() (long ones as
-  /// soon as the server no longer uses their memory), no callback runs inside this call, the server is told, and on_closed runs when it has confirmed, or after
-  /// connections.close_timeout. Set-up. Errors: not_connected
-  /// (closing or closed already).
+  /// Closes the session. Its calls end with `flushed` by the end of the next poll(), long ones as
+  /// soon as the server no longer uses their memory; no callback runs inside this call. The server
+  /// is told, and on_closed runs when it has confirmed, or after connections.close_timeout. Set-up.
+  /// Errors: not_connected (closing or closed already).
   Status close() noexcept;
 
   friend bool operator==(const Session&, const Session&) noexcept = default;

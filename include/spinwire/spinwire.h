@@ -8,7 +8,7 @@
 // function marked "Set-up" may allocate and make system calls: call it before the loop, or where a
 // pause does no harm.
 // Callbacks run inside Engine::poll() or poll_control(), or while their engine is destroyed; never
-// inside a connection's cancel(), close(), recall() or revoke(). They may call everything except
+// inside cancel(), close(), recall() or revoke(). They may call everything except
 // poll(), poll_control(), Engine::serve() and Engine::audit(), which answer reentrant, and may not
 // destroy their engine. See callback.h for exceptions.
 //

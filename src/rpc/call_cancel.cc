@@ -21,9 +21,9 @@ void list_pending(Rpc& r, ClientSession& c) noexcept {
 }
 
 void run_cancel_callbacks(Rpc& r, ClientSession& c) noexcept {
+  const std::uint32_t name = c.name;
   for (std::uint32_t slot = 0; slot < c.window; ++slot) {
-    if (is_busy(c, slot) && c.slots[slot].outcome)
-      end_call_in_slot(r, c, slot, Status::cancelled);
+    if (is_busy(c, slot) && c.slots[slot].outcome) end_call_in_slot(r, c, slot, Status::cancelled);
   }
   // Callbacks only add calls to the backlog's end.
   std::uint32_t i = 0;
@@ -36,6 +36,7 @@ void run_cancel_callbacks(Rpc& r, ClientSession& c) noexcept {
   }
   send_backlog(r, c);
   if (c.connection != nullptr) run_cancel_callbacks(r, *c.connection);
+  if (c.name == name && c.state == SessionState::closing && c.deadline == 0) close_session(r, c);
 }
 
 }  // namespace

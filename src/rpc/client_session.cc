@@ -98,20 +98,23 @@ Status close(Rpc& r, ClientSession& c) noexcept {
   const std::uint64_t now = r.context.clock.now();
   const bool was_ready = std::exchange(c.state, SessionState::closing) == SessionState::ready;
   const bool connected = close_client_connection(r, c);
-  std::uint64_t next = now;
   if (was_ready) {
     update_send_window(c);
-    cancel_all(r, c, Status::flushed);
     send_control(r, c, RpcKind::close);
-    // The connection's end comes first.
-    next = connected && c.transport == Transport::connection ? now + r.close_timeout
-                                                             : now + r.min_rto;
   } else {
     r.dialogues.drop(c);
   }
-  const bool reaches_server = was_ready && (c.transport == Transport::datagram || connected);
-  c.deadline = reaches_server ? now + r.close_timeout : next;
-  r.context.timers.reschedule(c.timer, next);
+  cancel_all(r, c, Status::flushed);
+  if (was_ready && c.transport == Transport::datagram) {
+    c.deadline = now + r.close_timeout;
+    r.context.timers.reschedule(c.timer, now + r.min_rto);
+  } else if (was_ready && connected) {  // the connection's end comes first
+    c.deadline = now + r.close_timeout;
+    r.context.timers.reschedule(c.timer, c.deadline);
+  } else {
+    c.deadline = 0;  // no server to hear from: it ends with the callbacks of its calls
+    r.context.timers.cancel(c.timer);
+  }
   return Status::ok;
 }
 

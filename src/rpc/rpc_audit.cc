@@ -120,8 +120,7 @@ Result<void> audit(Rpc& r) {
     if (r.servers.in_use(i) && r.servers.at(i).advertised_window != 1)
       granted += r.servers.at(i).advertised_window;
   }
-  const auto listed =
-      std::distance(r.pending_cancellations.begin(), r.pending_cancellations.end());
+  const auto listed = std::distance(r.pending_cancellations.begin(), r.pending_cancellations.end());
   if (listed != pending)
     return audit_error(fmt::format("{} sessions have cancelled calls, {} listed", pending, listed));
   reserved_receives += granted;

@@ -48,7 +48,8 @@ struct alignas(64) ClientSlot {
   std::uint32_t id = 0;           ///< CallId::number
   std::uint8_t resends = 0;       ///< times sent again
   bool on_session_timer = false;  ///< it is due before the retransmission timer
-  std::optional<Status> outcome;  ///< set: the call is over, and its callback is due; see call_cancel.h
+  std::optional<Status>
+      outcome;  ///< set: the call is over, and its callback is due; see call_cancel.h
   Payload payload;
 };
 static_assert(sizeof(ClientSlot) == 128);
@@ -124,7 +125,7 @@ struct alignas(64) ClientSession {
       0;  ///< calls that may be in flight as datagrams; see update_send_window()
   std::uint16_t server_window = 1;  ///< calls that the server has receives for
   SessionState state = SessionState::closed;
-  bool is_blocked = false;           ///< in Rpc::blocked_sessions
+  bool is_blocked = false;  ///< in Rpc::blocked_sessions
 
   alignas(64) CongestionWindow congestion;
   std::uint16_t retransmission_place = 0;  ///< while calls are in flight
@@ -144,7 +145,7 @@ struct alignas(64) ClientSession {
   std::uint64_t slow_since = 0;           ///< tick since when at most one, slow, call was in flight
   std::uint64_t recent_min_rtt = 0;       ///< since slow_since
   std::uint64_t last_control = 0;         ///< tick of the last ping, pong or close
-  std::uint64_t deadline = 0;             ///< tick; of opening or closing
+  std::uint64_t deadline = 0;             ///< tick; of opening or closing; 0: nothing to wait for
   std::uint64_t last_liveness_check = 0;  ///< tick
   std::uint64_t silent_ticks = 0;         ///< of silence while an answer was due
   Callback<void(Session)> on_ready;

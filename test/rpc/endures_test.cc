@@ -297,6 +297,7 @@ TEST(RpcEndures, ARequestThatIsSentAgainBeforeItHasLeft) {
     ASSERT_TRUE(run(100'000, [&] { return stats(client).retransmits == 1; }));
     // And another call, with the same bytes.
     EXPECT_EQ(session.cancel(session.last_call()), Status::ok);
+    (void)client.core->poll();
     ASSERT_EQ(session.call(2, b.slice(), done), Status::ok);
     // The first has its header beside the bytes, so that the others must have theirs apart.
     ASSERT_EQ(HeldBack::all.size(), 3u);

@@ -43,6 +43,8 @@ TEST(RpcSessionStates, NoCallIsMadeOnceItsSessionCloses) {
   ASSERT_EQ(t.session.call(kLater, kNothing, done), Status::ok);
   EXPECT_EQ(t.session.close(), Status::ok);
   EXPECT_EQ(t.session.state(), SessionState::closing);
+  EXPECT_TRUE(within.empty());
+  (void)t.client.poll();
   EXPECT_EQ(within, kRefused);
   EXPECT_EQ(call_all_ways(t, t.session), kRefused);
   t.finish();

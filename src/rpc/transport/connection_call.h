@@ -84,8 +84,8 @@ inline void set_outcome(ConnectionClientSlot& k, Status status) noexcept {
 // In connection_call.cc.
 /// Ends a call whose outcome is set if no peer uses its memory; else begins to close its key.
 void try_finish(Rpc& r, ConnectionClient& b, ConnectionClientSlot& k) noexcept;
-/// Gives a call up after a cancel or a time-out. Runs no callback: try_finish() does, as soon as the
-/// server does not use the call's memory.
+/// Gives a call up after a cancel or a time-out. Runs no callback: try_finish() does, as soon as
+/// the server does not use the call's memory.
 void abandon_call(Rpc& r, ClientSession& c, ConnectionClientSlot& k, Status status) noexcept;
 /// The slot is free before its call's callback runs.
 ConnectionCall release_slot(ConnectionClient& b, ConnectionClientSlot& k) noexcept;
