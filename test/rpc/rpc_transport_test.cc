@@ -333,6 +333,8 @@ TEST(RpcTransport, ASessionCanBeClosedWhileItHasNoConnection) {
   t.begin(kEcho);
   ASSERT_TRUE(t.all.until([&] { return !t.record().connection->was_ready; }));
   EXPECT_EQ(t.session.close(), Status::ok);
+  EXPECT_TRUE(t.ended.empty());
+  ASSERT_TRUE(t.all.until([&] { return !t.ended.empty(); }));
   EXPECT_EQ(t.ended, std::vector<Status>{Status::flushed});
   t.expect_closed(Status::ok);
 }
