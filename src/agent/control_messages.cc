@@ -4,6 +4,7 @@
 
 #include "agent/agent.h"
 #include "agent/submit.h"
+#include "memory/window_binding.h"
 
 namespace spinwire::agent {
 namespace {

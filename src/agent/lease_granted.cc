@@ -8,6 +8,7 @@
 #include "agent/agent.h"
 #include "agent/lease_table.h"
 #include "base/internals.h"
+#include "memory/window_binding.h"
 
 namespace spinwire::agent {
 namespace {

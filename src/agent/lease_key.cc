@@ -7,6 +7,7 @@
 #include "agent/lease_table.h"
 #include "agent/submit.h"
 #include "base/internals.h"
+#include "memory/window_binding.h"
 
 namespace spinwire::agent {
 namespace {

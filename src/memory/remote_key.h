@@ -1,6 +1,5 @@
-// Remote keys: each opens exactly some bytes of a block to a peer. A key is a memory window's,
-// bound and unbound by work requests of the peer's queue pair, or a registration's, made and ended
-// by control verbs.
+// Remote keys: each opens exactly some bytes of a block to a peer. A key is a memory window's
+// (see window_binding.h) or a registration's, made and ended by control verbs.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -47,15 +46,6 @@ struct KeySource {
     return windows.size() != 0 && block.lkey == slab->lkey;
   }
 };
-
-/// Binds a window to the target: fills in `request`, which the caller posts ahead of the key's
-/// first use. A window must be free. Hot.
-void bind_window(const KeySource& source, const KeyTarget& target, RemoteKey& key,
-                 ibv_send_wr& request) noexcept;
-/// Fills in the request that unbinds a window. The key is closed when it has completed.
-void unbind_window(const RemoteKey& key, ibv_send_wr& request) noexcept;
-/// The window's key is invalid at the device, or its binding was never posted: frees the window.
-void on_window_unbound(const KeySource& source, RemoteKey& key) noexcept;
 
 /// Opens the target by a registration of its own in `group`, with one control verb. Errors: those
 /// of RegistrationTable::expose().

@@ -15,7 +15,7 @@
 #include "base/internals.h"
 #include "base/random.h"
 #include "engine/engine_core.h"
-#include "sim/local_network.h"
+#include "sim/simulated_network.h"
 #include "softverbs/faults/fault_plan.h"
 #include "spinwire/sim.h"
 
@@ -27,7 +27,7 @@ inline constexpr std::uint32_t kMostNodes = 1024;
 struct Node {
   Config config;
   Engine engine;  ///< empty while it is dead
-  LocalHost* host = nullptr;
+  SimulatedHost* host = nullptr;
   std::uint32_t life = 0;
   std::uint64_t paused_until = 0;
   std::uint64_t polled_at = 0;
@@ -125,7 +125,7 @@ struct Simulation::State {
   base::Random order;       ///< of polls, and the time they take
   base::Random chances;     ///< for the test
   sim::Network links;
-  sim::LocalNetwork network;
+  sim::SimulatedNetwork network;
   std::vector<std::unique_ptr<sim::Node>> nodes;
   std::vector<NodeId> turns;
   std::priority_queue<sim::ScheduledAction> actions;

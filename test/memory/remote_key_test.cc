@@ -1,11 +1,10 @@
-#include "memory/remote_key.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cerrno>
 
 #include "memory/arena.h"
+#include "memory/window_binding.h"
 
 namespace remote_key_test {
 

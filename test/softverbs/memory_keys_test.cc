@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "softverbs/memory/remote_access.h"
 #include "softverbs/rc_link.h"
 
 namespace softverbs_test::keys {

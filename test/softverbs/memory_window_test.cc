@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "softverbs/memory/remote_access.h"
 #include "softverbs/peer_process.h"
 #include "softverbs/rc_link.h"
 

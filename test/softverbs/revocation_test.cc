@@ -18,6 +18,7 @@
 
 #include "base/random.h"
 #include "softverbs/memory/memory_window.h"
+#include "softverbs/memory/remote_access.h"
 #include "softverbs/peer_process.h"
 #include "softverbs/rc_link.h"
 

@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "base/unique_fd.h"
+#include "softverbs/memory/remote_access.h"
 #include "softverbs/peer_process.h"
 #include "softverbs/rc_link.h"
 

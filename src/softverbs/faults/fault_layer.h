@@ -142,7 +142,7 @@ void dispatch_next(Qp& qp, std::uint64_t at) noexcept;
 bool has_held(const Qp& qp) noexcept;
 void list_busy(Faults& faults, Qp& qp) noexcept;
 
-// Packets that connections lose: packet_loss.cc.
+// Packets that connections lose: rc_packet_loss.cc.
 /// Decides what the first try of a work request, of that number, will lose.
 void plan_loss(const FaultPlan& plan, std::uint64_t number, const Qp& qp,
                std::uint32_t position) noexcept;

@@ -11,7 +11,7 @@
 #include "base/unique_fd.h"
 #include "softverbs/lane/attached_peer.h"
 #include "softverbs/lane/local_segments.h"
-#include "softverbs/memory/memory_region.h"
+#include "softverbs/memory/remote_access.h"
 
 namespace spinwire::softverbs {
 namespace {

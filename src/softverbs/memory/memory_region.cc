@@ -1,7 +1,6 @@
 #include "softverbs/memory/memory_region.h"
 
 #include <errno.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,10 +8,7 @@
 #include <new>
 
 #include "base/shared_memory.h"
-#include "softverbs/lane/lane_cursor.h"
 #include "softverbs/memory/access_tracking.h"
-#include "softverbs/memory/peer_file.h"
-#include "softverbs/memory/private_memory.h"
 
 namespace spinwire::softverbs {
 std::uint32_t acquire_slot(RegionSlots& regions) {
@@ -190,95 +186,6 @@ int dereg_mr(ibv_mr* base) noexcept {
   --c.objects_open;
   delete mr;
   return 0;
-}
-
-namespace {
-
-/// Reads a word that a peer may write meanwhile.
-std::uint64_t read_once(const std::uint64_t& word) noexcept {
-  return *static_cast<const volatile std::uint64_t*>(&word);
-}
-
-/// Opens and maps object `index` of a peer in another process.
-MappedObject* map_object(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
-  const ObjectEntry& entry = peer.segment->objects[index];
-  if (entry.generation.load(std::memory_order_acquire) != generation) return nullptr;
-  const std::uint64_t size = read_once(entry.size);
-  const PeerFile file =
-      open_peer_file(peer.pid, static_cast<std::uint32_t>(entry.fd), PeerFileKind::any_pages);
-  if (!file.fd || file.inode != entry.inode || file.size < size) return nullptr;
-  try {
-    if (peer.objects.size() <= index) peer.objects.resize(index + 1);
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-  MappedObject& mapped = peer.objects[index];
-  if (mapped.base != nullptr) munmap(mapped.base, mapped.size);
-  mapped = {};
-  void* at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd.get(), 0);
-  if (at == MAP_FAILED) return nullptr;
-  mapped = {static_cast<std::byte*>(at), size, generation};
-  return &mapped;
-}
-
-}  // namespace
-
-const MappedObject* object_of(Peer& peer, std::uint32_t index, std::uint32_t generation) noexcept {
-  if (index < peer.objects.size() && peer.objects[index].generation == generation &&
-      peer.objects[index].base != nullptr) [[likely]] {
-    return &peer.objects[index];
-  }
-  return index < kMaxObjects ? map_object(peer, index, generation) : nullptr;
-}
-
-/// Whether the key belongs to a window for queue pair `qpn`. The window's owner issues no barrier
-/// in our thread, so this one issues it before it reads the key.
-[[gnu::noinline]] static bool enter_window(Peer& peer, const RegionEntry& region, std::uint32_t key,
-                                           std::uint32_t qpn) noexcept {
-  if (region.pd != window_scope(qpn)) return false;
-  peer.out.control->busy.exchange(peer.out.busy, std::memory_order_seq_cst);
-  return region.key.load(std::memory_order_seq_cst) == key && region.pd == window_scope(qpn);
-}
-
-RemoteBytes resolve(Peer& peer, std::uint64_t pd, std::uint64_t address, std::uint64_t length,
-                    std::uint32_t key, std::uint32_t access, std::uint32_t qpn) noexcept {
-  const RegionEntry& region = peer.segment->regions[region_index(key)];
-  if (region.key.load(std::memory_order_acquire) != key || key == 0) return {};
-  if (region.pd != pd && !enter_window(peer, region, key, qpn)) [[unlikely]]
-    return {};
-  if ((region.access & access) != access || address < region.address || length > region.length ||
-      address - region.address > region.length - length) {
-    return {};
-  }
-  if (peer.same_process) return {RemoteBytes::Kind::direct, pointer(address), address};
-  const std::uint32_t object = region.object;
-  if (object == kNoObject) return {RemoteBytes::Kind::kernel, nullptr, address};
-  const MappedObject* mapped = object_of(peer, object, region.object_generation);
-  if (mapped == nullptr) return {RemoteBytes::Kind::kernel, nullptr, address};
-  const std::uint64_t offset = region.object_offset + (address - region.address);
-  if (offset > mapped->size || length > mapped->size - offset) return {};
-  return {RemoteBytes::Kind::direct, mapped->base + offset, address};
-}
-
-bool copy_remote(Peer& peer, const RemoteBytes& remote, const ibv_sge* sges, std::uint32_t count,
-                 std::size_t length, Copy direction) noexcept {
-  if (remote.kind == RemoteBytes::Kind::kernel)
-    return copy_private_memory(peer, remote.address, sges, count, length, direction);
-  std::byte* there = remote.data;
-  ScatterCursor local(sges, count);
-  while (length != 0) {
-    const ScatterCursor::Piece piece = local.next(length);
-    if (piece.length == 0) return errno = EINVAL, false;
-    // Both ends may be the same memory (a context connected to itself): memmove.
-    if (direction == Copy::to_peer) {
-      std::memmove(there, piece.data, piece.length);
-    } else {
-      std::memmove(piece.data, there, piece.length);
-    }
-    there += piece.length;
-    length -= piece.length;
-  }
-  return true;
 }
 
 }  // namespace spinwire::softverbs

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "softverbs/lane/lane_cursor.h"
-#include "softverbs/memory/memory_region.h"
+#include "softverbs/memory/remote_access.h"
 
 namespace spinwire::softverbs {
 

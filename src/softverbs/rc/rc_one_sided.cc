@@ -8,6 +8,7 @@
 #include "softverbs/lane/lane_cursor.h"
 #include "softverbs/memory/atomic_lock.h"
 #include "softverbs/memory/memory_region.h"
+#include "softverbs/memory/remote_access.h"
 #include "softverbs/objects.h"
 #include "softverbs/queues.h"
 

@@ -9,6 +9,7 @@
 #include "softverbs/lane/lane_cursor.h"
 #include "softverbs/memory/memory_region.h"
 #include "softverbs/memory/memory_window.h"
+#include "softverbs/memory/remote_access.h"
 #include "softverbs/objects.h"
 #include "softverbs/queues.h"
 #include "softverbs/ud/ud_datagram.h"

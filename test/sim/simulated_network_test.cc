@@ -1,5 +1,5 @@
 // The network of simulations: sockets whose bytes arrive when they are told to.
-#include "sim/local_network.h"
+#include "sim/simulated_network.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-namespace local_network_test {
+namespace simulated_network_test {
 namespace {
 
 using namespace spinwire::control;  // NOLINT: what it is made of
@@ -48,15 +48,15 @@ struct Two {
     return got < 0 ? "nothing" : std::string(text.data(), static_cast<std::size_t>(got));
   }
   TestLinks model;
-  LocalNetwork network{model};
-  LocalHost& a = network.add_host();
-  LocalHost& b = network.add_host();
+  SimulatedNetwork network{model};
+  SimulatedHost& a = network.add_host();
+  SimulatedHost& b = network.add_host();
   ListenSocket listening;
   Connecting caller;
   Accepted taken;
 };
 
-TEST(LocalNetwork, CarriesBytesBothWaysAndTheirEnd) {
+TEST(SimulatedNetwork, CarriesBytesBothWaysAndTheirEnd) {
   Two t;
   EXPECT_EQ(t.caller.error, 0);
   EXPECT_EQ(t.accepted(), -1);
@@ -77,10 +77,10 @@ TEST(LocalNetwork, CarriesBytesBothWaysAndTheirEnd) {
   EXPECT_EQ(Two::read(end), "end");
   t.taken.fd.reset();
   t.network.run(5);
-  EXPECT_EQ(t.network.next(), LocalNetwork::kNever);
+  EXPECT_EQ(t.network.next(), SimulatedNetwork::kNever);
 }
 
-TEST(LocalNetwork, DelaysAndCuts) {
+TEST(SimulatedNetwork, DelaysAndCuts) {
   Two t;
   t.model.ticks = 10;
   t.network.run(100);
@@ -93,7 +93,7 @@ TEST(LocalNetwork, DelaysAndCuts) {
   ASSERT_EQ(::send(t.caller.fd.get(), "x", 1, 0), 1);
   t.network.run(111);
   t.model.passes = false;
-  EXPECT_EQ(t.network.next(), LocalNetwork::kNever);
+  EXPECT_EQ(t.network.next(), SimulatedNetwork::kNever);
   t.network.run(200);
   EXPECT_EQ(Two::read(end), "nothing");
   t.model.passes = true;
@@ -102,7 +102,7 @@ TEST(LocalNetwork, DelaysAndCuts) {
   EXPECT_EQ(Two::read(end), "x");
 }
 
-TEST(LocalNetwork, ACallerThatGivesUpIsForgotten) {
+TEST(SimulatedNetwork, ACallerThatGivesUpIsForgotten) {
   Two t;
   t.model.passes = false;
   t.network.run(1);
@@ -113,7 +113,7 @@ TEST(LocalNetwork, ACallerThatGivesUpIsForgotten) {
   EXPECT_EQ(t.accepted(), -1);
 }
 
-TEST(LocalNetwork, AListenerThatEndsEndsWhatWaitedThere) {
+TEST(SimulatedNetwork, AListenerThatEndsEndsWhatWaitedThere) {
   Two t;
   t.network.run(1);
   t.listening = ListenSocket();
@@ -124,7 +124,7 @@ TEST(LocalNetwork, AListenerThatEndsEndsWhatWaitedThere) {
   EXPECT_EQ(refused->error, ECONNREFUSED);
 }
 
-TEST(LocalNetwork, AddressesAreCheckedAndGivenOut) {
+TEST(SimulatedNetwork, AddressesAreCheckedAndGivenOut) {
   Two t;
   EXPECT_EQ(ListenSocket::open(t.b.address(7000), 8, &t.b).error().status, Status::in_use);
   EXPECT_EQ(ListenSocket::open(t.b.address(7001), 8, &t.a).error().status,
@@ -137,4 +137,4 @@ TEST(LocalNetwork, AddressesAreCheckedAndGivenOut) {
 }
 
 }  // namespace
-}  // namespace local_network_test
+}  // namespace simulated_network_test

@@ -1,4 +1,4 @@
-#include "sim/local_network.h"
+#include "sim/simulated_network.h"
 
 #include <fmt/format.h>
 #include <sys/eventfd.h>
@@ -44,7 +44,7 @@ constexpr bool is_loopback(std::uint32_t ipv4) noexcept { return ipv4 >> 24 == 1
 
 }  // namespace
 
-Result<std::optional<Accepted>> LocalListener::accept(int fd) {
+Result<std::optional<Accepted>> SimulatedListener::accept(int fd) {
   if (waiting.empty()) return std::nullopt;
   std::uint64_t count = 0;
   (void)!::read(fd, &count, sizeof count);  // a semaphore: one of those that wait
@@ -53,15 +53,15 @@ Result<std::optional<Accepted>> LocalListener::accept(int fd) {
   return std::optional<Accepted>(std::move(first));
 }
 
-void LocalListener::add(Accepted connection) {
+void SimulatedListener::add(Accepted connection) {
   waiting.push_back(std::move(connection));
   const std::uint64_t one = 1;
   (void)!::write(event, &one, sizeof one);
 }
 
-Address LocalHost::address(std::uint16_t port) const { return address_of(number_, port); }
+Address SimulatedHost::address(std::uint16_t port) const { return address_of(number_, port); }
 
-Result<control::Network::Listening> LocalHost::listen(const Address& address) {
+Result<control::Network::Listening> SimulatedHost::listen(const Address& address) {
   const std::string asked = fmt::format("listen on {}", address.text().view());
   const std::uint32_t ipv4 = ipv4_of(address);
   if (!address.is_any() && !is_loopback(ipv4) && ipv4 != kFirstHost + number_)
@@ -74,7 +74,7 @@ Result<control::Network::Listening> LocalHost::listen(const Address& address) {
   Listening made;
   made.fd.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE));
   if (!made.fd) return tl::unexpected(system_error(asked, "eventfd", errno));
-  auto listener = std::make_shared<LocalListener>();
+  auto listener = std::make_shared<SimulatedListener>();
   listener->at = made.local = this->address(port);
   listener->host = number_;
   listener->event = made.fd.get();
@@ -84,7 +84,7 @@ Result<control::Network::Listening> LocalHost::listen(const Address& address) {
   return made;
 }
 
-Result<Connecting> LocalHost::connect(const Address& remote) {
+Result<Connecting> SimulatedHost::connect(const Address& remote) {
   const auto failed = [&](const char* call) {
     return tl::unexpected(
         system_error(fmt::format("connect to {}", remote.text().view()), call, errno));
@@ -95,7 +95,7 @@ Result<Connecting> LocalHost::connect(const Address& remote) {
   Connecting connecting{base::UniqueFd(near[0]), 0};
   base::UniqueFd facing_us(near[1]);
   const std::uint32_t to = network_.host_of(remote, number_);
-  const bool reached = to < LocalNetwork::kMostHosts && network_.model_.open(number_, to);
+  const bool reached = to < SimulatedNetwork::kMostHosts && network_.model_.open(number_, to);
   auto listener = network_.find(to, remote.port());
   if (reached && listener == nullptr) {
     connecting.error = ECONNREFUSED;
@@ -103,7 +103,7 @@ Result<Connecting> LocalHost::connect(const Address& remote) {
   }
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, far) != 0)
     return failed("socketpair");
-  auto link = std::make_unique<LocalNetwork::Link>();
+  auto link = std::make_unique<SimulatedNetwork::Link>();
   link->hosts[0] = number_;
   link->hosts[1] = to;
   link->ends[0] = std::move(facing_us);
@@ -115,14 +115,14 @@ Result<Connecting> LocalHost::connect(const Address& remote) {
   return connecting;
 }
 
-Result<void> LocalNetwork::open() {
+Result<void> SimulatedNetwork::open() {
   auto set = EpollSet::open();
   if (!set) return tl::unexpected(set.error());
   ready_ = std::move(*set);
   return {};
 }
 
-Result<void> LocalNetwork::add(std::unique_ptr<Link> link) {
+Result<void> SimulatedNetwork::add(std::unique_ptr<Link> link) {
   link->number = ++last_link_;
   for (const unsigned from : {0u, 1u}) {
     const std::uint64_t token = std::uint64_t{link->number} << 1 | from;
@@ -133,12 +133,14 @@ Result<void> LocalNetwork::add(std::unique_ptr<Link> link) {
   return {};
 }
 
-LocalHost& LocalNetwork::add_host() {
-  hosts_.push_back(std::make_unique<LocalHost>(*this, static_cast<std::uint32_t>(hosts_.size())));
+SimulatedHost& SimulatedNetwork::add_host() {
+  hosts_.push_back(
+      std::make_unique<SimulatedHost>(*this, static_cast<std::uint32_t>(hosts_.size())));
   return *hosts_.back();
 }
 
-std::shared_ptr<LocalListener> LocalNetwork::find(std::uint32_t host, std::uint16_t port) const {
+std::shared_ptr<SimulatedListener> SimulatedNetwork::find(std::uint32_t host,
+                                                          std::uint16_t port) const {
   for (const auto& each : listeners_) {
     auto listener = each.lock();
     if (listener != nullptr && listener->host == host && listener->at.port() == port)
@@ -147,14 +149,14 @@ std::shared_ptr<LocalListener> LocalNetwork::find(std::uint32_t host, std::uint1
   return nullptr;
 }
 
-std::uint32_t LocalNetwork::host_of(const Address& address, std::uint32_t seen_by) const {
+std::uint32_t SimulatedNetwork::host_of(const Address& address, std::uint32_t seen_by) const {
   const std::uint32_t ipv4 = ipv4_of(address);
   if (is_loopback(ipv4)) return seen_by;
   const std::uint32_t host = ipv4 - kFirstHost;
   return host < hosts_.size() ? host : kMostHosts;
 }
 
-void LocalNetwork::look() {
+void SimulatedNetwork::look() {
   if (links_.empty()) return;
   std::array<Event, EpollSet::kEventsMax> events;
   for (std::size_t i = ready_.wait(events); i-- != 0;) {
@@ -167,7 +169,7 @@ void LocalNetwork::look() {
   }
 }
 
-void LocalNetwork::run(std::uint64_t now) {
+void SimulatedNetwork::run(std::uint64_t now) {
   look();
   for (const auto& link : links_) {
     advance(*link, now);
@@ -178,18 +180,18 @@ void LocalNetwork::run(std::uint64_t now) {
   std::erase_if(links_, [](const auto& link) { return link->over; });
 }
 
-void LocalNetwork::notify(std::uint32_t host) noexcept {
+void SimulatedNetwork::notify(std::uint32_t host) noexcept {
   if (host < hosts_.size()) ++hosts_[host]->changes_;
 }
 
-void LocalNetwork::advance(Link& link, std::uint64_t now) {
+void SimulatedNetwork::advance(Link& link, std::uint64_t now) {
   for (const unsigned from : {0u, 1u}) take(link, from, now);
   if (!link.announced) announce(link, now);
   for (const unsigned from : {0u, 1u}) bring(link, from, now);
   if (link.ways[0].told && link.ways[1].told) link.over = true;
 }
 
-void LocalNetwork::announce(Link& link, std::uint64_t now) {
+void SimulatedNetwork::announce(Link& link, std::uint64_t now) {
   if (link.hosts[1] >= kMostHosts || !model_.open(link.hosts[0], link.hosts[1])) {
     if (link.ways[0].ended) link.over = true;  // no answer came within the caller's time-out
     return;
@@ -207,7 +209,7 @@ void LocalNetwork::announce(Link& link, std::uint64_t now) {
   notify(link.hosts[1]);
 }
 
-void LocalNetwork::take(Link& link, unsigned from, std::uint64_t now) {
+void SimulatedNetwork::take(Link& link, unsigned from, std::uint64_t now) {
   Way& way = link.ways[from];
   std::array<std::byte, 4096> bytes;
   while (std::exchange(way.ready, false) && !way.ended) {
@@ -224,7 +226,7 @@ void LocalNetwork::take(Link& link, unsigned from, std::uint64_t now) {
   }
 }
 
-void LocalNetwork::bring(Link& link, unsigned from, std::uint64_t now) {
+void SimulatedNetwork::bring(Link& link, unsigned from, std::uint64_t now) {
   Way& way = link.ways[from];
   const int to = link.ends[1 - from].get();
   while (link.announced && !way.pieces.empty() && way.pieces.front().due <= now &&
@@ -242,7 +244,7 @@ void LocalNetwork::bring(Link& link, unsigned from, std::uint64_t now) {
   }
 }
 
-std::uint64_t LocalNetwork::next_of(const Link& link) const {
+std::uint64_t SimulatedNetwork::next_of(const Link& link) const {
   std::uint64_t next = kNever;
   for (const unsigned from : {0u, 1u}) {
     const bool open =
@@ -255,7 +257,7 @@ std::uint64_t LocalNetwork::next_of(const Link& link) const {
   return next;
 }
 
-std::uint64_t LocalNetwork::next() const {
+std::uint64_t SimulatedNetwork::next() const {
   std::uint64_t next = kNever;
   for (const auto& link : links_) next = std::min(next, next_of(*link));
   return next;

@@ -23,10 +23,10 @@ using control::Accepted;
 using control::Address;
 using control::Connecting;
 
-class LocalNetwork;
+class SimulatedNetwork;
 
 /// Where connections to one port wait to be accepted.
-struct LocalListener final : control::AcceptQueue {
+struct SimulatedListener final : control::AcceptQueue {
   Address at;
   std::uint32_t host = 0;
   int event = -1;  ///< the listener's descriptor, an eventfd that counts those that wait
@@ -37,9 +37,9 @@ struct LocalListener final : control::AcceptQueue {
 };
 
 /// One of the network's hosts; its address is 10.0.0.1 for the first, and so on.
-class LocalHost final : public control::Network {
+class SimulatedHost final : public control::Network {
  public:
-  LocalHost(LocalNetwork& network, std::uint32_t number) noexcept
+  SimulatedHost(SimulatedNetwork& network, std::uint32_t number) noexcept
       : network_(network), number_(number) {}
 
   /// On its own address, the loopback address or any; port 0 takes a free one. Errors: in_use,
@@ -55,9 +55,9 @@ class LocalHost final : public control::Network {
   [[nodiscard]] const std::uint64_t* change_count() const noexcept override { return &changes_; }
 
  private:
-  friend class LocalNetwork;
+  friend class SimulatedNetwork;
 
-  LocalNetwork& network_;
+  SimulatedNetwork& network_;
   std::uint32_t number_;
   std::uint16_t next_port_ = 49152;
   std::uint64_t changes_ = 0;
@@ -73,16 +73,16 @@ class LinkModel {
   virtual std::uint64_t delay(std::uint32_t from, std::uint32_t to) = 0;
 };
 
-class LocalNetwork {
+class SimulatedNetwork {
  public:
   /// `model` outlives it.
-  explicit LocalNetwork(LinkModel& model) noexcept : model_(model) {}
-  LocalNetwork(const LocalNetwork&) = delete;
-  LocalNetwork& operator=(const LocalNetwork&) = delete;
+  explicit SimulatedNetwork(LinkModel& model) noexcept : model_(model) {}
+  SimulatedNetwork(const SimulatedNetwork&) = delete;
+  SimulatedNetwork& operator=(const SimulatedNetwork&) = delete;
 
   /// Hosts are numbered from 0, up to kMostHosts.
   static constexpr std::uint32_t kMostHosts = 65534;
-  LocalHost& add_host();
+  SimulatedHost& add_host();
   /// Before anything else. Errors: limit, no_memory, system.
   Result<void> open();
 
@@ -93,7 +93,7 @@ class LocalNetwork {
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
  private:
-  friend class LocalHost;
+  friend class SimulatedHost;
 
   struct Piece {
     std::uint64_t due;
@@ -113,14 +113,15 @@ class LocalNetwork {
     base::UniqueFd ends[2];  ///< ours: each faces the host's
     Way ways[2];             ///< from the host of that index to the other
     Accepted called;         ///< until it has come to its listener: the other host's end
-    std::weak_ptr<LocalListener> listener;
+    std::weak_ptr<SimulatedListener> listener;
     std::uint64_t announced_at = 0;  ///< tick when it comes there
     bool begun = false;              ///< that tick is known
     bool announced = false;
     bool over = false;
   };
 
-  [[nodiscard]] std::shared_ptr<LocalListener> find(std::uint32_t host, std::uint16_t port) const;
+  [[nodiscard]] std::shared_ptr<SimulatedListener> find(std::uint32_t host,
+                                                        std::uint16_t port) const;
   /// The host of an address, as another host sees it; kMostHosts if there is none.
   [[nodiscard]] std::uint32_t host_of(const Address& address, std::uint32_t seen_by) const;
   Result<void> add(std::unique_ptr<Link> link);
@@ -135,8 +136,8 @@ class LocalNetwork {
   [[nodiscard]] std::uint64_t next_of(const Link& link) const;
 
   LinkModel& model_;
-  std::vector<std::unique_ptr<LocalHost>> hosts_;
-  std::vector<std::weak_ptr<LocalListener>> listeners_;
+  std::vector<std::unique_ptr<SimulatedHost>> hosts_;
+  std::vector<std::weak_ptr<SimulatedListener>> listeners_;
   std::vector<std::unique_ptr<Link>> links_;  ///< by number, in ascending order
   std::uint32_t last_link_ = 0;
   control::EpollSet ready_;
