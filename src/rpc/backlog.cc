@@ -23,23 +23,35 @@ void list_blocked_session(Rpc& r, ClientSession& c) noexcept {
 }
 
 void release_backlog(ClientSession& c) noexcept {
-  if (c.backlog == nullptr || c.backlog_count != 0) return;
   c.backlog = nullptr;
   detail::release(std::exchange(c.backlog_block, nullptr));
 }
 
-/// Number `i` of those that wait does not any more.
-BackloggedCall remove_from_backlog(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
-  const BackloggedCall w = remove_from_ring(c.backlog, r.context.config.rpc.backlog,
-                                            c.backlog_first, c.backlog_count, i);
-  release_backlog(c);
-  return w;
+void erase_from_backlog(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
+  erase_from_ring(c.backlog, r.context.config.rpc.backlog, c.backlog_first, c.backlog_count, i);
+  if (c.backlog_count == 0) release_backlog(c);
+}
+
+/// Moves a call that waits into a free slot.
+std::uint32_t occupy_slot(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
+  const std::uint32_t slot = free_slot(c);
+  ClientSlot& k = c.slots[slot];
+  const BackloggedCall& w = backlog_at(r, c, i);
+  k.method = w.method;
+  k.size = static_cast<std::uint16_t>(w.size);
+  k.id = w.id;
+  k.deadline = w.deadline;
+  k.done = w.done;
+  k.payload = w.payload;
+  erase_from_backlog(r, c, i);
+  return slot;
 }
 
 }  // namespace
 
 void end_backlogged(Rpc& r, ClientSession& c, std::uint32_t i, Status status) noexcept {
-  BackloggedCall w = remove_from_backlog(r, c, i);
+  BackloggedCall w = backlog_at(r, c, i);
+  erase_from_backlog(r, c, i);
   release_payload(w.payload);
   end_call(w.done, w.outcome.value_or(status));
 }
@@ -47,12 +59,11 @@ void end_backlogged(Rpc& r, ClientSession& c, std::uint32_t i, Status status) no
 Status enqueue_call(Rpc& r, ClientSession& c, CallRequest call,
                     const ReplyCallback& done) noexcept {
   if (c.state != SessionState::ready) return Status::not_connected;
-  const std::uint32_t room = r.context.config.rpc.backlog;
-  if (c.backlog_count == room) return Status::would_block;
+  if (c.backlog_count == r.context.config.rpc.backlog) return Status::would_block;
   if (c.backlog == nullptr && !allocate_backlog(r, c)) return Status::no_buffer;
-  BackloggedCall& w = *new (&c.backlog[(c.backlog_first + c.backlog_count) % room]) BackloggedCall;
+  BackloggedCall& w = *new (&backlog_at(r, c, c.backlog_count)) BackloggedCall;
   if (!store_call(r, c, call, done, w)) {
-    release_backlog(c);
+    if (c.backlog_count == 0) release_backlog(c);
     return Status::no_buffer;
   }
   schedule_check(r, c, call.deadline);
@@ -69,15 +80,8 @@ void send_backlog(Rpc& r, ClientSession& c) noexcept {
       continue;
     }
     if (!can_send(r, c)) break;
-    const BackloggedCall w = remove_from_backlog(r, c, i);
-    const std::uint32_t slot = free_slot(c);
+    const std::uint32_t slot = occupy_slot(r, c, i);
     ClientSlot& k = c.slots[slot];
-    k.method = w.method;
-    k.size = static_cast<std::uint16_t>(w.size);
-    k.id = w.id;
-    k.deadline = w.deadline;
-    k.done = w.done;
-    k.payload = w.payload;
     send_request(r, c, k, slot, header_of(c, k), r.context.now);
   }
   if (c.backlog_count != 0 && c.in_flight < c.send_window) list_blocked_session(r, c);

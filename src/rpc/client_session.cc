@@ -180,8 +180,7 @@ std::uint64_t check_own_timers(Rpc& r, ClientSession& c, std::uint64_t now) noex
     if (c.name != name || c.state != SessionState::ready) return next;
   }
   for (std::uint32_t i = 0; i < c.backlog_count;) {
-    const std::uint64_t due =
-        c.backlog[(c.backlog_first + i) % r.context.config.rpc.backlog].deadline;
+    const std::uint64_t due = backlog_at(r, c, i).deadline;
     if (now < due) {
       next = std::min(next, due);
       ++i;

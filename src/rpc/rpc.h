@@ -245,7 +245,7 @@ void fail_silent_sessions(Rpc& r, std::uint64_t incarnation) noexcept;
 
 // In backlog.cc.
 inline BackloggedCall& backlog_at(const Rpc& r, const ClientSession& c, std::uint32_t i) noexcept {
-  return c.backlog[(c.backlog_first + i) % r.context.config.rpc.backlog];
+  return c.backlog[place_in_ring(r.context.config.rpc.backlog, c.backlog_first, i)];
 }
 /// Keeps a call until it can be sent. Errors: not_connected, would_block (rpc.backlog calls wait),
 /// no_buffer. Cold unless the window is full.

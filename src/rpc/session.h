@@ -81,19 +81,24 @@ struct BackloggedCall {
   std::optional<Status> outcome;  ///< as ClientSlot::outcome
   Payload payload;
 };
-/// Removes entry `i` of the `count` in a ring; the entries behind it move up.
+/// The place of entry `i` of a ring of `room`; i <= room.
+inline std::uint32_t place_in_ring(std::uint32_t room, std::uint32_t first,
+                                   std::uint32_t i) noexcept {
+  const std::uint32_t place = first + i;
+  return place < room ? place : place - room;
+}
+/// Closes the gap that entry `i` of the `count` in a ring leaves: the entries behind it move up.
 template <typename Entry>
-Entry remove_from_ring(Entry* ring, std::uint32_t room, std::uint32_t& first, std::uint32_t& count,
-                       std::uint32_t i) noexcept {
-  Entry taken = std::exchange(ring[(first + i) % room], {});
+void erase_from_ring(Entry* ring, std::uint32_t room, std::uint32_t& first, std::uint32_t& count,
+                     std::uint32_t i) noexcept {
   --count;
   if (i == 0) {
-    first = (first + 1) % room;
-  } else {
-    for (; i != count; ++i)
-      ring[(first + i) % room] = std::exchange(ring[(first + i + 1) % room], {});
+    first = place_in_ring(room, first, 1);
+    return;
   }
-  return taken;
+  for (; i != count; ++i)
+    ring[place_in_ring(room, first, i)] =
+        std::exchange(ring[place_in_ring(room, first, i + 1)], {});
 }
 
 // The ends of a session's connection, see transport/connection_transport.h.

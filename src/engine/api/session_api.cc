@@ -68,7 +68,7 @@ void post(EngineCore& core, Post when) noexcept {
                                                   names_memory ? &options->reply_into : nullptr,
                                                   done, !engine::deferred(core, when));
   if (status != Status::ok) return status;
-  if (rpc::has_deferred_work(*core.calls)) core.wake_soon();
+  if (!core.calls->connection_queue.empty()) core.wake_soon();
   return status;
 }
 

@@ -30,13 +30,15 @@ inline ConnectionClient* connection_of(Rpc& r, std::uint32_t session) noexcept {
 }
 
 inline ConnectionCall& backlog_at(const Rpc& r, ConnectionClient& b, std::uint32_t i) noexcept {
-  return b.backlog[(b.backlog_first + i) % r.context.config.rpc.backlog];
+  return b.backlog[place_in_ring(r.context.config.rpc.backlog, b.backlog_first, i)];
 }
 /// Removes entry `i` of the backlog.
 inline ConnectionCall remove_from_backlog(const Rpc& r, ConnectionClient& b,
                                           std::uint32_t i) noexcept {
-  return remove_from_ring(b.backlog.get(), r.context.config.rpc.backlog, b.backlog_first,
-                          b.backlog_count, i);
+  ConnectionCall call = std::exchange(backlog_at(r, b, i), {});
+  erase_from_ring(b.backlog.get(), r.context.config.rpc.backlog, b.backlog_first, b.backlog_count,
+                  i);
+  return call;
 }
 
 /// Puts a call into a free slot. Sends nothing.
