@@ -8,7 +8,7 @@ namespace {
 void abort(Rpc& r, ConnectionClient& b) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) b.slots[slot].call.done = [](Reply&) {};
   for (std::uint32_t w = 0; w < b.backlog_count; ++w)
-    b.backlog[(b.backlog_first + w) % r.context.config.rpc.backlog].done = [](Reply&) {};
+    backlog_at(r, b, w).done = [](Reply&) {};
   // Its own handlers are gone with the application's.
   if (agent::Agent* const a = agent_of(r, b); a != nullptr) set_closed_handler(r, b.session, *a);
 }
@@ -25,7 +25,7 @@ void abort(Rpc& r) noexcept {
     c.on_closed = nullptr;
     for (std::uint32_t slot = 0; slot < c.window; ++slot) c.slots[slot].done = [](Reply&) {};
     for (std::uint32_t w = 0; w < c.backlog_count; ++w) {
-      c.backlog[(c.backlog_first + w) % r.context.config.rpc.backlog].done = [](Reply&) {};
+      backlog_at(r, c, w).done = [](Reply&) {};
     }
     if (c.connection != nullptr) abort(r, *c.connection);
   }
