@@ -1,6 +1,6 @@
 // Aborts all sessions without running a callback, as if the process had died. Cold.
 #include "rpc/rpc.h"
-#include "rpc/transport/connection_transport.h"
+#include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {
 namespace {
