@@ -7,8 +7,7 @@ namespace {
 
 void abort(Rpc& r, ConnectionClient& b) noexcept {
   for (std::uint32_t slot = 0; slot < b.window; ++slot) b.slots[slot].call.done = [](Reply&) {};
-  for (std::uint32_t w = 0; w < b.backlog_count; ++w)
-    backlog_at(r, b, w).done = [](Reply&) {};
+  for (std::uint32_t w = 0; w < b.backlog_count; ++w) backlog_at(r, b, w).done = [](Reply&) {};
   // Its own handlers are gone with the application's.
   if (agent::Agent* const a = agent_of(r, b); a != nullptr) set_closed_handler(r, b.session, *a);
 }
