@@ -54,7 +54,7 @@ bool reclaim_lane(Context& c, std::uint32_t index, bool gone) {
   if (lane_state(state) == LaneState::free) return false;
   if (lane_state(state) == LaneState::claimed) {
     // A claim takes microseconds; the claim of a dead process never ends.
-    if (lane_pid(state) == c.segment->pid || !process_ended(lane_pid(state))) return false;
+    if (lane_pid(state) == c.pid || !process_ended(lane_pid(state))) return false;
   } else if (lane != nullptr) {
     const bool over = gone || lane_state(state) == LaneState::released ||
                       (lane->peer != nullptr && lane->peer->gone);

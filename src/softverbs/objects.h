@@ -302,10 +302,24 @@ enum class Driving : std::uint8_t {
   by_poll,  ///< poll_cq calls control() itself now and then
 };
 
+/// What a key opens: our own copy, since peers can write the entry of the segment that says the
+/// same to them. Whatever our thread writes into our memory is checked against this.
+struct OwnRegion {
+  std::uint32_t key = 0;  ///< 0: dead
+  std::uint32_t access = 0;
+  std::uint64_t address = 0;
+  std::uint64_t length = 0;
+  std::uint64_t pd = 0;  ///< a domain's id, or a window_scope
+};
+
 /// Entries of the region table. Released entries are used again oldest first, and only when there
 /// are many of them, so that a stale key is recognised for as long as its generation bits allow.
 struct RegionSlots {
   struct Slot {
+    OwnRegion own;
+    std::uint64_t object_offset = 0;
+    std::uint32_t object = kNoObject;
+    std::uint32_t object_generation = 0;
     std::uint32_t generation = 0;
     std::uint32_t next = 0;     ///< free entries; 0 ends
     std::uint32_t windows = 0;  ///< bound to this region
@@ -315,6 +329,12 @@ struct RegionSlots {
   std::uint32_t first_free = 0;
   std::uint32_t last_free = 0;
   std::uint32_t free = 0;
+
+  /// The entry that `key` names, live or dead; null if there is none.
+  [[nodiscard]] const OwnRegion* find(std::uint32_t key) const noexcept {
+    const std::uint32_t index = region_index(key);
+    return index < slots.size() ? &slots[index].own : nullptr;
+  }
 };
 
 /// What a poll has to do besides looking at the lanes. One word: a poll compares it with 0.
@@ -348,6 +368,7 @@ struct Context {
   bool one_thread = false;  ///< one thread drives all peers: see keep_to_thread()
   std::uint64_t nonce = 0;
   std::uint64_t process = 0;  ///< process_word of ours
+  std::uint32_t pid = 0;
   std::uint64_t next_pd = 1;
   std::uint32_t self_control = 0;  ///< polls until the next control() in Driving::by_poll
   std::vector<Qp*> waiting;

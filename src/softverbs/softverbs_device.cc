@@ -62,7 +62,7 @@ void fill_segment(Context& c) {
   c.process = process_word(static_cast<std::uint32_t>(getpid()));
   c.segment->magic = kSegmentMagic;
   c.segment->version = kSegmentVersion;
-  c.segment->pid = static_cast<std::uint32_t>(getpid());
+  c.pid = c.segment->pid = static_cast<std::uint32_t>(getpid());
   c.segment->gid = make_gid({c.segment->pid, static_cast<std::uint32_t>(c.memory->fd()), c.nonce});
 }
 

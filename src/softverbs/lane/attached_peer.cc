@@ -133,7 +133,7 @@ void watch_process(Context& c, Peer& peer) {
 }
 
 bool open_out_lane(Context& c, Peer& peer, std::string& why) {
-  const std::uint32_t lane = claim_lane(*peer.segment, c.segment->gid, c.segment->pid);
+  const std::uint32_t lane = claim_lane(*peer.segment, c.segment->gid, c.pid);
   if (lane == kMaxLanes) {
     why = fmt::format("the peer's device has all of its {} lanes in use", kMaxLanes);
     errno = ENOSPC;
@@ -167,7 +167,7 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
   peer->context = &c;
   peer->gid = gid;
   peer->pid = parts->pid;
-  peer->same_process = parts->pid == c.segment->pid;
+  peer->same_process = parts->pid == c.pid;
   peer->wait_budget = c.datagram_timeout;
   peer->out.in_flight = std::make_unique<InFlight[]>(kInFlight);
   c.peers.reserve(c.peers.size() + 1);
@@ -309,8 +309,8 @@ void detach_peer(Context& c, Peer& peer) noexcept {
     if (object.base != nullptr) munmap(object.base, object.size);
   }
   // The peer sees the lane released and takes it back.
-  peer.segment->directory[peer.out.index].state.store(
-      lane_word(c.segment->pid, LaneState::released), std::memory_order_release);
+  peer.segment->directory[peer.out.index].state.store(lane_word(c.pid, LaneState::released),
+                                                      std::memory_order_release);
   unmap_segment(peer);
   c.peers.erase(std::find_if(c.peers.begin(), c.peers.end(),
                              [&](const auto& p) { return p.get() == &peer; }));

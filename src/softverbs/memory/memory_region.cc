@@ -32,6 +32,19 @@ void release_slot(RegionSlots& regions, std::uint32_t index) noexcept {
   ++regions.free;
 }
 
+void publish_region(Context& c, std::uint32_t index) noexcept {
+  const RegionSlots::Slot& slot = c.regions.slots[index];
+  RegionEntry& entry = c.segment->regions[index];
+  entry.access = slot.own.access;
+  entry.address = slot.own.address;
+  entry.length = slot.own.length;
+  entry.pd = slot.own.pd;
+  entry.object = slot.object;
+  entry.object_offset = slot.object_offset;
+  entry.object_generation = slot.object_generation;
+  entry.key.store(slot.own.key, std::memory_order_release);
+}
+
 namespace {
 
 constexpr int kRegionAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
@@ -76,25 +89,21 @@ ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, i
     errno = ENOMEM;
     return nullptr;
   }
-  std::uint32_t& generation = c.regions.slots[index].generation;
-  generation = (generation + 1) & kGenerationMask;
-  const std::uint32_t key = region_key(index, generation);
-
-  RegionEntry& region = c.segment->regions[index];
-  region.access = static_cast<std::uint32_t>(access);
-  region.address = reinterpret_cast<std::uint64_t>(address);
-  region.length = length;
-  region.pd = pd.id;
-  region.object = kNoObject;
+  RegionSlots::Slot& slot = c.regions.slots[index];
+  slot.generation = (slot.generation + 1) & kGenerationMask;
+  const std::uint32_t key = region_key(index, slot.generation);
+  slot.own = {key, static_cast<std::uint32_t>(access), reinterpret_cast<std::uint64_t>(address),
+              length, pd.id};
+  slot.object = kNoObject;
   if (auto shared = base::find_shared_memory(address, length)) {
-    region.object = acquire_object(c, *shared);
-    if (region.object != kNoObject) {
-      region.object_offset = shared->offset;
-      region.object_generation =
-          c.segment->objects[region.object].generation.load(std::memory_order_relaxed);
+    slot.object = acquire_object(c, *shared);
+    if (slot.object != kNoObject) {
+      slot.object_offset = shared->offset;
+      slot.object_generation =
+          c.segment->objects[slot.object].generation.load(std::memory_order_relaxed);
     }
   }
-  region.key.store(key, std::memory_order_release);
+  publish_region(c, index);
 
   mr->context = &c.verbs;
   mr->pd = &pd;
@@ -159,11 +168,12 @@ int dereg_mr(ibv_mr* base) noexcept {
   Mr* mr = static_cast<Mr*>(base);
   Context& c = context_of(mr->context);
   // A forked child shares the segment with its parent, which still uses the key.
-  if (c.segment->pid != static_cast<std::uint32_t>(getpid())) return EPERM;
-  if (c.regions.slots[mr->index].windows != 0) return EBUSY;
-  RegionEntry& region = c.segment->regions[mr->index];
+  if (c.pid != static_cast<std::uint32_t>(getpid())) return EPERM;
+  RegionSlots::Slot& slot = c.regions.slots[mr->index];
+  if (slot.windows != 0) return EBUSY;
   if (!mr->dead) {
-    region.key.store(0, std::memory_order_release);
+    slot.own.key = 0;
+    c.segment->regions[mr->index].key.store(0, std::memory_order_release);
     ++c.region_epoch;
     if (!fence_peers(c)) return EBUSY;
     // Peers that were not busy see the invalid key from here on.
@@ -176,8 +186,8 @@ int dereg_mr(ibv_mr* base) noexcept {
     mr->dead = true;
   }
   if (!accesses_ended(c, *mr)) return EBUSY;
-  if (region.object != kNoObject && --c.object_users[region.object] == 0) {
-    ObjectEntry& object = c.segment->objects[region.object];
+  if (slot.object != kNoObject && --c.object_users[slot.object] == 0) {
+    ObjectEntry& object = c.segment->objects[slot.object];
     object.fd = -1;
     object.size = 0;
   }

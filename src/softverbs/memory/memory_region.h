@@ -17,16 +17,24 @@ int dereg_mr(ibv_mr* mr) noexcept;
 /// An entry of the region table; 0 if all are in use. May throw std::bad_alloc.
 std::uint32_t acquire_slot(RegionSlots& regions);
 void release_slot(RegionSlots& regions, std::uint32_t index) noexcept;
+/// Shows an entry to the peers, with its key last.
+void publish_region(Context& c, std::uint32_t index) noexcept;
 
 /// Whether `sge` lies within a valid registration of `pd` (or a window, if that is the
-/// window_scope of its queue pair) with the rights asked. Hot.
-inline bool local_allows(const Segment& segment, std::uint64_t pd, const ibv_sge& sge,
+/// window_scope of its queue pair) with the rights asked; null if not. Hot.
+inline const OwnRegion* find_allowing(const Context& c, std::uint64_t pd, const ibv_sge& sge,
+                                      std::uint32_t access) noexcept {
+  const OwnRegion* const region = c.regions.find(sge.lkey);
+  const bool allows = region != nullptr && region->key == sge.lkey && sge.lkey != 0 &&
+                      region->pd == pd && sge.addr >= region->address &&
+                      sge.length <= region->length &&
+                      sge.addr - region->address <= region->length - sge.length &&
+                      (region->access & access) == access;
+  return allows ? region : nullptr;
+}
+inline bool local_allows(const Context& c, std::uint64_t pd, const ibv_sge& sge,
                          std::uint32_t access) noexcept {
-  const RegionEntry& region = segment.regions[region_index(sge.lkey)];
-  return region.key.load(std::memory_order_relaxed) == sge.lkey && sge.lkey != 0 &&
-         region.pd == pd && sge.addr >= region.address && sge.length <= region.length &&
-         sge.addr - region.address <= region.length - sge.length &&
-         (region.access & access) == access;
+  return find_allowing(c, pd, sge, access) != nullptr;
 }
 
 /// Whether an element lies in the registration that was found to allow it. Hot.
@@ -40,9 +48,9 @@ inline bool allows_again(const Context& c, const Pd& pd, KnownRegion& known, con
                          std::uint32_t access) noexcept {
   if (known.epoch == c.region_epoch && lies_in(known, sge)) [[likely]]
     return true;
-  if (!local_allows(*c.segment, pd.id, sge, access)) return false;
-  const RegionEntry& region = c.segment->regions[region_index(sge.lkey)];
-  known = {sge.lkey, c.region_epoch, region.address, region.length};
+  const OwnRegion* const region = find_allowing(c, pd.id, sge, access);
+  if (region == nullptr) return false;
+  known = {sge.lkey, c.region_epoch, region->address, region->length};
   return true;
 }
 
@@ -50,10 +58,10 @@ inline bool allows_again(const Context& c, const Pd& pd, KnownRegion& known, con
 inline bool elements_allowed(const Qp& qp, const SendWr& wr, const ibv_sge* sges,
                              std::uint32_t access) noexcept {
   if ((wr.flags & IBV_SEND_INLINE) != 0) return true;
-  const Segment& segment = *context_of(qp.context).segment;
+  const Context& c = context_of(qp.context);
   const std::uint64_t pd = static_cast<Pd*>(qp.pd)->id;
   for (std::uint32_t i = 0; i < wr.sge_count; ++i) {
-    if (sges[i].length != 0 && !local_allows(segment, pd, sges[i], access)) return false;
+    if (sges[i].length != 0 && !local_allows(c, pd, sges[i], access)) return false;
   }
   return true;
 }

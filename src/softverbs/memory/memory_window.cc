@@ -51,6 +51,7 @@ ibv_mw* make_window(Context& c, Pd& pd) {
 /// Invalidates the window's key and records the peer's access. A peer marks itself busy and issues
 /// a barrier before it reads the key, so no barrier in the peer's thread is needed.
 void invalidate_key(Context& c, Mw& mw) noexcept {
+  c.regions.slots[mw.index].own.key = 0;
   c.segment->regions[mw.index].key.exchange(0, std::memory_order_seq_cst);
   mw.busy = current_access(c, *mw.qp->peer);
   mw.invalidated = true;
@@ -77,10 +78,10 @@ Mw* find_owned_window(Context& c, const Qp& qp, std::uint32_t key) noexcept {
 }
 
 /// Whether the region that `lkey` names takes such a window (IB specification volume 1, 10.6.7).
-bool bindable(const RegionEntry& region, const Qp& qp, const SendWr& wr) noexcept {
+bool bindable(const OwnRegion& region, const Qp& qp, const SendWr& wr) noexcept {
   constexpr std::uint32_t kChanges = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC;
   const std::uint64_t length = wr.bind_length;
-  return wr.first.lkey != 0 && region.key.load(std::memory_order_relaxed) == wr.first.lkey &&
+  return wr.first.lkey != 0 && region.key == wr.first.lkey &&
          region.pd == static_cast<Pd*>(qp.pd)->id && (region.access & IBV_ACCESS_MW_BIND) != 0 &&
          ((wr.imm & kChanges) == 0 || (region.access & IBV_ACCESS_LOCAL_WRITE) != 0) &&
          length != 0 && wr.remote_address >= region.address && length <= region.length &&
@@ -91,18 +92,16 @@ bool bind(Context& c, Qp& qp, const SendWr& wr) noexcept {
   Mw* mw = window_at(c, wr.rkey);
   if (mw == nullptr || !same_window(mw->key, wr.rkey) || mw->pd != qp.pd || mw->qp != nullptr)
     return false;
+  const OwnRegion* const found = c.regions.find(wr.first.lkey);
+  if (found == nullptr || !bindable(*found, qp, wr)) return false;
   const std::uint32_t region_at = region_index(wr.first.lkey);
-  const RegionEntry& region = c.segment->regions[region_at];
-  if (!bindable(region, qp, wr)) return false;
-  RegionEntry& entry = c.segment->regions[mw->index];
-  entry.access = wr.imm;
-  entry.address = wr.remote_address;
-  entry.length = wr.bind_length;
-  entry.pd = window_scope(qp.qp_num);
-  entry.object = region.object;
-  entry.object_offset = region.object_offset + (wr.remote_address - region.address);
-  entry.object_generation = region.object_generation;
-  entry.key.store(wr.rkey, std::memory_order_release);
+  const RegionSlots::Slot& region = c.regions.slots[region_at];
+  RegionSlots::Slot& slot = c.regions.slots[mw->index];
+  slot.own = {wr.rkey, wr.imm, wr.remote_address, wr.bind_length, window_scope(qp.qp_num)};
+  slot.object = region.object;
+  slot.object_offset = region.object_offset + (wr.remote_address - region.own.address);
+  slot.object_generation = region.object_generation;
+  publish_region(c, mw->index);
   mw->key = wr.rkey;
   mw->region = region_at;
   mw->qp = &qp;
@@ -130,7 +129,7 @@ int dealloc_mw(ibv_mw* base) noexcept {
   Mw* mw = static_cast<Mw*>(base);
   Context& c = context_of(mw->context);
   // A forked child has the segment in common with its parent, who still uses the key.
-  if (c.segment->pid != static_cast<std::uint32_t>(getpid())) return EPERM;
+  if (c.pid != static_cast<std::uint32_t>(getpid())) return EPERM;
   if (mw->qp != nullptr) {
     if (!mw->invalidated) invalidate_key(c, *mw);
     if (!peer_finished(c, *mw)) return EBUSY;
@@ -188,6 +187,7 @@ bool invalidate_for_peer(Qp& qp, std::uint32_t key) noexcept {
   Mw* mw = find_owned_window(c, qp, key);
   if (mw == nullptr) return false;
   if (mw->qp == nullptr) return true;
+  c.regions.slots[mw->index].own.key = 0;
   c.segment->regions[mw->index].key.store(0, std::memory_order_release);
   unbind(c, *mw);
   return true;

@@ -99,8 +99,7 @@ bool elements_writable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcep
   // Receives belong to the SRQ's domain, which create_qp demands to be the queue pair's.
   const std::uint64_t pd = static_cast<Pd*>(qp.pd)->id;
   for (std::uint32_t i = 0; i < count; ++i) {
-    if (sges[i].length != 0 && !local_allows(*c.segment, pd, sges[i], IBV_ACCESS_LOCAL_WRITE))
-      return false;
+    if (sges[i].length != 0 && !local_allows(c, pd, sges[i], IBV_ACCESS_LOCAL_WRITE)) return false;
   }
   return true;
 }
@@ -190,10 +189,10 @@ bool receive_write(InLane& lane, Qp& qp, const Arrival& a) noexcept {
   const std::uint32_t body = a.bytes - static_cast<std::uint32_t>(sizeof target);
   const std::uint32_t length = message_length(a, cursor, body);
   const auto allows = [&](std::uint64_t scope) {
-    return local_allows(*c.segment, scope, target, IBV_ACCESS_REMOTE_WRITE);
+    return local_allows(c, scope, target, IBV_ACCESS_REMOTE_WRITE);
   };
   const bool allowed =
-      (qp.entry->access.load(std::memory_order_relaxed) & IBV_ACCESS_REMOTE_WRITE) != 0 &&
+      (qp.attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE) != 0 &&
       (length == 0 || allows(static_cast<Pd*>(qp.pd)->id) || allows(window_scope(qp.qp_num)));
   if (length != target.length || !allowed) [[unlikely]] {
     refuse(lane, qp, Nak::access, IBV_EVENT_QP_ACCESS_ERR);

@@ -65,7 +65,7 @@ bool writable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
   if (count == 1) [[likely]]
     return allows_again(c, pd, qp.writable, *sges, IBV_ACCESS_LOCAL_WRITE);
   for (std::uint32_t i = 0; i < count; ++i) {
-    if (sges[i].length != 0 && !local_allows(*c.segment, pd.id, sges[i], IBV_ACCESS_LOCAL_WRITE))
+    if (sges[i].length != 0 && !local_allows(c, pd.id, sges[i], IBV_ACCESS_LOCAL_WRITE))
       return false;
   }
   return true;

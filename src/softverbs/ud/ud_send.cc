@@ -81,7 +81,7 @@ bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
   if (count == 1) [[likely]]
     return sges->length == 0 || allows_again(c, pd, qp.readable, *sges, 0);
   for (std::uint32_t i = 0; i < count; ++i) {
-    if (sges[i].length != 0 && !local_allows(*c.segment, pd.id, sges[i], 0)) return false;
+    if (sges[i].length != 0 && !local_allows(c, pd.id, sges[i], 0)) return false;
   }
   return true;
 }

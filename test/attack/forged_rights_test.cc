@@ -1,0 +1,127 @@
+// A peer rewrites what our segment says of our memory: the victim's own thread must write where its
+// application allowed it, and nowhere else.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "softverbs/rc_link.h"
+
+namespace forged_rights_test {
+namespace {
+
+using namespace softverbs_test;  // NOLINT: a test's helpers
+
+constexpr std::size_t kOpened = 64;
+
+/// The victim is node b. It opens the first bytes of `own`; the attacker knows the key.
+class AttackByForgedRights : public testing::Test {
+ protected:
+  AttackByForgedRights() : opened_(sv::reg_mr(link_.b.pd, own_.data(), kOpened, Node::kAllAccess)) {
+    must(opened_ != nullptr, "reg_mr");
+    fill(link_.a.bytes(0, own_.size()), 1);
+  }
+  ~AttackByForgedRights() override {
+    if (opened_ != nullptr) {
+      EXPECT_EQ(sv::dereg_mr(opened_), 0);
+    }
+  }
+
+  [[nodiscard]] sv::RegionEntry& shared_entry() const {
+    return link_.b.internals().segment->regions[sv::region_index(key_)];
+  }
+  void widen() const {
+    shared_entry().address = reinterpret_cast<std::uint64_t>(own_.data());
+    shared_entry().length = own_.size();
+  }
+  /// A WRITE with immediate, which the victim's poll executes.
+  void write(std::size_t offset) {
+    ASSERT_EQ(link_.b.post_recv(50, 0, 64), 0);
+    Send send(1, link_.a.sge(0, 32), IBV_WR_RDMA_WRITE_WITH_IMM);
+    send.to(reinterpret_cast<std::uint64_t>(own_.data()) + offset, key_);
+    ASSERT_EQ(send.post(link_.qa), 0);
+    ASSERT_TRUE(link_.run(1, 0));
+  }
+  void expect_refused() const {
+    EXPECT_EQ(link_.at_a[0].status, IBV_WC_REM_ACCESS_ERR);
+    EXPECT_TRUE(all_are(own_, 0));
+  }
+
+  Link link_;
+  std::array<std::byte, 256> own_{};
+  ibv_mr* opened_;
+  const std::uint32_t key_ = opened_->rkey;
+};
+
+TEST_F(AttackByForgedRights, AWriteWithinItsRegionSucceeds) {
+  write(0);
+  EXPECT_EQ(link_.at_a[0].status, IBV_WC_SUCCESS);
+  EXPECT_TRUE(holds(std::span(own_).first(32), 1));
+}
+
+TEST_F(AttackByForgedRights, AWriteBeyondItsRegion) {
+  widen();
+  write(128);
+  expect_refused();
+}
+
+TEST_F(AttackByForgedRights, AWriteUnderAnEndedKey) {
+  EXPECT_EQ(sv::dereg_mr(std::exchange(opened_, nullptr)), 0);
+  shared_entry().key = key_;
+  write(0);
+  expect_refused();
+}
+
+TEST_F(AttackByForgedRights, AWriteUnderARegionThatIsReadOnly) {
+  EXPECT_EQ(sv::dereg_mr(opened_), 0);
+  opened_ = sv::reg_mr(link_.b.pd, own_.data(), kOpened, IBV_ACCESS_REMOTE_READ);
+  ASSERT_NE(opened_, nullptr);
+  sv::RegionEntry& entry = link_.b.internals().segment->regions[sv::region_index(opened_->rkey)];
+  entry.access = Node::kAllAccess;
+  ASSERT_EQ(link_.b.post_recv(50, 0, 64), 0);
+  Send send(1, link_.a.sge(0, 32), IBV_WR_RDMA_WRITE_WITH_IMM);
+  send.to(reinterpret_cast<std::uint64_t>(own_.data()), opened_->rkey);
+  ASSERT_EQ(send.post(link_.qa), 0);
+  ASSERT_TRUE(link_.run(1, 0));
+  expect_refused();
+}
+
+TEST_F(AttackByForgedRights, AWriteThroughAQueuePairWithoutTheRight) {
+  ibv_qp_attr attr{};
+  attr.qp_access_flags = IBV_ACCESS_REMOTE_READ;
+  ASSERT_EQ(sv::modify_qp(link_.qb, &attr, IBV_QP_ACCESS_FLAGS), 0);
+  link_.b.internals().segment->queue_pairs[link_.qb->handle].access = Node::kAllAccess;
+  write(0);
+  expect_refused();
+}
+
+TEST_F(AttackByForgedRights, AReceiveBeyondItsRegion) {
+  widen();
+  ibv_sge into{reinterpret_cast<std::uint64_t>(own_.data()) + 128, 64, opened_->lkey};
+  ibv_recv_wr receive{50, nullptr, &into, 1};
+  ibv_recv_wr* bad = nullptr;
+  ASSERT_EQ(ibv_post_srq_recv(link_.b.srq, &receive, &bad), 0);
+  Send send(1, link_.a.sge(0, 32));
+  ASSERT_EQ(send.post(link_.qa), 0);
+  ASSERT_TRUE(link_.run(1, 1));
+  EXPECT_EQ(link_.at_b[0].status, IBV_WC_LOC_PROT_ERR);
+  EXPECT_TRUE(all_are(own_, 0));
+}
+
+TEST_F(AttackByForgedRights, ARegionThatNamesAnObjectBeyondTheTable) {
+  ibv_mr* const shared = sv::reg_mr(link_.b.pd, link_.b.memory.data(), 64, Node::kAllAccess);
+  ASSERT_NE(shared, nullptr);
+  sv::RegionEntry& entry = link_.b.internals().segment->regions[sv::region_index(shared->rkey)];
+  ASSERT_NE(entry.object, sv::kNoObject);
+  entry.object = sv::kNoObject - 1;
+  EXPECT_EQ(sv::dereg_mr(shared), 0);
+}
+
+TEST_F(AttackByForgedRights, ASegmentThatNamesAnotherProcess) {
+  link_.b.internals().segment->pid = 1;
+  EXPECT_EQ(sv::dereg_mr(std::exchange(opened_, nullptr)), 0);
+}
+
+}  // namespace
+}  // namespace forged_rights_test
