@@ -87,7 +87,7 @@ struct Config {
     Nanoseconds connect_timeout = std::chrono::seconds(5);    ///< outbound, until ready; 1ms … 1h
     Nanoseconds handshake_timeout = std::chrono::seconds(2);  ///< inbound, until complete; 1ms … 1h
     Nanoseconds close_timeout = std::chrono::seconds(1);      ///< until drained; 1ms … 1h
-    Nanoseconds keepalive_interval = std::chrono::seconds(1);  ///< silence until a probe; 1ms … 1h
+    Nanoseconds keepalive_interval = std::chrono::seconds(1);  ///< between signs of life; 1ms … 1h
     Nanoseconds peer_timeout = std::chrono::seconds(10);       ///< silence until lost; 1ms … 1h
     /// Unused credit returns to the engine after this time; 1ms … 1h
     Nanoseconds credit_idle_timeout = std::chrono::seconds(1);

@@ -124,15 +124,16 @@ SPINWIRE_API std::string_view to_string(Blocker blocker) noexcept;
 struct ConnectionSnapshot {
   ConnectionState state = ConnectionState::closed;
   Blocker blocked_by = Blocker::not_ready;
-  /// Time without a sign of life from the peer, up to the last poll(). If it is long while
-  /// operations are outstanding or credit is used up, they wait for the peer.
+  /// Time since the peer's process was heard, up to the last poll(): by a message, or by a sign
+  /// that it polls, which each end gives every connections.keepalive_interval or more often. What
+  /// its device completes is no such sign.
   Nanoseconds silence{0};
   // Outstanding operations by kind, including cancelled ones that the device still has.
   std::uint32_t messages = 0;
   std::uint32_t writes = 0;
   std::uint32_t reads = 0;
   std::uint32_t atomics = 0;
-  /// The connection's own requests: credit, keepalives, goodbye, binding of memory windows,
+  /// The connection's own requests: credit and signs of life, goodbye, binding of memory windows,
   /// messages about long messages and leases, and READs of the peer's long messages.
   std::uint32_t control = 0;
   std::uint32_t receives = 0;  ///< posted receives of a raw connection

@@ -197,6 +197,10 @@ inline memory::RegistrationTable::Group* registrations_of(const Agent& a) noexce
 
 /// Checks the peer at intervals from now on, while the connection is ready.
 void start_liveness_checks(EngineContext& ctx, Agent& a) noexcept;
+/// connections.peer_timeout, for the peer.
+std::uint32_t peer_timeout_ms(const EngineContext& ctx) noexcept;
+/// Takes over how long a silence the peer accepts, in ms.
+void set_beat_interval(const EngineContext& ctx, Agent& a, std::uint32_t peer_timeout) noexcept;
 /// Ends the connection if its peer has been silent for too long.
 void check_liveness(EngineContext& ctx, Agent& a) noexcept;
 /// The peer is dead, hung or out of reach: ends the connection with Status::peer_lost.

@@ -80,9 +80,6 @@ void follow(EngineContext& ctx, Agent& a, OperationKind kind, std::uint32_t leng
     case OperationKind::credit_write:
       a.credit.write_pending = false;
       break;
-    case OperationKind::keepalive:
-      a.liveness.keepalive_pending = false;
-      break;
     case OperationKind::rendezvous_read:
       on_rendezvous_read(ctx, a, length, status);
       break;

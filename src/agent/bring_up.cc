@@ -39,6 +39,7 @@ bool step_expose(EngineContext& ctx, Agent& a) noexcept {
   auto exposed = ctx.registrations->expose(cell, Access::remote_write, registrations_of(a));
   if (!exposed) return set_up_failed(ctx, a, exposed.error());
   a.credit_cells.region = *exposed;
+  a.credit.token = static_cast<std::uint32_t>(base::random_seed()) | 1;
   set_stage(a, Stage::create);
   return true;
 }
@@ -182,6 +183,8 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
   info.credits = a.credit.granted;
   info.control_address = reinterpret_cast<std::uint64_t>(a.credit.cell);
   info.control_rkey = a.credit_cells.region.rkey;
+  info.control_token = a.credit.token;
+  info.peer_timeout_ms = peer_timeout_ms(ctx);
   return info;
 }
 
@@ -221,6 +224,8 @@ Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer)
   a.credit.header_granted = static_cast<std::uint16_t>(peer.credits);
   a.credit_cells.peer_address = peer.control_address;
   a.credit_cells.peer_key = peer.control_rkey;
+  a.credit_cells.peer_token = peer.control_token;
+  set_beat_interval(ctx, a, peer.peer_timeout_ms);
   return {};
 }
 

@@ -61,7 +61,7 @@ inline std::uint32_t on_send_completion(EngineContext& ctx, const ibv_wc& wc) no
   // A completion covers all work requests before it.
   for (; a.send_queue.posted != op; ++ended) end_posted(ctx, a, Status::ok);
   if (wc.status == IBV_WC_SUCCESS) [[likely]] {
-    a.liveness.last_heard = ctx.now;
+    a.liveness.last_completion = ctx.now;
     end_posted(ctx, a, Status::ok);
   } else {
     on_operation_failed(ctx, a, op->kind == OperationKind::cancelled ? op->was : op->kind, wc);

@@ -28,8 +28,6 @@ const char* kind_text(OperationKind kind) noexcept {
       return "an atomic";
     case OperationKind::credit_write:
       return "the WRITE of a credit";
-    case OperationKind::keepalive:
-      return "a keepalive";
     case OperationKind::rendezvous_read:
       return "the READ of a rendezvous message";
     case OperationKind::rendezvous_bind:

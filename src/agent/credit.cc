@@ -5,6 +5,7 @@
 #include "agent/agent.h"
 #include "agent/own_receives.h"
 #include "agent/receive_slots.h"
+#include "wire/credit_word.h"
 
 namespace spinwire::agent {
 namespace {
@@ -39,9 +40,14 @@ bool advertise(EngineContext& ctx, Agent& a) noexcept {
   return true;
 }
 
-std::uint32_t granted_in_cell(const Agent& a) noexcept {
-  return static_cast<std::uint32_t>(a.credit.cell->granted.load(std::memory_order_acquire));
+/// What the credit cell grants beyond the known total: kGrantsRange / 2 or more if nothing. A word
+/// without the token is not the peer's.
+std::uint32_t grants_in_cell(const Agent& a, std::uint32_t known) noexcept {
+  const auto word = wire::decode_credit_word(a.credit.cell->word.load(std::memory_order_acquire));
+  return word.token == a.credit.token ? wire::grants_since(word, known) : wire::kGrantsRange;
 }
+/// A peer grants no more at once; see wire::check(const Endpoint&).
+constexpr std::uint32_t kMostGrants = 0x8000;
 
 }  // namespace
 
@@ -54,20 +60,22 @@ std::uint32_t visible_credits(const Agent& a) noexcept {
   const auto news =
       static_cast<std::uint16_t>(a.credit.header_granted - static_cast<std::uint16_t>(granted));
   if (news < 0x8000) granted += news;
-  if (a.credit.cell != nullptr && granted_in_cell(a) - granted <= 0x8000)
-    granted = granted_in_cell(a);
+  if (a.credit.cell != nullptr) {
+    const std::uint32_t more = grants_in_cell(a, granted);
+    if (more <= kMostGrants) granted += more;
+  }
   return granted - a.credit.returned_by_us - a.credit.sent;
 }
 
 bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept {
   if (a.credit.cell == nullptr) return true;
-  const std::uint32_t granted = granted_in_cell(a);
-  const std::uint32_t news = granted - a.credit.granted_to_us;
-  if (news >= 0x80000000u) return true;  // a message's header was newer
-  if (news > 0x8000) [[unlikely]] {
+  const std::uint32_t news = grants_in_cell(a, a.credit.granted_to_us);
+  if (news >= wire::kGrantsRange / 2) return true;  // a message's header was newer
+  if (news > kMostGrants) [[unlikely]] {
     fail_credit(ctx, a);
     return false;
   }
+  const std::uint32_t granted = a.credit.granted_to_us + news;
   a.credit.granted_to_us = granted;
   a.credit.header_granted = static_cast<std::uint16_t>(granted);  // older headers are outdated
   a.credit.send_limit = granted - a.credit.returned_by_us;

@@ -62,9 +62,9 @@ enum class Stage : std::uint8_t {
   over,
 };
 
-/// Where the peer writes how many credits it has granted so far. Lies in exposed memory.
+/// Where the peer writes its wire::CreditWord. Lies in exposed memory.
 struct CreditCell {
-  std::atomic<std::uint64_t> granted;
+  std::atomic<std::uint64_t> word;
 };
 
 /// Counts of operations of one kind. Outstanding: begun - done - failed.
@@ -123,6 +123,7 @@ struct Credit {
   std::uint32_t returned = 0;
   std::uint32_t advertised = 0;  ///< of `granted`, known to the peer
   std::uint32_t reserved = 0;    ///< receives reserved for the peer
+  std::uint32_t token = 0;       ///< that a word in the cell carries, if the peer wrote it
   CreditCell* cell = nullptr;    ///< where the peer writes its grants
 };
 
@@ -133,14 +134,17 @@ struct Traffic {
   std::uint64_t bytes_received = 0;
 };
 
-/// When the peer was last heard, and how long it has been silent.
+/// When the peer was last heard, and how long it has been silent. Ticks.
 struct Liveness {
-  std::uint64_t last_heard = 0;    ///< tick of the last completion or message from the peer
-  std::uint64_t last_sent = 0;     ///< tick of the last use of credit
-  std::uint64_t last_check = 0;    ///< tick of the last check that found operations outstanding
-  std::uint64_t silent_ticks = 0;  ///< ticks of silence while operations were outstanding
-  base::Timer timer;               ///< of the next check
-  bool keepalive_pending = false;
+  std::uint64_t last_heard = 0;  ///< when the peer's process was heard: its polls, not its device
+  std::uint64_t last_completion = 0;  ///< when its device answered
+  std::uint64_t last_sent = 0;        ///< of the last use of credit
+  std::uint64_t last_beat = 0;        ///< when we last wrote to the peer's credit cell
+  std::uint64_t beat_interval = 0;    ///< between two such writes, at most
+  std::uint64_t last_check = 0;
+  std::uint64_t silent_ticks = 0;
+  std::uint64_t cell_word = 0;  ///< the credit cell at the last check
+  base::Timer timer;            ///< of the next check
 };
 
 /// Bringing a connection up and taking it down. Cold.
@@ -174,6 +178,8 @@ struct CreditCells {
   RemoteRegion region;  ///< this end's cell, as the peer addresses it
   std::uint64_t peer_address = 0;
   std::uint32_t peer_key = 0;
+  std::uint32_t peer_token = 0;
+  std::uint8_t beat = 0;  ///< of the last word written
 };
 
 /// One connection. The fields that every operation touches are in the first two cache lines.

@@ -1,76 +1,113 @@
 // How the death of a peer is noticed. A connection ends with Status::peer_lost when
 //
 //   the device          fails an operation after its last retry: see completion_errors.cc
-//   the liveness timer  finds the peer silent for connections.peer_timeout while operations are
-//                       outstanding; keepalives see to it that there are some
+//   the liveness timer  has not heard the peer's process for connections.peer_timeout
 //   the control port    hears from rdma_cm that the peer disconnected, and calls peer_lost()
+//
+// A device answers for a process that hangs. What counts as heard is therefore what the peer's
+// polls bring about: messages, and words in our credit cell (wire/credit_word.h). Each end writes
+// such a word at least four times within the silence that the other accepts. A raw connection has
+// no cell: there the device's answers to outstanding operations count.
 //
 // Cold.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "agent/agent.h"
+#include "wire/credit_word.h"
 
 namespace spinwire::agent {
 namespace {
 
-Nanoseconds check_interval(const Config::Connections& c) noexcept {
-  return std::min({c.keepalive_interval, c.peer_timeout, c.credit_idle_timeout}) / 2;
-}
-
-/// With no operation outstanding: sends a keepalive to a silent peer and returns unused credit.
-void check_idle_peer(EngineContext& ctx, Agent& a) noexcept {
+Nanoseconds check_interval(const EngineContext& ctx, const Agent& a) noexcept {
   const Config::Connections& c = ctx.config.connections;
-  const std::uint64_t now = ctx.clock.now();
-  a.liveness.last_check = 0;  // the next check starts a new silence
-  if (a.raw != nullptr) return;
-  const std::uint64_t silent = now - std::min(a.liveness.last_heard, now);
-  if (silent > ctx.clock.ticks(c.keepalive_interval) && !a.liveness.keepalive_pending)
-    (void)submit_control(ctx, a, OperationKind::keepalive);
-  const bool unused =
-      now - std::min(a.liveness.last_sent, now) > ctx.clock.ticks(c.credit_idle_timeout);
-  if (unused) (void)learn_credit(a);
-  if (unused && read_credit_cell(ctx, a) && send_credits(a) >= 2) {
-    // The return takes a credit itself and leaves one.
-    (void)submit_control(ctx, a, OperationKind::credit_return,
-                         static_cast<std::uint16_t>(send_credits(a) - 2));
-  }
+  const Nanoseconds least = std::min({c.keepalive_interval, c.peer_timeout, c.credit_idle_timeout});
+  const Nanoseconds beat = ctx.clock.duration(a.liveness.beat_interval);
+  return a.raw != nullptr ? least / 2 : std::min(least / 2, std::max(beat, Nanoseconds(1)));
 }
 
-/// Whether the peer has been silent for peer_timeout while operations were outstanding. Time in
-/// which this engine did not poll says nothing about the peer, so one check adds no more than two
-/// intervals.
+/// Whether the peer's process was heard since the last check.
+bool hears_peer(Agent& a, std::uint64_t now) noexcept {
+  const std::uint64_t check = a.liveness.last_check;
+  if (a.raw != nullptr)
+    return idle(a) || std::max(a.liveness.last_heard, a.liveness.last_completion) >= check;
+  const std::uint64_t word = a.credit.cell->word.load(std::memory_order_relaxed);
+  const bool beats = std::exchange(a.liveness.cell_word, word) != word &&
+                     wire::decode_credit_word(word).token == a.credit.token;
+  if (beats) a.liveness.last_heard = now;
+  return a.liveness.last_heard >= check;
+}
+
+/// Whether the peer has been silent for peer_timeout. Time in which this engine did not poll says
+/// nothing about the peer, so one check adds no more than two intervals.
 bool is_peer_silent(EngineContext& ctx, Agent& a) noexcept {
-  const Config::Connections& c = ctx.config.connections;
   const std::uint64_t now = ctx.clock.now();
-  const std::uint64_t most = 2 * ctx.clock.ticks(check_interval(c));
-  if (a.liveness.last_heard >= a.liveness.last_check) {
+  const std::uint64_t most = 2 * ctx.clock.ticks(check_interval(ctx, a));
+  if (hears_peer(a, now)) {
     a.liveness.silent_ticks = 0;
   } else {
     a.liveness.silent_ticks += std::min(now - std::min(a.liveness.last_check, now), most);
   }
   a.liveness.last_check = now;
-  return a.liveness.silent_ticks > ctx.clock.ticks(c.peer_timeout);
+  return a.liveness.silent_ticks > ctx.clock.ticks(ctx.config.connections.peer_timeout);
+}
+
+void lose_silent_peer(EngineContext& ctx, Agent& a) noexcept {
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(ctx.config.connections.peer_timeout);
+  // The device of a peer that hangs answers; the embedded one tells of a dead process by itself.
+  const bool hangs = ctx.device->place().gid_type == GidType::embedded ||
+                     (a.raw == nullptr && !a.credit.write_pending);
+  const char* const found = hangs ? "its device answers, but its process has not polled"
+                                  : "neither its process nor its device has answered";
+  peer_lost(ctx, a, fmt::format("stay connected to {}", a.peer.name.data()),
+            fmt::format("{} for {} ms", found, ms.count()),
+            hangs ? "the peer's process hangs, was stopped, or polls too rarely"
+                  : "the peer's host or the network between is down");
+}
+
+/// Returns credit that was not used for long.
+void return_unused_credit(EngineContext& ctx, Agent& a) noexcept {
+  const std::uint64_t now = ctx.clock.now();
+  const std::uint64_t timeout = ctx.clock.ticks(ctx.config.connections.credit_idle_timeout);
+  if (now - std::min(a.liveness.last_sent, now) <= timeout) return;
+  (void)learn_credit(a);
+  if (!read_credit_cell(ctx, a) || send_credits(a) < 2) return;
+  // The return takes a credit itself and leaves one.
+  (void)submit_control(ctx, a, OperationKind::credit_return,
+                       static_cast<std::uint16_t>(send_credits(a) - 2));
 }
 
 }  // namespace
 
+std::uint32_t peer_timeout_ms(const EngineContext& ctx) noexcept {
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(ctx.config.connections.peer_timeout);
+  return static_cast<std::uint32_t>(ms.count());
+}
+
+void set_beat_interval(const EngineContext& ctx, Agent& a, std::uint32_t peer_timeout) noexcept {
+  const Nanoseconds quarter = std::chrono::milliseconds(peer_timeout) / 4;
+  a.liveness.beat_interval =
+      ctx.clock.ticks(std::min(ctx.config.connections.keepalive_interval, quarter));
+}
+
 void start_liveness_checks(EngineContext& ctx, Agent& a) noexcept {
-  const Nanoseconds interval = check_interval(ctx.config.connections);
-  ctx.timers.reschedule(a.liveness.timer, ctx.clock.now() + ctx.clock.ticks(interval));
+  ctx.timers.reschedule(a.liveness.timer,
+                        ctx.clock.now() + ctx.clock.ticks(check_interval(ctx, a)));
 }
 
 void check_liveness(EngineContext& ctx, Agent& a) noexcept {
   if (a.state != ConnectionState::ready) return;
   start_liveness_checks(ctx, a);
-  if (idle(a)) return check_idle_peer(ctx, a);
-  if (!is_peer_silent(ctx, a)) return;
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(
-      Nanoseconds(ctx.config.connections.peer_timeout));
-  peer_lost(ctx, a, fmt::format("operations on the connection to {}", a.peer.name.data()),
-            fmt::format("no sign of life for {} ms", ms.count()),
-            "the peer's process hangs or its network is down");
+  if (is_peer_silent(ctx, a)) return lose_silent_peer(ctx, a);
+  if (a.raw != nullptr) return;
+  const std::uint64_t now = ctx.clock.now();
+  const bool due = now - std::min(a.liveness.last_beat, now) >= a.liveness.beat_interval;
+  if (due && !a.credit.write_pending) (void)submit_control(ctx, a, OperationKind::credit_write);
+  if (idle(a)) return_unused_credit(ctx, a);
 }
 
 void peer_lost(EngineContext& ctx, Agent& a, std::string asked, std::string found,

@@ -32,7 +32,6 @@ enum class OperationKind : std::uint8_t {
   credit_return,
   goodbye,
   credit_write,
-  keepalive,
   rendezvous_read,  ///< fetches part of a rendezvous message
   control_message,
   rendezvous_unbind,  ///< unbinds the window of a rendezvous message

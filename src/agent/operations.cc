@@ -4,6 +4,7 @@
 
 #include "agent/completion.h"
 #include "agent/submit.h"
+#include "wire/credit_word.h"
 
 namespace spinwire::agent {
 namespace {
@@ -105,7 +106,7 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
     return false;
   Operation& op = *acquired;
   begin_own(a, op, kind);
-  op.wr.num_sge = kind == OperationKind::keepalive ? 0 : 1;
+  op.wr.num_sge = 1;
   op.wr.wr.rdma.remote_addr = a.credit_cells.peer_address;
   op.wr.wr.rdma.rkey = a.credit_cells.peer_key;
   if (has_header(kind)) {
@@ -120,7 +121,8 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
   if (kind == OperationKind::credit_write) {
     // The second cacheline of the cell's block holds the value to write.
     auto* value = reinterpret_cast<std::uint64_t*>(a.credit_cells.block->payload) + 8;
-    *value = a.credit.granted;
+    *value = wire::encode(
+        wire::CreditWord{a.credit.granted, ++a.credit_cells.beat, a.credit_cells.peer_token});
     op.sges[0] = {reinterpret_cast<std::uint64_t>(value), sizeof *value,
                   a.credit_cells.block->lkey};
     if (a.send_queue.inline_bytes >= sizeof *value) op.wr.send_flags = IBV_SEND_INLINE;
@@ -128,12 +130,11 @@ bool submit_control(EngineContext& ctx, Agent& a, OperationKind kind,
     detail::retain(op.block);
     a.credit.advertised = a.credit.granted;
     a.credit.write_pending = true;
+    a.liveness.last_beat = ctx.now;
   } else if (kind == OperationKind::credit_return) {
     ++a.credit.sent;
     a.credit.returned_by_us += credits;
     a.credit.send_limit -= credits;
-  } else if (kind == OperationKind::keepalive) {
-    a.liveness.keepalive_pending = true;
   }
   if (a.domain != nullptr) [[unlikely]]
     use_own_key(ctx, *a.domain, op);

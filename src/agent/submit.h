@@ -30,7 +30,6 @@ constexpr ibv_wr_opcode opcode_of(OperationKind kind) noexcept {
       return IBV_WR_SEND_WITH_IMM;
     case OperationKind::write:
     case OperationKind::credit_write:
-    case OperationKind::keepalive:
       return IBV_WR_RDMA_WRITE;
     case OperationKind::write_imm:
     case OperationKind::raw_write_imm:

@@ -24,6 +24,8 @@ std::array<std::byte, kCmDataBytes> encode_cm(const Endpoint& e, const Speaker& 
   w.put<std::uint64_t>(cm_at::incarnation, e.incarnation);
   w.put<std::uint64_t>(cm_at::control_address, e.control_address);
   w.put<std::uint32_t>(cm_at::control_rkey, e.control_rkey);
+  w.put<std::uint32_t>(cm_at::control_token, e.control_token);
+  w.put<std::uint32_t>(cm_at::peer_timeout_ms, e.peer_timeout_ms);
   w.put<std::uint16_t>(cm_at::mtu, e.mtu);
   w.put<std::uint8_t>(cm_at::max_rd_atomic, e.max_rd_atomic);
   return data;
@@ -41,6 +43,8 @@ Result<void> decode_cm(std::span<const std::byte> data, Endpoint& e, VersionRang
   e.incarnation = r.get<std::uint64_t>(cm_at::incarnation);
   e.control_address = r.get<std::uint64_t>(cm_at::control_address);
   e.control_rkey = r.get<std::uint32_t>(cm_at::control_rkey);
+  e.control_token = r.get<std::uint32_t>(cm_at::control_token);
+  e.peer_timeout_ms = r.get<std::uint32_t>(cm_at::peer_timeout_ms);
   e.mtu = r.get<std::uint16_t>(cm_at::mtu);
   e.max_rd_atomic = r.get<std::uint8_t>(cm_at::max_rd_atomic);
   if (!r.ok()) {

@@ -12,14 +12,15 @@
 
 namespace spinwire::wire {
 
-inline constexpr std::size_t kCmDataBytes = 48;
+inline constexpr std::size_t kCmDataBytes = 56;
 inline constexpr std::size_t kCmRequestMax = 56;
 inline constexpr std::size_t kCmRejectMax = 148;  ///< bytes that a rejection may carry
 
 namespace cm_at {
 inline constexpr std::size_t magic = 0, version_min = 4, version_max = 6, features = 8,
                              max_message = 12, credits = 16, incarnation = 20, control_address = 28,
-                             control_rkey = 36, mtu = 40, max_rd_atomic = 42, eager_bytes = 44;
+                             control_rkey = 36, mtu = 40, max_rd_atomic = 42, eager_bytes = 44,
+                             control_token = 48, peer_timeout_ms = 52;
 }  // namespace cm_at
 
 /// `endpoint` is to pass check() first.

@@ -68,6 +68,8 @@ constexpr std::array kNumbers{
     number<&Endpoint::incarnation>("incarnation", true),
     number<&Endpoint::control_address>("cell", true),
     number<&Endpoint::control_rkey>("cell-key", true),
+    number<&Endpoint::control_token>("cell-token", true),
+    number<&Endpoint::peer_timeout_ms>("peer-timeout-ms", false),
     number<&Endpoint::max_rd_atomic>("rd-atomic", false, true),
 };
 constexpr std::size_t kGidField = kNumbers.size();

@@ -16,7 +16,7 @@ namespace {
 // Statuses travel as their number, so the numbers are part of the protocol: new ones go at the end.
 static_assert(static_cast<int>(Status::ok) == 0 && static_cast<int>(Status::timed_out) == 16 &&
               static_cast<int>(Status::refused) == 17 && static_cast<int>(Status::system) == 24);
-static_assert(endpoint_at::eager_bytes + sizeof(Endpoint::eager_bytes) == kEndpointBytes);
+static_assert(endpoint_at::peer_timeout_ms + sizeof(Endpoint::peer_timeout_ms) == kEndpointBytes);
 static_assert(session_at::token + sizeof(SessionEnd::token) == kSessionBytes);
 static_assert(join_at::token + sizeof(JoinSession::token) == kJoinBytes);
 static_assert(header_at::features + sizeof(FrameHeader::features) == kHeaderBytes);
@@ -27,6 +27,7 @@ constexpr std::uint32_t kPsnMax = 0xffffff;
 constexpr std::uint16_t kLidMax = 0xbfff;  // above are multicast LIDs
 constexpr std::uint32_t kMessageMax = 1u << 31;
 constexpr std::uint32_t kCreditsMax = 32768;
+constexpr std::uint32_t kPeerTimeoutMax = 3'600'000;  // ms
 constexpr std::size_t kShownMax = 16;
 
 constexpr bool printable(char c) noexcept { return c >= 0x20 && c < 0x7f; }
@@ -136,6 +137,8 @@ void put_endpoint(Writer& w, const Endpoint& e) noexcept {
   w.put<std::uint64_t>(endpoint_at::incarnation, e.incarnation);
   w.put<std::uint64_t>(endpoint_at::control_address, e.control_address);
   w.put<std::uint32_t>(endpoint_at::control_rkey, e.control_rkey);
+  w.put<std::uint32_t>(endpoint_at::control_token, e.control_token);
+  w.put<std::uint32_t>(endpoint_at::peer_timeout_ms, e.peer_timeout_ms);
   w.put<std::uint16_t>(endpoint_at::lid, e.lid);
   w.put<std::uint16_t>(endpoint_at::mtu, e.mtu);
   w.put<std::uint32_t>(endpoint_at::eager_bytes, e.eager_bytes);
@@ -347,12 +350,17 @@ Result<void> check(const Endpoint& e) {
                      "a multiple of 8 above 0");
   }
   if (e.control_rkey == 0) return bad_field(kWhat, "control_rkey", "0", "any other number");
+  if (e.control_token == 0) return bad_field(kWhat, "control_token", "0", "any other number");
+  if (e.peer_timeout_ms == 0 || e.peer_timeout_ms > kPeerTimeoutMax) {
+    return bad_field(kWhat, "peer_timeout_ms", std::to_string(e.peer_timeout_ms),
+                     "1 to 3600000 milliseconds");
+  }
   return {};
 }
 
 Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw) {
   if (body.size() != kEndpointBytes) {
-    return bad_field("endpoint", "its size", std::to_string(body.size()), "62 bytes");
+    return bad_field("endpoint", "its size", std::to_string(body.size()), "70 bytes");
   }
   Reader r(body);
   Endpoint e;
@@ -366,6 +374,8 @@ Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw) {
   e.incarnation = r.get<std::uint64_t>(endpoint_at::incarnation);
   e.control_address = r.get<std::uint64_t>(endpoint_at::control_address);
   e.control_rkey = r.get<std::uint32_t>(endpoint_at::control_rkey);
+  e.control_token = r.get<std::uint32_t>(endpoint_at::control_token);
+  e.peer_timeout_ms = r.get<std::uint32_t>(endpoint_at::peer_timeout_ms);
   e.lid = r.get<std::uint16_t>(endpoint_at::lid);
   e.mtu = r.get<std::uint16_t>(endpoint_at::mtu);
   e.gid_type = static_cast<GidType>(r.get<std::uint8_t>(endpoint_at::gid_type));

@@ -33,7 +33,7 @@ inline constexpr VersionRange kVersions{1, 1};  ///< what this library speaks
 inline constexpr std::array<std::uint8_t, 4> kMagic{'S', 'P', 'N', 'W'};
 inline constexpr std::size_t kHeaderBytes = 16;
 inline constexpr std::size_t kFrameBytesMax = 512;  ///< header and body, in either direction
-inline constexpr std::size_t kEndpointBytes = 62;
+inline constexpr std::size_t kEndpointBytes = 70;
 inline constexpr std::size_t kReadyBytes = 8;
 inline constexpr std::size_t kSessionBytes = 56;
 inline constexpr std::size_t kJoinBytes = kEndpointBytes + 12;
@@ -47,7 +47,8 @@ inline constexpr std::size_t magic = 0, version_min = 4, version_max = 6, kind =
 namespace endpoint_at {
 inline constexpr std::size_t gid = 0, qp_num = 16, psn = 20, max_message = 24, credits = 28,
                              incarnation = 32, control_address = 40, control_rkey = 48, lid = 52,
-                             mtu = 54, gid_type = 56, max_rd_atomic = 57, eager_bytes = 58;
+                             mtu = 54, gid_type = 56, max_rd_atomic = 57, eager_bytes = 58,
+                             control_token = 62, peer_timeout_ms = 66;
 }
 namespace refuse_at {
 inline constexpr std::size_t status = 0, text = 1;

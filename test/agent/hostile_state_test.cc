@@ -95,10 +95,9 @@ TEST_F(HostilePeer, OnlyItsOwnCreditCellIsWritable) {
 
 TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
   Attacked t;
-  for (const std::uint64_t nonsense :
-       {std::uint64_t{1} + 0x8000 + Peer::kReceives, std::uint64_t{0x7fffffff}}) {
+  for (const std::uint32_t nonsense : {1 + 0x8000 + Peer::kReceives, 0x7fffffu}) {
     t.begin();
-    ASSERT_TRUE(t.peer.write_cell(nonsense));
+    ASSERT_TRUE(t.peer.write_granted(nonsense));
     ASSERT_TRUE(t.until([&] { return t.peer.idle(); }));
     const Buffer b = t.node.filled(8, 1);
     std::uint32_t sent = 0;
@@ -111,10 +110,31 @@ TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
   }
   // What is older than what is known is no more than late.
   t.begin();
-  ASSERT_TRUE(t.peer.write_cell(0xffffffff00000001));
+  ASSERT_TRUE(t.peer.write_granted(1));
   t.settle();
   EXPECT_TRUE(t.victim.ready());
   EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives);
+  (void)t.victim.close();
+  t.expect_ended(Status::ok, "", 0);
+  t.finish();
+}
+
+TEST_F(HostilePeer, AWordWithoutTheTokenIsNotThePeers) {
+  // Another peer of the engine has found the cell's key.
+  Attacked t;
+  t.begin();
+  const std::uint32_t token = t.peer.engine().control_token;
+  for (const std::uint32_t forged : {0u, ~token, token ^ 1, token ^ 0x80000000}) {
+    for (const std::uint32_t granted : {Peer::kReceives + 100, 0x7fffffu, 1u}) {
+      ASSERT_TRUE(t.peer.write_cell(wire::encode(wire::CreditWord{granted, 1, forged})));
+      t.settle();
+      EXPECT_TRUE(t.victim.ready());
+      EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives);
+    }
+  }
+  ASSERT_TRUE(t.peer.grant(3));  // the peer's own next word counts again
+  t.settle();
+  EXPECT_EQ(t.victim.stats().send_credits, Peer::kReceives + 3);
   (void)t.victim.close();
   t.expect_ended(Status::ok, "", 0);
   t.finish();
@@ -125,7 +145,7 @@ TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenUnusedCreditGoesBack) {
   c.connections.credit_idle_timeout = 5ms;
   Attacked t(c);
   t.begin();
-  ASSERT_TRUE(t.peer.write_cell(0x7fffffff));
+  ASSERT_TRUE(t.peer.write_granted(0x7fffff));
   t.expect_ended(Status::protocol, "no peer of this protocol writes", 1);
   t.finish();
 }

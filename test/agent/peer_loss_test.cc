@@ -75,6 +75,92 @@ TEST(PeerLoss, PeerThatStopsPollingIsLostAfterTheTimeOut) {
   p.finish();
 }
 
+TEST(PeerLoss, AnIdlePeerThatStopsPollingIsLostThoughItsDeviceAnswers) {
+  std::uint64_t ticks = kMillisecond;
+  Pair p(timed_config(), &ticks);
+  pass(ticks, 300, {&p.client, &p.server});
+  pass(ticks, 900, {&p.client});
+  EXPECT_TRUE(p.ends.client.ready());
+  pass(ticks, 400, {&p.client});
+  ASSERT_EQ(p.client.closed.size(), 1u);
+  EXPECT_EQ(p.client.closed[0].status, Status::peer_lost);
+  EXPECT_NE(p.client.closed[0].message().find("has not polled for 1000 ms"), std::string::npos)
+      << p.client.closed[0].message();
+  p.server.stale_allowed = p.client.stale_allowed = true;
+  (void)p.ends.server.close();
+  ASSERT_TRUE(until({&p.client, &p.server}, [&] {
+    ticks += kMillisecond / 10;
+    return p.server.engine.stats().connections == 0 && p.client.engine.stats().connections == 0;
+  }));
+  p.finish();
+}
+
+TEST(PeerLoss, OneSidedOperationsThatSucceedAreNoSignOfThePeersProcess) {
+  std::uint64_t ticks = kMillisecond;
+  Pair p(timed_config(), &ticks);
+  Buffer there = p.server.filled(64, 1);
+  auto region = p.server.engine.expose(there.slice(), spinwire::Access::remote_write);
+  ASSERT_TRUE(region) << region.error().message();
+  Buffer b = p.client.filled(64, 2);
+  std::uint64_t done = 0;
+  for (int i = 0; i < 1400 && p.client.closed.empty(); ++i) {
+    (void)p.ends.client.write(
+        b, *region, [&](const spinwire::Completion& c) { done += c.status == Status::ok ? 1 : 0; });
+    pass(ticks, 1, {&p.client});
+  }
+  EXPECT_GT(done, 800u);
+  ASSERT_EQ(p.client.closed.size(), 1u);
+  EXPECT_EQ(p.client.closed[0].status, Status::peer_lost);
+  p.server.stale_allowed = p.client.stale_allowed = true;
+  (void)p.ends.server.close();
+  ASSERT_TRUE(until({&p.client, &p.server}, [&] {
+    ticks += kMillisecond / 10;
+    return p.server.engine.stats().connections == 0 && p.client.engine.stats().connections == 0;
+  }));
+  there.reset();
+  b.reset();
+  EXPECT_EQ(p.server.engine.revoke(*region), Status::ok);
+  p.finish();
+}
+
+TEST(PeerLoss, EachEndKeepsTheSilenceThatTheOtherAccepts) {
+  // The server would be heard once in an hour by its own settings; the client accepts one second.
+  Config slow = timed_config();
+  slow.connections.keepalive_interval = std::chrono::hours(1);
+  slow.connections.peer_timeout = std::chrono::hours(1);
+  slow.connections.credit_idle_timeout = std::chrono::hours(1);
+  std::uint64_t ticks = kMillisecond;
+  Node server(slow, &ticks);
+  Node client(timed_config(), &ticks);
+  server.listen();
+  const Ends ends = connect(client, server);
+  pass(ticks, 10000, {&client, &server});
+  EXPECT_TRUE(ends.client.ready());
+  EXPECT_TRUE(ends.server.ready());
+  finish(client, server);
+}
+
+TEST(PeerLoss, AStoppedProcess) {
+  Config c = small_config();
+  c.connections.keepalive_interval = 100ms;
+  c.connections.peer_timeout = 1000ms * slowness();
+  Child victim([&](int in, int out) { return echo_server(in, out, c); });
+  Node client(c);
+  const std::string address = victim.line();
+  ASSERT_NE(address, "");
+  const Connection idle = client.begin(address);
+  ASSERT_TRUE(until({&client}, [&] { return client.ready.size() == 1; }));
+  victim.signal(SIGSTOP);
+  ASSERT_TRUE(until({&client}, [&] { return client.closed.size() == 1; }));
+  EXPECT_EQ(client.closed[0].status, Status::peer_lost);
+  EXPECT_NE(client.closed[0].message().find("has not polled"), std::string::npos)
+      << client.closed[0].message();
+  EXPECT_EQ(idle.state(), ConnectionState::closed);
+  victim.kill(SIGKILL);
+  client.stale_allowed = true;
+  ASSERT_TRUE(until({&client}, [&] { return client.engine.stats().connections == 0; }));
+}
+
 TEST(PeerLoss, OurOwnPauseIsNotHeldAgainstThePeer) {
   std::uint64_t ticks = kMillisecond;
   Pair p(timed_config(), &ticks);

@@ -14,6 +14,7 @@
 #include "softverbs/rc_link.h"
 #include "spinwire/clock.h"
 #include "spinwire/endpoint.h"
+#include "wire/credit_word.h"
 #include "wire/message_header.h"
 #include "wire/rendezvous_messages.h"
 
@@ -90,6 +91,8 @@ class Peer {
     e.incarnation = 1;
     e.control_address = node_.address(0);
     e.control_rkey = node_.mr->rkey;
+    e.control_token = kToken;
+    e.peer_timeout_ms = 3600000;
     e.max_rd_atomic = 1;
     return e;
   }
@@ -136,13 +139,16 @@ class Peer {
   bool send(wire::MessageKind kind, std::span<const std::byte> body = {}, const How& how = {}) {
     return send(message(kind, body), how);
   }
-  /// Writes what is to be in the engine's credit cell.
-  bool write_cell(std::uint64_t value) {
-    return send(std::as_bytes(std::span(&value, 1)),
+  /// Writes a word into the engine's credit cell.
+  bool write_cell(std::uint64_t word) {
+    return send(std::as_bytes(std::span(&word, 1)),
                 {IBV_WR_RDMA_WRITE, 0, 0, engine_.control_address, engine_.control_rkey});
   }
+  bool write_granted(std::uint32_t granted) {
+    return write_cell(wire::encode(wire::CreditWord{granted, ++beat_, engine_.control_token}));
+  }
   /// Lets the engine send so many more, for which there are receives while they are polled.
-  bool grant(std::uint32_t more) { return write_cell(granted_ += more); }
+  bool grant(std::uint32_t more) { return write_granted(granted_ += more); }
 
   /// Takes what has come, up to a batch.
   void poll() {
@@ -158,7 +164,7 @@ class Peer {
   [[nodiscard]] const Endpoint& engine() const { return engine_; }
   /// All that the engine has ever granted, as it told in its messages or wrote here.
   [[nodiscard]] std::uint32_t granted() {
-    return std::max({engine_.credits, told_, static_cast<std::uint32_t>(cell())});
+    return std::max({engine_.credits, told_, wire::decode_credit_word(cell()).granted});
   }
   /// Memory that may be offered.
   [[nodiscard]] std::span<std::byte> offered(std::size_t size) {
@@ -172,6 +178,7 @@ class Peer {
   std::vector<Heard> heard;  ///< since open()
 
  private:
+  static constexpr std::uint32_t kToken = 0x51de;
   static constexpr std::size_t kIn = 4096;
   static constexpr std::size_t kOut = kIn + kReceives * kSlot;
   static_assert(kOut + kSlots * kSlot <= kOffered);
@@ -216,7 +223,8 @@ class Peer {
   ibv_qp* qp_ = nullptr;
   Endpoint engine_;
   std::uint32_t granted_ = 0;  ///< to the engine
-  std::uint32_t told_ = 0;     ///< by it, of credit
+  std::uint8_t beat_ = 0;
+  std::uint32_t told_ = 0;  ///< by it, of credit
   std::uint64_t sent_ = 0;
   std::uint32_t outstanding_ = 0;
   bool dead_ = false;

@@ -165,6 +165,8 @@ inline spinwire::Endpoint endpoint(const ibv_gid& gid) {
   e.incarnation = 5;
   e.control_address = 4096;
   e.control_rkey = 9;
+  e.control_token = 0x51de;
+  e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 1;
   return e;
 }

@@ -42,6 +42,8 @@ Endpoint endpoint(std::uint32_t qp_num, std::uint64_t incarnation) {
   e.incarnation = incarnation;
   e.control_address = 4096;
   e.control_rkey = 9;
+  e.control_token = 0x51de;
+  e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 1;
   return e;
 }

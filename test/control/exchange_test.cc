@@ -41,6 +41,8 @@ Endpoint endpoint(std::uint32_t qp_num) {
   e.incarnation = 0x1234;
   e.control_address = 0x1000;
   e.control_rkey = 9;
+  e.control_token = 0x51de;
+  e.peer_timeout_ms = 10000;
   return e;
 }
 
@@ -323,7 +325,7 @@ TEST(Exchange, EndOfStreamWithinAFrameNamesHowFarItCame) {
     ASSERT_EQ(until_told(f.exchange), Progress::failed) << size;
     EXPECT_EQ(f.exchange.error().status, Status::peer_lost);
     const std::string expected =
-        size < wire::kHeaderBytes ? " of 16 bytes of a header" : " of 78 bytes of a hello";
+        size < wire::kHeaderBytes ? " of 16 bytes of a header" : " of 86 bytes of a hello";
     EXPECT_EQ(f.exchange.error().found,
               "the stream ended after " + std::to_string(size) + expected);
   }

@@ -230,16 +230,20 @@ TEST(EngineSnapshot, TellsHowLongThePeerIsSilent) {
   std::uint64_t ticks = 1'000'000'000;
   Pair p(small_config(), &ticks);
   p.settle();
-  const Buffer b = p.client.filled(8, 1);
+  const Buffer ours = p.client.filled(8, 1), theirs = p.server.filled(8, 2);
   Connection c = p.ends.client;
-  ASSERT_EQ(c.send(b), Status::ok);
-  ASSERT_TRUE(p.until([&] { return c.stats().outstanding == 0; }));
+  ASSERT_EQ(p.ends.server.send(theirs), Status::ok);
+  ASSERT_TRUE(p.until([&] { return p.client.messages == 1; }));
   EXPECT_EQ(c.snapshot().silence, 0ns);
   ticks += 5'000;
   (void)p.client.engine.poll();
   EXPECT_EQ(c.snapshot().silence, 5us);
-  ASSERT_TRUE(p.until([&] { return c.send(b) == Status::ok; }));
+  // That the peer's device has taken a message says nothing of its process.
+  ASSERT_EQ(c.send(ours), Status::ok);
   ASSERT_TRUE(p.until([&] { return c.stats().outstanding == 0; }));
+  EXPECT_EQ(c.snapshot().silence, 5us);
+  ASSERT_EQ(p.ends.server.send(theirs), Status::ok);
+  ASSERT_TRUE(p.until([&] { return p.client.messages == 2; }));
   EXPECT_EQ(c.snapshot().silence, 0ns);
 }
 

@@ -20,6 +20,8 @@ inline spinwire::Endpoint sample_endpoint() {
   e.incarnation = 0x1122334455667788;
   e.control_address = 0x7fff00001008;
   e.control_rkey = 0xcafe;
+  e.control_token = 0x51de;
+  e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 16;
   return e;
 }

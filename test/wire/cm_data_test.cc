@@ -30,6 +30,8 @@ Endpoint whole() {
   e.incarnation = 0x8877665544332211;
   e.control_address = 0x7f1234567890;
   e.control_rkey = 0xdeadbeef;
+  e.control_token = 0x51de;
+  e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 16;
   return e;
 }

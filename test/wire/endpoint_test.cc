@@ -24,6 +24,8 @@ Endpoint example() {
   e.incarnation = 0x1122334455667788;
   e.control_address = 0x7f0000001008;
   e.control_rkey = 0xcafe;
+  e.control_token = 0x51de;
+  e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 16;
   return e;
 }
@@ -31,7 +33,7 @@ Endpoint example() {
 constexpr const char* kLine =
     "spinwire-endpoint-1 gid=::ffff:10.1.2.3 type=rocev2 lid=0 qpn=0x11 psn=0xabcdef mtu=1024 "
     "message=4096 eager=4096 credits=1 incarnation=0x1122334455667788 cell=0x7f0000001008 "
-    "cell-key=0xcafe "
+    "cell-key=0xcafe cell-token=0x51de peer-timeout-ms=10000 "
     "rd-atomic=16";
 
 std::string replaced(std::string_view what, std::string_view with) {
@@ -65,6 +67,8 @@ TEST(EndpointText, ReadsBackEveryValue) {
     e.incarnation = random() | 1;
     e.control_address = (random() | 8) & ~std::uint64_t{7};
     e.control_rkey = static_cast<std::uint32_t>(random() | 1);
+    e.control_token = static_cast<std::uint32_t>(random() | 1);
+    e.peer_timeout_ms = static_cast<std::uint32_t>(1 + random() % 3600000);
     e.max_rd_atomic = static_cast<std::uint8_t>(random());
     const auto read = Endpoint::parse(e.text());
     ASSERT_TRUE(read) << read.error().message() << "\n" << e.text();
@@ -74,7 +78,8 @@ TEST(EndpointText, ReadsBackEveryValue) {
 
 TEST(EndpointText, TakesWordsInAnyOrderAndAnySpace) {
   const auto read = Endpoint::parse(
-      "\n spinwire-endpoint-1\trd-atomic=16 cell-key=51966   cell=0x7f0000001008\r\n"
+      "\n spinwire-endpoint-1\trd-atomic=16 cell-key=51966 peer-timeout-ms=10000 cell-token=20958  "
+      " cell=0x7f0000001008\r\n"
       "incarnation=1234605616436508552 credits=1 message=0x1000 eager=4096 mtu=0x400 psn=0xABCDEF "
       "qpn=17 "
       "lid=0x0 type=rocev2 gid=0:0::ffff:a01:203  ");

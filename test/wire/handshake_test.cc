@@ -33,6 +33,8 @@ Endpoint valid_endpoint() {
   e.incarnation = 0x1122334455667788u;
   e.control_address = 0x7fff00001008u;
   e.control_rkey = 0xcafebabe;
+  e.control_token = 0x51de;
+  e.peer_timeout_ms = 10000;
   e.max_rd_atomic = 16;
   return e;
 }
@@ -116,7 +118,7 @@ TEST(Handshake, LayoutIsFixed) {
   const auto frame = copy_of(wire::encode(wire::Hello{valid_endpoint()}, {{1, 1}, 0x04030201u}));
   const std::vector<unsigned> expected{
       'S',  'P',  'N',  'W',  1,    0,    1,    0,     // magic, versions
-      1,    0,    62,   0,    1,    2,    3,    4,     // kind, body length, features
+      1,    0,    70,   0,    1,    2,    3,    4,     // kind, body length, features
       0xa0, 0xa1, 0xa2, 0xa3, 0xa4, 0xa5, 0xa6, 0xa7,  // gid
       0xa8, 0xa9, 0xaa, 0xab, 0xac, 0xad, 0xae, 0xaf,  //
       0xef, 0xcd, 0xab, 0,    0x56, 0x34, 0x12, 0,     // qp_num, psn
@@ -124,7 +126,8 @@ TEST(Handshake, LayoutIsFixed) {
       0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11,  // incarnation
       0x08, 0x10, 0,    0,    0xff, 0x7f, 0,    0,     // control_address
       0xbe, 0xba, 0xfe, 0xca, 0x34, 0x12, 0,    4,     // control_rkey, lid, mtu
-      2,    16,   0,    0x10, 0,    0};                // gid_type, max_rd_atomic, eager_bytes
+      2,    16,   0,    0x10, 0,    0,                 // gid_type, max_rd_atomic, eager_bytes
+      0xde, 0x51, 0,    0,    0x10, 0x27, 0,    0};    // control_token, peer_timeout_ms
   ASSERT_EQ(frame.size(), expected.size());
   for (std::size_t i = 0; i < frame.size(); ++i) {
     EXPECT_EQ(std::to_integer<unsigned>(frame[i]), expected[i]) << "byte " << i;
@@ -164,6 +167,9 @@ TEST(Handshake, EveryFieldBeyondItsLimitIsRefusedByName) {
       {"control_address", "0x0", [](E& e) { e.control_address = 0; }},
       {"control_address", "0x7fff00001004", [](E& e) { e.control_address -= 4; }},
       {"control_rkey", "0", [](E& e) { e.control_rkey = 0; }},
+      {"control_token", "0", [](E& e) { e.control_token = 0; }},
+      {"peer_timeout_ms", "0", [](E& e) { e.peer_timeout_ms = 0; }},
+      {"peer_timeout_ms", "3600001", [](E& e) { e.peer_timeout_ms = 3600001; }},
   };
   for (const auto& c : cases) {
     auto e = valid_endpoint();
@@ -244,8 +250,8 @@ TEST(Handshake, BodyLengthMustFitTheKind) {
     std::uint16_t min;
     std::uint16_t max;
   };
-  const Case cases[]{{wire::encode(wire::Hello{valid_endpoint()}), 62, 62},
-                     {wire::encode(wire::Accept{valid_endpoint()}), 62, 62},
+  const Case cases[]{{wire::encode(wire::Hello{valid_endpoint()}), 70, 70},
+                     {wire::encode(wire::Accept{valid_endpoint()}), 70, 70},
                      {wire::encode(wire::Ready{1}), 8, 8},
                      {wire::encode(wire::make_refuse(Status::limit, "")), 1, 201}};
   for (const auto& c : cases) {
@@ -404,7 +410,7 @@ bool plausible_header(std::span<const std::byte> b) {
   const unsigned kind = at(8) | at(9) << 8;
   const unsigned length = at(10) | at(11) << 8;
   if (min > 1 || max < 1 || kind < 1 || kind > 7) return false;
-  constexpr unsigned kLeast[] = {0, 62, 62, 1, 8, 56, 56, 74};
+  constexpr unsigned kLeast[] = {0, 70, 70, 1, 8, 56, 56, 82};
   const unsigned most = max > 1 ? 496 : kind == 3 ? 201 : kLeast[kind];
   return length >= kLeast[kind] && length <= most;
 }

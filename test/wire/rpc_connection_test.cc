@@ -80,6 +80,8 @@ JoinSession sample_join() {
   join.endpoint.incarnation = 9;
   join.endpoint.control_address = 64;
   join.endpoint.control_rkey = 3;
+  join.endpoint.control_token = 4;
+  join.endpoint.peer_timeout_ms = 1000;
   join.session = 0x100005;
   join.token = 0x1122334455667788;
   return join;

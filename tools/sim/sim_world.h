@@ -64,7 +64,7 @@ struct SimCall {
   bool accepted = false;
   bool patient = false;         ///< nothing but trouble lets it miss its deadline
   bool forgotten = false;       ///< its handler will not answer
-  bool cancelling = false;      ///< right now; of a long call: since it was asked for
+  bool cancelling = false;      ///< cancel() was called
   bool bulk = false;            ///< longer than a datagram, or with memory for the reply
   BufferSlice into;             ///< that memory
   bool orphan = false;          ///< its caller has died
