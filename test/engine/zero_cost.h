@@ -70,11 +70,22 @@ inline bool forbid_system_calls() {
 }
 
 // What is proved of a Load: it has run(turns), and worked() tells whether those did all that they
-// were to do.
+// were to do. Each turn polls, with control steps or without.
+
+enum class Turns : std::uint8_t { polls, polls_and_control_steps };
+
+/// Polls both ends once on a device that does its work within the polls. Another device works while
+/// the processor does something else, and gets time to finish what a turn has given to it.
+inline void turn(Turns turns, spinwire::Engine& a, spinwire::Engine& b) {
+  for (int i = engine_test::on_softverbs() ? 1 : 50; i > 0; --i) {
+    (void)(a.poll() + b.poll());
+    if (turns == Turns::polls_and_control_steps) (void)(a.poll_control() + b.poll_control());
+  }
+}
 
 template <typename Load>
-void expect_no_heap() {
-  Load load;
+void expect_no_heap(Turns turns = Turns::polls) {
+  Load load(turns);
   load.run(engine_test::amount(5000));
   heap_calls = 0;
   armed = true;
@@ -99,7 +110,7 @@ void expect_no_system_calls() {
   GTEST_SKIP() << "this sanitizer calls the system by itself";
 #endif
   engine_test::Child child([](int, int out) {
-    auto* load = new Load;  // its destructor may not run any more
+    auto* load = new Load(Turns::polls);  // its destructor may not run any more
     load->run(5000);
     if (!forbid_system_calls()) return 77;
     load->run(100000);
