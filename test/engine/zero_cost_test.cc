@@ -17,8 +17,7 @@ using namespace engine_test;  // names of a test namespace of its own
 /// Two engines and everything the hot path offers, with handlers that need no heap of their own.
 class Load {
  public:
-  explicit Load(Turns turns)
-      : server_(manual_config()), client_(manual_config()), turns_(turns) {
+  explicit Load(Turns turns) : server_(manual_config()), client_(manual_config()), turns_(turns) {
     ListenOptions options;
     options.handlers.on_message = [this](Connection c, Message& m) {
       ++received_;
@@ -186,9 +185,7 @@ class Load {
 #if SPINWIRE_TEST_COUNTS_HEAP
 TEST(EngineZeroCost, NoHeap) { expect_no_heap<Load>(); }
 
-TEST(EngineZeroCost, NoHeapInControlSteps) {
-  expect_no_heap<Load>(Turns::polls_and_control_steps);
-}
+TEST(EngineZeroCost, NoHeapInControlSteps) { expect_no_heap<Load>(Turns::polls_and_control_steps); }
 #endif
 
 TEST(EngineZeroCost, NoSystemCalls) { expect_no_system_calls<Load>(); }
