@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -315,8 +316,10 @@ struct OwnRegion {
 /// Entries of the region table. Released entries are used again oldest first, and only when there
 /// are many of them, so that a stale key is recognised for as long as its generation bits allow.
 struct RegionSlots {
+  struct Free {
+    void operator()(OwnRegion* table) const noexcept { std::free(table); }
+  };
   struct Slot {
-    OwnRegion own;
     std::uint64_t object_offset = 0;
     std::uint32_t object = kNoObject;
     std::uint32_t object_generation = 0;
@@ -330,11 +333,8 @@ struct RegionSlots {
   std::uint32_t last_free = 0;
   std::uint32_t free = 0;
 
-  /// The entry that `key` names, live or dead; null if there is none.
-  [[nodiscard]] const OwnRegion* find(std::uint32_t key) const noexcept {
-    const std::uint32_t index = region_index(key);
-    return index < slots.size() ? &slots[index].own : nullptr;
-  }
+  /// kMaxRegions entries, so that any key names one. Pages that were never used cost nothing.
+  std::unique_ptr<OwnRegion[], Free> own;
 };
 
 /// What a poll has to do besides looking at the lanes. One word: a poll compares it with 0.

@@ -101,6 +101,8 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   c->unacked = std::make_unique<Peer*[]>(kMaxLanes);
   c->acks_due = std::make_unique<Peer*[]>(kMaxLanes);
   c->queue_pairs = std::make_unique<Qp*[]>(kMaxQueuePairs);
+  c->regions.own.reset(static_cast<OwnRegion*>(std::calloc(kMaxRegions, sizeof(OwnRegion))));
+  if (c->regions.own == nullptr) throw std::bad_alloc();
   c->lanes.resize(kMaxLanes);
   c->queue_pair_generation.resize(kMaxQueuePairs, 0);
   c->object_users.reserve(64);

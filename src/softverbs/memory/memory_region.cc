@@ -34,15 +34,16 @@ void release_slot(RegionSlots& regions, std::uint32_t index) noexcept {
 
 void publish_region(Context& c, std::uint32_t index) noexcept {
   const RegionSlots::Slot& slot = c.regions.slots[index];
+  const OwnRegion& own = c.regions.own[index];
   RegionEntry& entry = c.segment->regions[index];
-  entry.access = slot.own.access;
-  entry.address = slot.own.address;
-  entry.length = slot.own.length;
-  entry.pd = slot.own.pd;
+  entry.access = own.access;
+  entry.address = own.address;
+  entry.length = own.length;
+  entry.pd = own.pd;
   entry.object = slot.object;
   entry.object_offset = slot.object_offset;
   entry.object_generation = slot.object_generation;
-  entry.key.store(slot.own.key, std::memory_order_release);
+  entry.key.store(own.key, std::memory_order_release);
 }
 
 namespace {
@@ -92,8 +93,8 @@ ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, i
   RegionSlots::Slot& slot = c.regions.slots[index];
   slot.generation = (slot.generation + 1) & kGenerationMask;
   const std::uint32_t key = region_key(index, slot.generation);
-  slot.own = {key, static_cast<std::uint32_t>(access), reinterpret_cast<std::uint64_t>(address),
-              length, pd.id};
+  c.regions.own[index] = {key, static_cast<std::uint32_t>(access),
+                          reinterpret_cast<std::uint64_t>(address), length, pd.id};
   slot.object = kNoObject;
   if (auto shared = base::find_shared_memory(address, length)) {
     slot.object = acquire_object(c, *shared);
@@ -172,7 +173,7 @@ int dereg_mr(ibv_mr* base) noexcept {
   RegionSlots::Slot& slot = c.regions.slots[mr->index];
   if (slot.windows != 0) return EBUSY;
   if (!mr->dead) {
-    slot.own.key = 0;
+    c.regions.own[mr->index].key = 0;
     c.segment->regions[mr->index].key.store(0, std::memory_order_release);
     ++c.region_epoch;
     if (!fence_peers(c)) return EBUSY;

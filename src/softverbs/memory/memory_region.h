@@ -24,13 +24,12 @@ void publish_region(Context& c, std::uint32_t index) noexcept;
 /// window_scope of its queue pair) with the rights asked; null if not. Hot.
 inline const OwnRegion* find_allowing(const Context& c, std::uint64_t pd, const ibv_sge& sge,
                                       std::uint32_t access) noexcept {
-  const OwnRegion* const region = c.regions.find(sge.lkey);
-  const bool allows = region != nullptr && region->key == sge.lkey && sge.lkey != 0 &&
-                      region->pd == pd && sge.addr >= region->address &&
-                      sge.length <= region->length &&
-                      sge.addr - region->address <= region->length - sge.length &&
-                      (region->access & access) == access;
-  return allows ? region : nullptr;
+  const OwnRegion& region = c.regions.own[region_index(sge.lkey)];
+  const bool allows = region.key == sge.lkey && sge.lkey != 0 && region.pd == pd &&
+                      sge.addr >= region.address && sge.length <= region.length &&
+                      sge.addr - region.address <= region.length - sge.length &&
+                      (region.access & access) == access;
+  return allows ? &region : nullptr;
 }
 inline bool local_allows(const Context& c, std::uint64_t pd, const ibv_sge& sge,
                          std::uint32_t access) noexcept {

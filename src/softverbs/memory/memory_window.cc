@@ -51,7 +51,7 @@ ibv_mw* make_window(Context& c, Pd& pd) {
 /// Invalidates the window's key and records the peer's access. A peer marks itself busy and issues
 /// a barrier before it reads the key, so no barrier in the peer's thread is needed.
 void invalidate_key(Context& c, Mw& mw) noexcept {
-  c.regions.slots[mw.index].own.key = 0;
+  c.regions.own[mw.index].key = 0;
   c.segment->regions[mw.index].key.exchange(0, std::memory_order_seq_cst);
   mw.busy = current_access(c, *mw.qp->peer);
   mw.invalidated = true;
@@ -92,14 +92,15 @@ bool bind(Context& c, Qp& qp, const SendWr& wr) noexcept {
   Mw* mw = window_at(c, wr.rkey);
   if (mw == nullptr || !same_window(mw->key, wr.rkey) || mw->pd != qp.pd || mw->qp != nullptr)
     return false;
-  const OwnRegion* const found = c.regions.find(wr.first.lkey);
-  if (found == nullptr || !bindable(*found, qp, wr)) return false;
   const std::uint32_t region_at = region_index(wr.first.lkey);
+  const OwnRegion& own = c.regions.own[region_at];
+  if (!bindable(own, qp, wr)) return false;
   const RegionSlots::Slot& region = c.regions.slots[region_at];
   RegionSlots::Slot& slot = c.regions.slots[mw->index];
-  slot.own = {wr.rkey, wr.imm, wr.remote_address, wr.bind_length, window_scope(qp.qp_num)};
+  c.regions.own[mw->index] = {wr.rkey, wr.imm, wr.remote_address, wr.bind_length,
+                              window_scope(qp.qp_num)};
   slot.object = region.object;
-  slot.object_offset = region.object_offset + (wr.remote_address - region.own.address);
+  slot.object_offset = region.object_offset + (wr.remote_address - own.address);
   slot.object_generation = region.object_generation;
   publish_region(c, mw->index);
   mw->key = wr.rkey;
@@ -187,7 +188,7 @@ bool invalidate_for_peer(Qp& qp, std::uint32_t key) noexcept {
   Mw* mw = find_owned_window(c, qp, key);
   if (mw == nullptr) return false;
   if (mw->qp == nullptr) return true;
-  c.regions.slots[mw->index].own.key = 0;
+  c.regions.own[mw->index].key = 0;
   c.segment->regions[mw->index].key.store(0, std::memory_order_release);
   unbind(c, *mw);
   return true;
