@@ -40,6 +40,7 @@ std::uint32_t occupy_slot(Rpc& r, ClientSession& c, std::uint32_t i) noexcept {
   k.method = w.method;
   k.size = static_cast<std::uint16_t>(w.size);
   k.id = w.id;
+  k.deadline = w.deadline;
   k.done = w.done;
   k.payload = w.payload;
   erase_from_backlog(r, c, i);
