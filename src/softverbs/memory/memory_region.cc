@@ -32,6 +32,14 @@ void release_slot(RegionSlots& regions, std::uint32_t index) noexcept {
   ++regions.free;
 }
 
+bool allows_and_remember(const Context& c, const Pd& pd, KnownRegion& known, const ibv_sge& sge,
+                         std::uint32_t access) noexcept {
+  const OwnRegion* const region = find_allowing(c, pd.id, sge, access);
+  if (region == nullptr) return false;
+  known = {sge.lkey, c.region_epoch, region->address, region->length};
+  return true;
+}
+
 void publish_region(Context& c, std::uint32_t index) noexcept {
   const RegionSlots::Slot& slot = c.regions.slots[index];
   const OwnRegion& own = c.regions.own[index];

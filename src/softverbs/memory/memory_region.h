@@ -42,15 +42,15 @@ inline bool lies_in(const KnownRegion& known, const ibv_sge& sge) noexcept {
          sge.addr - known.begin <= known.size - sge.length;
 }
 
+/// local_allows(), remembering the registration.
+[[gnu::noinline]] bool allows_and_remember(const Context& c, const Pd& pd, KnownRegion& known,
+                                           const ibv_sge& sge, std::uint32_t access) noexcept;
 /// local_allows() for one element, remembering the registration. Hot.
 inline bool allows_again(const Context& c, const Pd& pd, KnownRegion& known, const ibv_sge& sge,
                          std::uint32_t access) noexcept {
   if (known.epoch == c.region_epoch && lies_in(known, sge)) [[likely]]
     return true;
-  const OwnRegion* const region = find_allowing(c, pd.id, sge, access);
-  if (region == nullptr) return false;
-  known = {sge.lkey, c.region_epoch, region->address, region->length};
-  return true;
+  return allows_and_remember(c, pd, known, sge, access);
 }
 
 /// Whether every element of a work request may be read (or written) by the device.
