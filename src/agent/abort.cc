@@ -16,8 +16,8 @@ void drop_callbacks(RawQueue& queue) noexcept {
   queue.callbacks_due = 0;
 }
 
-template <typename T>
-void drop_callbacks(base::IndexPool<T>& records) noexcept {
+template <typename T, base::Reuse reuse>
+void drop_callbacks(base::IndexPool<T, reuse>& records) noexcept {
   for (std::uint32_t i = 0; i < records.capacity(); ++i) records.at(i).done = nullptr;
 }
 

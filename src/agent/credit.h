@@ -36,6 +36,10 @@ bool read_credit_cell(EngineContext& ctx, Agent& a) noexcept;
 [[nodiscard]] inline std::uint32_t peer_credits(const Agent& a) noexcept {
   return a.credit.granted - a.credit.returned - a.credit.received;
 }
+/// Of those, what the peer knows of. Below 0: it has used some that it was not told of.
+[[nodiscard]] inline std::int32_t advertised_credits(const Agent& a) noexcept {
+  return static_cast<std::int32_t>(a.credit.advertised - a.credit.returned - a.credit.received);
+}
 /// The receives reserved for all peers whose receives are in the agent's kind of queue.
 inline std::uint32_t& reserved_total(EngineContext& ctx, const Agent& a) noexcept {
   return a.own_queue != kNone ? ctx.own_queues->reserved_receives : ctx.reserved_receives;

@@ -3,6 +3,7 @@
 // later than the owner's.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -98,21 +99,24 @@ struct LeaseTable {
 struct LeasePool {
   /// May throw std::bad_alloc.
   explicit LeasePool(std::uint32_t limit) : granted(limit), held(limit) {}
-  base::IndexPool<LeaseGranted> granted;
-  base::IndexPool<LeaseHeld> held;
+  base::IndexPool<LeaseGranted, base::Reuse::oldest> granted;
+  base::IndexPool<LeaseHeld, base::Reuse::oldest> held;
   /// Leases that a control step has to zero, open or close.
   base::IntrusiveQueue<&LeaseGranted::next_work> work_queue;
 };
 
-/// The name of a record's present use, in the protocol and in handles; never 0.
-template <typename T>
-std::uint32_t name_of(const base::IndexPool<T>& pool, std::uint32_t index) noexcept {
-  return (index + 1) | pool.generation(index) << 16;
+/// The name of a record's present use, in the protocol and in handles; never 0. The index takes no
+/// more bits than the pool needs and records are used in turn, so a name comes again after some
+/// 2^32 leases.
+template <typename T, base::Reuse reuse>
+std::uint32_t name_of(const base::IndexPool<T, reuse>& pool, std::uint32_t index) noexcept {
+  return (index + 1) | pool.generation(index) << std::bit_width(pool.capacity());
 }
 /// The record of a name; null if that use of the record has ended. Accepts any number.
-template <typename T>
-T* find_named(base::IndexPool<T>& pool, std::uint32_t name) noexcept {
-  const std::uint32_t index = (name & 0xffff) - 1;
+template <typename T, base::Reuse reuse>
+T* find_named(base::IndexPool<T, reuse>& pool, std::uint32_t name) noexcept {
+  const std::uint32_t mask = (1u << std::bit_width(pool.capacity())) - 1;
+  const std::uint32_t index = (name & mask) - 1;
   return pool.in_use(index) && name_of(pool, index) == name ? &pool.at(index) : nullptr;
 }
 

@@ -93,8 +93,9 @@ bool on_message_received(EngineContext& ctx, Agent& a, Block* block, const ibv_w
       on_control_message(ctx, a, block, header, wc);
     } else if (header.kind == wire::MessageKind::goodbye) {
       on_goodbye_message(ctx, a);
-    } else if (header.length >= peer_credits(a)) {
-      malformed(ctx, a, wc.byte_len);  // the return takes a credit itself
+    } else if (static_cast<std::int64_t>(header.length) >= advertised_credits(a)) {
+      // The return takes a credit itself, and what was not advertised nobody can return.
+      malformed(ctx, a, wc.byte_len);
     } else {
       on_credit_return(ctx, a, header.length);
     }

@@ -11,12 +11,16 @@
 
 namespace spinwire::base {
 
+/// Which free slot is used next: the one released last, whose memory is in the cache, or the one
+/// that has been free longest, so that an index comes again as late as possible.
+enum class Reuse : std::uint8_t { newest, oldest };
+
 /// `capacity` objects of type T, made at construction and never again; acquire and release only
-/// hand them out, most recently released first, so resetting an object is its user's business.
+/// hand them out, so resetting an object is its user's business.
 /// Each slot has a generation, never 0, that changes at release: (index, generation) names one use
 /// of a slot and cannot be mistaken for a later one until 2^32 - 1 releases of it. One thread. All
 /// calls but the constructor are hot: O(1), no allocation.
-template <typename T>
+template <typename T, Reuse reuse = Reuse::newest>
 class IndexPool {
  public:
   /// What acquire() answers when every slot is in use.
@@ -27,7 +31,8 @@ class IndexPool {
       : objects_(capacity),
         slots_(std::make_unique<Slot[]>(capacity)),
         capacity_(capacity),
-        free_(capacity == 0 ? kEnd : 0) {
+        free_(capacity == 0 ? kEnd : 0),
+        last_free_(capacity == 0 ? kEnd : capacity - 1) {
     SPINWIRE_CHECK(capacity < kEnd, "the last indices have other meanings");
     for (std::uint32_t i = 0; i < capacity; ++i) {
       slots_[i].next_free = i + 1 == capacity ? kEnd : i + 1;
@@ -53,8 +58,14 @@ class IndexPool {
                    "a slot is released once per use");
     Slot& slot = slots_[index];
     if (++slot.generation == 0) slot.generation = 1;
-    slot.next_free = free_;
-    free_ = index;
+    if constexpr (reuse == Reuse::newest) {
+      slot.next_free = free_;
+      free_ = index;
+    } else {
+      slot.next_free = kEnd;
+      (free_ == kEnd ? free_ : slots_[last_free_].next_free) = index;
+      last_free_ = index;
+    }
     --size_;
   }
 
@@ -107,6 +118,7 @@ class IndexPool {
   std::uint32_t capacity_ = 0;
   std::uint32_t size_ = 0;
   std::uint32_t free_ = kEnd;
+  std::uint32_t last_free_ = kEnd;  ///< used by Reuse::oldest
 };
 
 }  // namespace spinwire::base

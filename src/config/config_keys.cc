@@ -158,9 +158,9 @@ constexpr std::array kKeys{
     SPINWIRE_NUMBER(connections, Connections, close_timeout, duration, kMillisecond, kHour, "",
                     "a closing connection waits this long for its completions"),
     SPINWIRE_NUMBER(connections, Connections, keepalive_interval, duration, kMillisecond, kHour, "",
-                    "the engine probes a peer that is silent for this long"),
+                    "each end shows the other that it polls, this often at least"),
     SPINWIRE_NUMBER(connections, Connections, peer_timeout, duration, kMillisecond, kHour, "",
-                    "a peer that does not answer for this long is lost"),
+                    "a peer whose process is not heard for this long is lost"),
     SPINWIRE_NUMBER(connections, Connections, credit_idle_timeout, duration, kMillisecond, kHour, "",
                     "credit unused for this long returns to the engine"),
 

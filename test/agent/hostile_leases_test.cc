@@ -16,8 +16,9 @@ using spinwire::ReturnedBy;
 using wire::LeaseAction;
 using wire::LeaseVerdict;
 
-/// The first record that there ever is, by either end's name.
-constexpr std::uint32_t kFirst = 65537;
+/// The first record that there ever is, by either end's name: see agent::name_of(), and
+/// hostile_config() for the number of records.
+constexpr std::uint32_t kFirst = 1 | 1u << std::bit_width(64u);
 
 /// The peer as a holder and an owner: it says one thing after the other, as it has credit.
 struct Talk : Attacked {

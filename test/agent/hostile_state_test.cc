@@ -119,6 +119,24 @@ TEST_F(HostilePeer, NonsenseInTheCreditCellIsFoundWhenCreditIsLookedFor) {
   t.finish();
 }
 
+TEST_F(HostilePeer, CreditThatItWasNotToldOfCannotBeReturned) {
+  Attacked t;
+  t.begin();
+  ASSERT_TRUE(t.peer.send(header(1, wire::message_flag::kWantCredit, 4, 4)));
+  ASSERT_TRUE(t.until([&] { return t.peer.granted() > t.peer.engine().credits; }));
+  t.settle();
+  const std::uint32_t told = t.peer.granted();
+  ASSERT_GT(told, 3u);
+  // The engine grants a receive anew for this one, and does not advertise it.
+  ASSERT_TRUE(t.peer.send(header(1, 0, 4, 4)));
+  ASSERT_TRUE(t.until([&] { return t.delivered == 2; }));
+  ASSERT_EQ(t.peer.granted(), told);
+  const auto kind = static_cast<std::uint8_t>(wire::MessageKind::credit_return);
+  ASSERT_TRUE(t.peer.send(header(kind, 0, told - 2, 0)));
+  t.expect_refused("");
+  t.finish();
+}
+
 TEST_F(HostilePeer, AWordWithoutTheTokenIsNotThePeers) {
   // Another peer of the engine has found the cell's key.
   Attacked t;
