@@ -11,6 +11,7 @@
 #include "base/units.h"
 #include "engine/devices.h"
 #include "engine/engine_core.h"
+#include "rpc/client_session.h"
 
 namespace spinwire {
 

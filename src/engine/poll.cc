@@ -1,6 +1,7 @@
 // The whole hot path of a poll.
 #include "engine/engine_core.h"
 #include "rpc/transport/connection_transport.h"
+#include "rpc/transport/datagram_receive.h"
 
 namespace spinwire::detail {
 

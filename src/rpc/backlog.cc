@@ -1,8 +1,11 @@
 // Calls that wait for their session's window, or for receives and send entries of the engine.
+#include "rpc/backlog.h"
+
 #include <new>
 #include <type_traits>
 
 #include "rpc/client_call.h"
+#include "rpc/client_session.h"
 
 namespace spinwire::rpc {
 namespace {

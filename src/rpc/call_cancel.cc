@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "rpc/backlog.h"
+#include "rpc/client_session.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {

@@ -5,6 +5,8 @@
 #include <bit>
 
 #include "base/internals.h"
+#include "rpc/client_session.h"
+#include "rpc/retransmission.h"
 #include "rpc/rpc.h"
 #include "rpc/slots.h"
 #include "rpc/transport/connection_transport.h"

@@ -2,7 +2,10 @@
 #pragma once
 
 #include "base/internals.h"
+#include "rpc/backlog.h"
 #include "rpc/client_call.h"
+#include "rpc/client_session.h"
+#include "rpc/congestion.h"
 #include "rpc/retransmission_timeout.h"
 
 namespace spinwire::rpc {

@@ -1,4 +1,6 @@
 // A client's session: made, ready, closed or failed, and its timer.
+#include "rpc/client_session.h"
+
 #include <algorithm>
 #include <bit>
 #include <new>
@@ -7,8 +9,11 @@
 
 #include "base/error.h"
 #include "base/internals.h"
+#include "rpc/backlog.h"
 #include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
+#include "rpc/retransmission.h"
+#include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {

@@ -8,8 +8,11 @@
 // by more than a round trip, and each reply grows cwnd by half. A call that exceeds the RTO counts
 // as lost unless the reply says that the server had it (on_retransmitted_reply()). Nothing here
 // runs while round trips are short and the window is whole.
+#include "rpc/congestion.h"
+
 #include <algorithm>
 
+#include "rpc/client_session.h"
 #include "rpc/rpc.h"
 
 namespace spinwire::rpc {

@@ -1,5 +1,7 @@
 // Receives reserved for replies and requests, so that none of them finds the receive queue empty,
 // and the receives posted for them.
+#include "rpc/receive_reservation.h"
+
 #include <algorithm>
 
 #include "rpc/client_call.h"

@@ -1,7 +1,10 @@
 // Memory of a slot that a handler writes its reply into: reserve_reply() and commit_reply().
+#include "rpc/reply_buffer.h"
+
 #include <new>
 
 #include "rpc/rpc.h"
+#include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {

@@ -1,8 +1,12 @@
 // Calls without a reply: they are sent again after the RTO, and end when their deadline has passed.
+#include "rpc/retransmission.h"
+
 #include <algorithm>
 
+#include "rpc/backlog.h"
 #include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
+#include "rpc/client_session.h"
 
 namespace spinwire::rpc {
 

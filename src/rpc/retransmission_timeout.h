@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "rpc/congestion.h"
 #include "rpc/rpc.h"
 
 namespace spinwire::rpc {

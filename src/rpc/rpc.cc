@@ -5,8 +5,13 @@
 
 #include "base/error.h"
 #include "config/queue_sizing.h"
+#include "rpc/backlog.h"
 #include "rpc/call_cancel.h"
 #include "rpc/client_call.h"
+#include "rpc/client_session.h"
+#include "rpc/retransmission.h"
+#include "rpc/server_session.h"
+#include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {

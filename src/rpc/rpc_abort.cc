@@ -1,4 +1,5 @@
 // Aborts all sessions without running a callback, as if the process had died. Cold.
+#include "rpc/backlog.h"
 #include "rpc/rpc.h"
 #include "rpc/transport/connection_call.h"
 

@@ -5,6 +5,8 @@
 #include <string>
 
 #include "base/error.h"
+#include "rpc/backlog.h"
+#include "rpc/receive_reservation.h"
 #include "rpc/rpc.h"
 #include "rpc/transport/connection_call.h"
 

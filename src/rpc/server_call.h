@@ -7,6 +7,8 @@
 #include "base/internals.h"
 #include "rpc/at_most_once.h"
 #include "rpc/client_call.h"
+#include "rpc/receive_reservation.h"
+#include "rpc/server_session.h"
 
 namespace spinwire::rpc {
 

@@ -1,10 +1,14 @@
 // A server's session: accepted, released, and the client's pings and closes. A reply is kept until
 // the slot's next request, or until the idle client's ping says that it has arrived.
+#include "rpc/server_session.h"
+
 #include <algorithm>
 #include <new>
 #include <string_view>
 
 #include "rpc/at_most_once.h"
+#include "rpc/receive_reservation.h"
+#include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {

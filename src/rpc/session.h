@@ -71,6 +71,17 @@ inline constexpr std::uint16_t kServerTimeMax = UINT16_MAX - 1;
 /// In a reply that is sent again.
 inline constexpr std::uint16_t kServerTimeUnknown = UINT16_MAX;
 
+/// A call as the application makes it. Passed by value, so that it stays in registers on the hot
+/// path.
+struct CallRequest {
+  Method method;
+  const std::byte* data;
+  std::size_t size;
+  Block* block;            ///< null: to be copied
+  std::uint64_t now;       ///< tick
+  std::uint64_t deadline;  ///< tick
+};
+
 /// A call that waits for its session's window or for room in the engine.
 struct BackloggedCall {
   Method method = 0;

@@ -7,7 +7,10 @@
 #include "agent/agent.h"
 #include "base/error.h"
 #include "config/connection_settings.h"
+#include "rpc/client_session.h"
 #include "rpc/rpc.h"
+#include "rpc/server_session.h"
+#include "rpc/session_liveness.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {

@@ -1,8 +1,13 @@
 // How a dead peer is noticed: silence of a client or of a server, and what follows from it.
+#include "rpc/session_liveness.h"
+
 #include <algorithm>
 #include <new>
 
 #include "rpc/client_call.h"
+#include "rpc/client_session.h"
+#include "rpc/receive_reservation.h"
+#include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {

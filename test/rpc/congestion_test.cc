@@ -5,6 +5,7 @@
 #include "base/internals.h"
 #include "base/random.h"
 #include "rpc/bare.h"
+#include "rpc/client_session.h"
 
 namespace rpc_congestion_test {
 namespace {

@@ -4,6 +4,7 @@
 
 #include "base/internals.h"
 #include "rpc/direct.h"
+#include "rpc/server_session.h"
 
 namespace rpc_direct_hostile_test {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "base/internals.h"
 #include "engine/run_again.h"
+#include "rpc/server_session.h"
 
 namespace rpc_direct_test {
 namespace {

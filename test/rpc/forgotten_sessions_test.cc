@@ -2,6 +2,9 @@
 // hear so, long before they have waited for connections.peer_timeout.
 #include "base/internals.h"
 #include "rpc/bare.h"
+#include "rpc/client_session.h"
+#include "rpc/server_session.h"
+#include "rpc/session_liveness.h"
 
 namespace rpc_forgotten_test {
 namespace {

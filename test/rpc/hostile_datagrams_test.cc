@@ -1,6 +1,8 @@
 // Datagrams that nobody should have sent: dropped and counted, and no session is the worse for it.
 #include "base/internals.h"
 #include "rpc/bare.h"
+#include "rpc/client_session.h"
+#include "rpc/server_session.h"
 
 namespace rpc_hostile_test {
 namespace {

@@ -2,6 +2,8 @@
 #include "base/internals.h"
 #include "rpc/bare.h"
 #include "rpc/client_call.h"
+#include "rpc/client_session.h"
+#include "rpc/server_session.h"
 
 namespace rpc_idle_test {
 namespace {

@@ -5,7 +5,9 @@
 #include "agent/raw_peer.h"
 #include "base/internals.h"
 #include "rpc/bare.h"
+#include "rpc/client_session.h"
 #include "rpc/long_calls.h"
+#include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace rpc_bulk_hostile_test {

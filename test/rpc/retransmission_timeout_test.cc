@@ -3,6 +3,7 @@
 #include "base/internals.h"
 #include "rpc/bare.h"
 #include "rpc/client_call.h"
+#include "rpc/client_session.h"
 
 namespace rpc_retransmission_timeout_test {
 namespace {

@@ -4,7 +4,9 @@
 #include "base/internals.h"
 #include "engine/run_again.h"
 #include "rpc/bare.h"
+#include "rpc/client_session.h"
 #include "rpc/long_calls.h"
+#include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
 #include "verbs/providers.h"
 

@@ -3,6 +3,8 @@
 #include "control/exchange.h"
 #include "control/socket.h"
 #include "rpc/bare.h"
+#include "rpc/client_session.h"
+#include "rpc/server_session.h"
 
 namespace rpc_opening_test {
 namespace {

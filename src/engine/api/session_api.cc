@@ -5,7 +5,10 @@
 #include "base/internals.h"
 #include "engine/api/operate.h"
 #include "engine/engine_core.h"
+#include "rpc/backlog.h"
 #include "rpc/call_cancel.h"
+#include "rpc/client_session.h"
+#include "rpc/reply_buffer.h"
 #include "rpc/server_call.h"
 #include "rpc/transport/connection_transport.h"
 

@@ -8,6 +8,8 @@
 #include "agent/lease_table.h"
 #include "agent/submit.h"
 #include "base/internals.h"
+#include "rpc/backlog.h"
+#include "rpc/client_session.h"
 
 namespace spinwire::rpc {
 

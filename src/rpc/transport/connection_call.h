@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <utility>
 
+#include "rpc/backlog.h"
 #include "rpc/client_call.h"
+#include "rpc/client_session.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {

@@ -4,6 +4,8 @@
 #include <new>
 
 #include "base/internals.h"
+#include "rpc/backlog.h"
+#include "rpc/client_session.h"
 #include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {

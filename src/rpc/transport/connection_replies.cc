@@ -5,6 +5,8 @@
 
 #include "base/error.h"
 #include "base/internals.h"
+#include "rpc/backlog.h"
+#include "rpc/client_session.h"
 #include "rpc/transport/connection_call.h"
 
 namespace spinwire::rpc {

@@ -5,6 +5,8 @@
 
 #include "agent/submit.h"
 #include "base/internals.h"
+#include "rpc/reply_buffer.h"
+#include "rpc/server_session.h"
 #include "rpc/transport/connection_transport.h"
 
 namespace spinwire::rpc {

@@ -13,6 +13,8 @@
 #include <string_view>
 
 #include "agent/agent.h"
+#include "rpc/client_session.h"
+#include "rpc/reply_buffer.h"
 #include "rpc/rpc.h"
 #include "wire/rpc_connection.h"
 

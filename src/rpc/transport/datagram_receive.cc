@@ -1,6 +1,11 @@
 // Datagrams arrive: each is checked, then given to its session or dropped and counted. Hot.
+#include "rpc/transport/datagram_receive.h"
+
 #include "rpc/client_reply.h"
+#include "rpc/client_session.h"
 #include "rpc/server_call.h"
+#include "rpc/server_session.h"
+#include "rpc/session_liveness.h"
 
 namespace spinwire::rpc {
 namespace {
