@@ -28,7 +28,7 @@ struct Endpoint {
   std::uint64_t incarnation = 0;  ///< random, one per engine's life; not 0
   std::uint64_t control_address = 0;  ///< cell to which the other end writes credit; 8-aligned
   std::uint32_t control_rkey = 0;     ///< its key; not 0
-  std::uint32_t control_token = 0;    ///< random; whoever writes the cell has to show it; not 0
+  std::uint32_t control_token = 0;    ///< random; part of each word written there; not 0
   std::uint32_t peer_timeout_ms = 0;  ///< longest silence that this end accepts; 1 … 3600000
   std::uint8_t max_rd_atomic = 0;     ///< READs and atomics accepted at once
   /// The end of a raw connection: only address, queue pair, PSN, MTU and max_rd_atomic are used.
