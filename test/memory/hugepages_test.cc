@@ -21,6 +21,7 @@
 #include "base/memlock.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
+#include "memory/hugepage_setting.h"
 #include "memory/poison.h"
 #include "spinwire/log.h"
 
@@ -39,37 +40,11 @@ using spinwire::memory::map_pages;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kGiB = std::size_t{1} << 30;
-constexpr const char* kNrHugepages = "/proc/sys/vm/nr_hugepages";
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-bool write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  file.flush();
-  return file.good();
-}
-
-/// Changes a setting of the system while it lives.
-class Setting {
- public:
-  Setting(std::string path, const std::string& before, const std::string& value)
-      : path_(std::move(path)), before_(before), changed_(write_text(path_, value)) {}
-  Setting(const Setting&) = delete;
-  Setting& operator=(const Setting&) = delete;
-  ~Setting() {
-    if (changed_) write_text(path_, before_);
-  }
-  explicit operator bool() const { return changed_; }
-
- private:
-  std::string path_;
-  std::string before_;
-  bool changed_;
-};
+using hugepage_setting::kNrHugepages;
+using hugepage_setting::Lock;
+using hugepage_setting::read_text;
+using hugepage_setting::Setting;
 
 /// Collects the warnings given while it lives.
 class Warnings {
@@ -168,6 +143,7 @@ std::string without_privilege(rlim_t bytes, const std::function<std::string()>& 
 }
 
 TEST(HugepagesTest, ListsTheSizesThatTheSystemHas) {
+  const Lock lock;
   const std::string folder = "/sys/kernel/mm/hugepages";
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << "this kernel offers no hugepages";
   const auto sizes = spinwire::memory::hugepage_sizes();
@@ -277,6 +253,7 @@ TEST(HugepagesTest, NothingIsAnErrorAndNoFallback) {
 }
 
 TEST(HugepagesTest, PreferFallsBackWithOneWarningThatNamesTheCommand) {
+  const Lock lock;
   const std::size_t bytes = more_than_there_is();
   if (bytes == 0) GTEST_SKIP() << "so many hugepages are free that running out takes too much";
   // Asked before anybody listens: the warning must wait for somebody who hears it.
@@ -295,6 +272,7 @@ TEST(HugepagesTest, PreferFallsBackWithOneWarningThatNamesTheCommand) {
 }
 
 TEST(HugepagesTest, RequireIsAnErrorWhoseCommandHelps) {
+  const Lock lock;
   const std::size_t bytes = more_than_there_is();
   if (bytes == 0) GTEST_SKIP() << "so many hugepages are free that running out takes too much";
   Warnings warnings;
@@ -318,6 +296,7 @@ TEST(HugepagesTest, RequireIsAnErrorWhoseCommandHelps) {
 }
 
 TEST(HugepagesTest, ReservedHugepagesAreUsedAndGivenBack) {
+  const Lock lock;
   const auto before = spinwire::memory::hugepage_sizes();
   const HugepageSize* standard = default_size(before);
   if (standard == nullptr || standard->bytes > 32 * kMiB) {
@@ -356,6 +335,7 @@ TEST(HugepagesTest, ReservedHugepagesAreUsedAndGivenBack) {
 }
 
 TEST(HugepagesTest, FallbackAsksTheKernelToMergePages) {
+  const Lock lock;
   const std::string path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
   const std::size_t bytes = more_than_there_is();
   if (bytes == 0) GTEST_SKIP() << "so many hugepages are free that running out takes too much";

@@ -106,6 +106,7 @@ TEST(RpcReservedReceives, SessionsThatWaitForReceivesHaveTheirTurns) {
 TEST(RpcReservedReceives, NoMoreCallsAreUnderWayThanThereAreReceivesFor) {
   Config few = over(RpcTransport::datagram);
   few.rpc.receive_depth = 64;
+  few.rpc.call_timeout *= slowness();  // the audits below take time
   Node client(few), server(over(RpcTransport::datagram));
   server.listen();
   std::vector<PendingCall> later;

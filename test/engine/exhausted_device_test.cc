@@ -1,0 +1,254 @@
+// A device that has no more of an object, and a process that may not lock more memory: the call
+// that needs it fails and says so, and nothing else does.
+#include <gtest/gtest.h>
+#include <infiniband/verbs.h>
+#include <linux/capability.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+#include <array>
+#include <cerrno>
+#include <memory>
+#include <string>
+
+#include "engine/engine_core.h"
+#include "engine/harness.h"
+#include "engine/own_domain_config.h"
+#include "verbs/providers.h"
+
+namespace exhausted_device_test {
+namespace {
+
+using namespace engine_test;  // names of a test namespace of its own
+using spinwire::detail::EngineCore;
+using spinwire::verbs::Provider;
+using spinwire::verbs::softverbs_provider;
+
+enum Kind : std::size_t { domains, regions, windows, queues, shared_queues, pairs, kKinds };
+
+/// The embedded device with as many objects of each kind as a test leaves to it.
+struct Scarce {
+  static constexpr std::uint32_t kPlenty = 1u << 30;
+  static inline std::array<std::uint32_t, kKinds> left, live;
+
+  template <Kind kind, auto member>
+  struct Make;
+  template <Kind kind, typename Object, typename... Arguments,
+            Object* (*Provider::*member)(Arguments...)>
+  struct Make<kind, member> {
+    static Object* call(Arguments... arguments) {
+      if (left[kind] == 0) {
+        errno = ENOMEM;
+        return nullptr;
+      }
+      Object* made = (softverbs_provider().*member)(arguments...);
+      left[kind] -= made != nullptr ? 1 : 0;
+      live[kind] += made != nullptr ? 1 : 0;
+      return made;
+    }
+  };
+  template <Kind kind, auto member>
+  struct End;
+  template <Kind kind, typename Object, int (*Provider::*member)(Object*)>
+  struct End<kind, member> {
+    static int call(Object* object) {
+      const int error = (softverbs_provider().*member)(object);
+      left[kind] += error == 0 ? 1 : 0;
+      live[kind] -= error == 0 ? 1 : 0;
+      return error;
+    }
+  };
+
+  Scarce() : provider(softverbs_provider()) {
+    left.fill(kPlenty);
+    live.fill(0);
+    provider.alloc_pd = Make<domains, &Provider::alloc_pd>::call;
+    provider.dealloc_pd = End<domains, &Provider::dealloc_pd>::call;
+    provider.reg_mr = Make<regions, &Provider::reg_mr>::call;
+    provider.dereg_mr = End<regions, &Provider::dereg_mr>::call;
+    provider.alloc_mw = Make<windows, &Provider::alloc_mw>::call;
+    provider.dealloc_mw = End<windows, &Provider::dealloc_mw>::call;
+    provider.create_cq = Make<queues, &Provider::create_cq>::call;
+    provider.destroy_cq = End<queues, &Provider::destroy_cq>::call;
+    provider.create_srq = Make<shared_queues, &Provider::create_srq>::call;
+    provider.destroy_srq = End<shared_queues, &Provider::destroy_srq>::call;
+    provider.create_qp = Make<pairs, &Provider::create_qp>::call;
+    provider.destroy_qp = End<pairs, &Provider::destroy_qp>::call;
+  }
+  spinwire::Result<void> open() {
+    Config config = small_config();
+    config.memory.windows = 4;
+    config.memory.rendezvous_bytes = 4u << 20;
+    config.connections.max_message_bytes = 100'000;
+    engine = std::make_unique<EngineCore>(config, Clock::real(),
+                                          std::move(*spinwire::base::OwnerGuard::create()));
+    const Provider* const all[] = {&provider};
+    return engine->open({.providers = all});
+  }
+  template <typename Done>
+  bool until(Node& peer, Done&& done) {
+    return engine_test::until({&peer}, [&] {
+      (void)engine->poll();
+      return done();
+    });
+  }
+
+  Provider provider;
+  std::unique_ptr<EngineCore> engine;
+};
+
+class EngineExhaustedDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a provider of its own";
+  }
+};
+
+TEST_F(EngineExhaustedDevice, WhateverIsMissingAtOpenNothingIsLeftBehind) {
+  Scarce s;
+  std::uint32_t refused = 0;
+  ASSERT_TRUE(s.open());
+  const auto used = Scarce::live;
+  s.engine.reset();
+  EXPECT_EQ(Scarce::live, (std::array<std::uint32_t, kKinds>{}));
+  const std::size_t descriptors = open_descriptors();
+  for (std::size_t kind = 0; kind < kKinds; ++kind) {
+    for (std::uint32_t have = 0; have <= used[kind]; ++have) {
+      SCOPED_TRACE(testing::Message() << "kind " << kind << ", of which there are " << have);
+      Scarce::left.fill(Scarce::kPlenty);
+      Scarce::left[kind] = have;
+      const auto opened = s.open();
+      // What a device may lack, as windows, an engine does without.
+      if (!opened) {
+        ++refused;
+        EXPECT_TRUE(opened.error().status == Status::no_memory ||
+                    opened.error().status == Status::limit ||
+                    opened.error().status == Status::system)
+            << opened.error().message();
+        EXPECT_FALSE(opened.error().message().empty());
+      }
+      s.engine.reset();
+      EXPECT_EQ(Scarce::live, (std::array<std::uint32_t, kKinds>{}));
+      EXPECT_EQ(open_descriptors(), descriptors);
+    }
+  }
+  EXPECT_GE(refused, 5u);
+  Scarce::left.fill(Scarce::kPlenty);
+  EXPECT_TRUE(s.open());
+}
+
+TEST_F(EngineExhaustedDevice, AConnectWithoutAQueuePairFailsAlone) {
+  Scarce s;
+  ASSERT_TRUE(s.open());
+  Node peer;
+  peer.listen();
+  std::vector<Error> closed;
+  ConnectOptions options;
+  options.handlers.on_closed = [&](Connection, const Error& e) { closed.push_back(e); };
+  Connection first = s.engine->connect(peer.listener.address(), options).value();
+  ASSERT_TRUE(s.until(peer, [&] { return first.ready(); }));
+  const std::uint32_t live = Scarce::live[pairs];
+  Scarce::left[pairs] = 0;
+  for (std::size_t i = 1; i <= 3; ++i) {
+    const auto made = s.engine->connect(peer.listener.address(), options);
+    ASSERT_TRUE(made) << made.error().message();
+    ASSERT_TRUE(s.until(peer, [&] { return closed.size() == i; }));
+    EXPECT_EQ(closed.back().status, Status::no_memory) << closed.back().message();
+    EXPECT_NE(closed.back().message().find("ibv_create_qp"), std::string::npos)
+        << closed.back().message();
+    EXPECT_EQ(Scarce::live[pairs], live);
+  }
+  EXPECT_TRUE(first.ready());
+  Scarce::left[pairs] = 1;
+  Connection next = s.engine->connect(peer.listener.address(), options).value();
+  ASSERT_TRUE(s.until(peer, [&] { return next.ready(); }));
+}
+
+TEST_F(EngineExhaustedDevice, AnAcceptWithoutAQueuePairIsToldToTheClient) {
+  Scarce s;
+  ASSERT_TRUE(s.open());
+  const auto listener = s.engine->listen("127.0.0.1:0", {});
+  ASSERT_TRUE(listener) << listener.error().message();
+  Node client;
+  const Connection first = client.begin(listener->address());
+  ASSERT_TRUE(s.until(client, [&] { return first.ready(); }));
+  Scarce::left[pairs] = 0;
+  (void)client.begin(listener->address());
+  ASSERT_TRUE(s.until(client, [&] { return client.closed.size() == 1; }));
+  EXPECT_NE(client.closed[0].status, Status::ok) << client.closed[0].message();
+  EXPECT_NE(client.closed[0].status, Status::timed_out) << "it learns only by waiting";
+  EXPECT_TRUE(first.ready());
+  Scarce::left[pairs] = 1;
+  const Connection next = client.begin(listener->address());
+  ASSERT_TRUE(s.until(client, [&] { return next.ready(); }));
+}
+
+/// A field of /proc/self/status, in bytes.
+std::uint64_t status_bytes(const char* field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(field, 0) == 0) return std::stoull(line.substr(line.find(':') + 1)) << 10;
+  }
+  return 0;
+}
+
+/// From here on no more than this may be locked, not by root either.
+bool limit_locked_memory(std::uint64_t bytes) {
+  const rlimit limit{bytes, bytes};
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct data[2]{};
+  if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || syscall(SYS_capget, &header, data) != 0)
+    return false;
+  data[0].effective &= ~(1u << CAP_IPC_LOCK);
+  data[0].permitted &= ~(1u << CAP_IPC_LOCK);
+  return syscall(SYS_capset, &header, data) == 0;
+}
+
+TEST(EngineLockedMemory, AnEngineThatPinsTooMuchDoesNotOpen) {
+  if (on_softverbs()) GTEST_SKIP() << "the embedded device pins nothing";
+  Child child([](int, int out) {
+    if (!limit_locked_memory(1u << 20)) return 1;
+    const auto opened = Engine::open(small_config());
+    if (opened) return 2;
+    write_line(out, opened.error().status == Status::no_memory ? opened.error().message() : "?");
+    return 0;
+  });
+  const std::string line = child.line();
+  EXPECT_EQ(child.wait(), 0);
+  EXPECT_NE(line.find("1MiB soft"), std::string::npos) << line;
+  EXPECT_NE(line.find("ulimit -l"), std::string::npos) << line;
+}
+
+TEST(EngineLockedMemory, AConnectThatPinsTooMuchFailsAlone) {
+  if (on_softverbs()) GTEST_SKIP() << "the embedded device pins nothing";
+  Child child([](int, int out) {
+    Config config = own_domains::domain_config();
+    Pair p(config);
+    // Queue pairs and small registrations still fit, the pools a second time do not.
+    const std::uint64_t pinned = status_bytes("VmPin");
+    if (pinned < config.memory.send_bytes) return 3;
+    if (!limit_locked_memory(pinned + (4u << 20))) return 1;
+    ConnectOptions options;
+    options.handlers = p.client.handlers();
+    options.settings = own_domains::own();
+    if (!p.client.engine.connect(p.server.listener.address(), options)) return 4;
+    if (!p.until([&] { return p.client.closed.size() == 1; })) return 5;
+    write_line(out,
+               p.client.closed[0].status == Status::no_memory ? p.client.closed[0].message() : "?");
+    if (!p.ends.client.ready()) return 6;
+    const Buffer b = p.client.filled(100, 1);
+    if (p.ends.client.send(b) != Status::ok) return 7;
+    if (!p.until([&] { return p.server.messages == 1; })) return 8;
+    (void)connect(p.client, p.server);  // one that shares the engine's registration
+    p.client.closed.clear();
+    p.finish();
+    return 0;
+  });
+  const std::string line = child.line();
+  EXPECT_EQ(child.wait(), 0) << line;
+  EXPECT_NE(line.find("own_domain"), std::string::npos) << line;
+  EXPECT_NE(line.find("ulimit -l"), std::string::npos) << line;
+}
+
+}  // namespace
+}  // namespace exhausted_device_test
