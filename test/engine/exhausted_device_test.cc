@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/engine_core.h"
 #include "engine/harness.h"
@@ -138,11 +139,11 @@ TEST_F(EngineExhaustedDevice, WhateverIsMissingAtOpenNothingIsLeftBehind) {
 }
 
 TEST_F(EngineExhaustedDevice, AConnectWithoutAQueuePairFailsAlone) {
+  std::vector<Error> closed;  // outlives the engine, whose end closes what is left
   Scarce s;
   ASSERT_TRUE(s.open());
   Node peer;
   peer.listen();
-  std::vector<Error> closed;
   ConnectOptions options;
   options.handlers.on_closed = [&](Connection, const Error& e) { closed.push_back(e); };
   Connection first = s.engine->connect(peer.listener.address(), options).value();
