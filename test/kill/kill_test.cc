@@ -13,7 +13,6 @@
 #include "kill/resources.h"
 #include "kill/survivor.h"
 #include "kill/target.h"
-#include "memory/hugepage_setting.h"
 
 namespace kill_test {
 namespace {
@@ -207,28 +206,8 @@ Plan plan_of(std::uint32_t i, std::uint64_t seed) {
   return plan;
 }
 
-/// Reserves hugepages for a survivor and its victims, where root runs this and there are any.
-/// Others may take them first, so that it reserves twice as many.
-class SomeHugepages {
- public:
-  [[nodiscard]] bool there() const { return there_; }
-
- private:
-  static constexpr unsigned long kPages = 96;
-  hugepage_setting::Lock lock_;
-  std::string before_ = hugepage_setting::read_text(hugepage_setting::kNrHugepages);
-  unsigned long wanted_ = std::strtoul(before_.c_str(), nullptr, 10) + kPages;
-  hugepage_setting::Setting setting_{hugepage_setting::kNrHugepages, before_,
-                                     std::to_string(wanted_)};
-  bool there_ =
-      setting_ && std::strtoul(hugepage_setting::read_text(hugepage_setting::kNrHugepages).c_str(),
-                               nullptr, 10) >= wanted_;
-};
-
 /// Victims one after the other until each phase had its share of `kills`.
 void kill_one_by_one(std::uint32_t kills, std::uint32_t warm_up) {
-  const SomeHugepages hugepages;
-  if (!hugepages.there()) std::printf("no hugepages can be reserved here: none are counted\n");
   const std::uint64_t seed = number_from("SPINWIRE_TEST_SEED", 20240607);
   spinwire::Config config = settings();
   config.queues.receive_depth = 1024;
@@ -248,9 +227,6 @@ void kill_one_by_one(std::uint32_t kills, std::uint32_t warm_up) {
   run(warm_up, 1'000'000);
   ASSERT_EQ(survivor.faults(), "") << "seed " << seed;
   const Resources before = survivor.resources(nullptr);
-  if (hugepages.there()) {
-    EXPECT_GT(before.hugepages_used, 0) << "nothing to be given back";
-  }
   tally = Tally{};
   const std::uint64_t began = now_ns();
   const auto share = static_cast<std::uint32_t>((kills + kPhases - 1) / kPhases);

@@ -71,17 +71,15 @@ inline void count_mappings(Resources& r) {
   }
 }
 
-/// Those that this process has mapped, its own and its peers'.
 inline long hugepages_used() {
-  std::ifstream rollup("/proc/self/smaps_rollup");
-  long kib = 0;
-  for (std::string line; std::getline(rollup, line);) {
-    long more = 0;
-    if (std::sscanf(line.c_str(), "Shared_Hugetlb: %ld", &more) == 1 ||
-        std::sscanf(line.c_str(), "Private_Hugetlb: %ld", &more) == 1)
-      kib += more;
+  std::ifstream info("/proc/meminfo");
+  long total = 0;
+  long free = 0;
+  for (std::string line; std::getline(info, line);) {
+    (void)std::sscanf(line.c_str(), "HugePages_Total: %ld", &total);
+    (void)std::sscanf(line.c_str(), "HugePages_Free: %ld", &free);
   }
-  return kib / 2048;
+  return total - free;
 }
 
 inline Resources count_resources(const spinwire::Engine& engine) {
@@ -105,10 +103,12 @@ inline Resources count_resources(const spinwire::Engine& engine) {
   return r;
 }
 
-/// What a later count must have come back to. The heap may have grown by a few mappings.
+/// What a later count must have come back to. The heap may have grown by a few mappings, and
+/// other programs use hugepages, too.
 inline bool back_at(const Resources& before, Resources now) {
   constexpr long kHeap = 8;
   if (now.mappings <= before.mappings + kHeap) now.mappings = before.mappings;
+  if (now.hugepages_used <= before.hugepages_used) now.hugepages_used = before.hugepages_used;
   return now == before;
 }
 
