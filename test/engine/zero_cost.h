@@ -77,7 +77,8 @@ enum class Turns : std::uint8_t { polls, polls_and_control_steps };
 /// Polls both ends once on a device that does its work within the polls. Another device works while
 /// the processor does something else, and gets time to finish what a turn has given to it.
 inline void turn(Turns turns, spinwire::Engine& a, spinwire::Engine& b) {
-  for (int i = engine_test::on_softverbs() ? 1 : 50; i > 0; --i) {
+  static const int polls = engine_test::on_softverbs() ? 1 : 50;  // asking takes heap memory
+  for (int i = polls; i > 0; --i) {
     (void)(a.poll() + b.poll());
     if (turns == Turns::polls_and_control_steps) (void)(a.poll_control() + b.poll_control());
   }
