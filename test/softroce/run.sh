@@ -19,8 +19,6 @@ fi
 source test/softroce/checks.sh
 # shellcheck source=test/softroce/suites.sh
 source test/softroce/suites.sh
-# shellcheck source=test/softroce/engine_tests.sh
-source test/softroce/engine_tests.sh
 
 work=$(mktemp -d) || exit
 export TMPDIR=$work # where the tool has its folders: nothing may be left there
@@ -33,15 +31,11 @@ if ! timeout 900 "$vm" --prepare; then
   finish
 fi
 
-# Which tests run, that the others can rely on.
-run_tests 1 TheExceptionsFitTheTests
-
 # Booting leaves a processor idle now and then, so two at a time.
 chosen=()
-for name in "${engine_tests[@]}" "${tool_tests[@]}" "${suite_tests[@]}"; do
+for name in "${tool_tests[@]}" "${suite_tests[@]}"; do
   # shellcheck disable=SC2053  # a pattern
   [[ "$name" != ${FILTER:-*} ]] || chosen+=("$name")
 done
 run_tests 2 "${chosen[@]}"
-print_engine_table
 finish

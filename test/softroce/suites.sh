@@ -7,7 +7,7 @@ tool_tests=(
   TellsAPanicFromAFailure RunsForAnOrdinaryUser RefusesWhatMakesNoSense
 )
 suite_tests=(
-  IsTriedByTheSpecification RunsTheTools ExchangesOverALossyNetwork
+  IsTriedByTheSpecification RunsTheEnginesSuites RunsTheScenarios RunsTheTools ExchangesOverALossyNetwork
   CallsOverALossyNetwork CallsWithoutDatagrams
   SurvivesUnplugging LeavesNoObjectsBehind
 )
@@ -188,6 +188,35 @@ IsTriedByTheSpecification() {
   check 'departures are told' grep -q '^known departure, ' "$dir/out"
   grep '^known departure, ' "$dir/out"
   ((status == 0)) || grep -E '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
+}
+
+# What is softverbs' own says so and is skipped.
+RunsTheEnginesSuites() {
+  local status=0
+  timeout 480 "$vm" --timeout 400 --env SPINWIRE_TEST_DEVICE=rxe0 \
+    --env SPINWIRE_TEST_ADDRESS=10.77.0.1 --env SPINWIRE_TEST_SLOWNESS=20 -- \
+    "$bin/spinwire-tests" --gtest_color=no \
+    --gtest_filter="Engine*:RdmaCm*:PeerLoss*:Credits.OneWay*:Credits.No*:Scenario21.*:RpcCalls*:RpcBulk.*:RpcEndures*" \
+    >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output '[  PASSED  ]' "$dir/out"
+  check 'connections through rdma_cm are tried' grep -q 'OK \] RdmaCm' "$dir/out"
+  ((status == 0)) || grep -E -A5 '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
+}
+
+# Those of an asynchronous framework's users, the ends in different processes where they can be.
+RunsTheScenarios() {
+  local status=0
+  timeout 480 "$vm" --timeout 400 --env SPINWIRE_TEST_DEVICE=rxe0 \
+    --env SPINWIRE_TEST_ADDRESS=10.77.0.1 --env SPINWIRE_TEST_SLOWNESS=20 -- \
+    "$bin/spinwire-tests" --gtest_color=no \
+    --gtest_filter='*Scenario*-*/OneProcess' \
+    >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output '[  PASSED  ]' "$dir/out"
+  check 'ends in two processes are tried' grep -q 'OK \].*/TwoProcesses' "$dir/out"
+  check 'an echo through rdma_cm is tried' grep -q 'OK \] Scenario22' "$dir/out"
+  ((status == 0)) || grep -E -A5 '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
 }
 
 RunsTheTools() {
