@@ -14,7 +14,6 @@
 
 #include "engine/engine_core.h"
 #include "engine/harness.h"
-#include "engine/own_domain_config.h"
 #include "verbs/providers.h"
 
 namespace exhausted_device_test {
@@ -184,15 +183,6 @@ TEST_F(EngineExhaustedDevice, AnAcceptWithoutAQueuePairIsToldToTheClient) {
   ASSERT_TRUE(s.until(client, [&] { return next.ready(); }));
 }
 
-/// A field of /proc/self/status, in bytes.
-std::uint64_t status_bytes(const char* field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind(field, 0) == 0) return std::stoull(line.substr(line.find(':') + 1)) << 10;
-  }
-  return 0;
-}
-
 /// From here on no more than this may be locked, not by root either.
 bool limit_locked_memory(std::uint64_t bytes) {
   const rlimit limit{bytes, bytes};
@@ -217,37 +207,6 @@ TEST(EngineLockedMemory, AnEngineThatPinsTooMuchDoesNotOpen) {
   const std::string line = child.line();
   EXPECT_EQ(child.wait(), 0);
   EXPECT_NE(line.find("1MiB soft"), std::string::npos) << line;
-  EXPECT_NE(line.find("ulimit -l"), std::string::npos) << line;
-}
-
-TEST(EngineLockedMemory, AConnectThatPinsTooMuchFailsAlone) {
-  if (on_softverbs()) GTEST_SKIP() << "the embedded device pins nothing";
-  Child child([](int, int out) {
-    Config config = own_domains::domain_config();
-    Pair p(config);
-    // Queue pairs and small registrations still fit, the pools a second time do not.
-    const std::uint64_t pinned = status_bytes("VmPin");
-    if (pinned < config.memory.send_bytes) return 3;
-    if (!limit_locked_memory(pinned + (4u << 20))) return 1;
-    ConnectOptions options;
-    options.handlers = p.client.handlers();
-    options.settings = own_domains::own();
-    if (!p.client.engine.connect(p.server.listener.address(), options)) return 4;
-    if (!p.until([&] { return p.client.closed.size() == 1; })) return 5;
-    write_line(out,
-               p.client.closed[0].status == Status::no_memory ? p.client.closed[0].message() : "?");
-    if (!p.ends.client.ready()) return 6;
-    const Buffer b = p.client.filled(100, 1);
-    if (p.ends.client.send(b) != Status::ok) return 7;
-    if (!p.until([&] { return p.server.messages == 1; })) return 8;
-    (void)connect(p.client, p.server);  // one that shares the engine's registration
-    p.client.closed.clear();
-    p.finish();
-    return 0;
-  });
-  const std::string line = child.line();
-  EXPECT_EQ(child.wait(), 0) << line;
-  EXPECT_NE(line.find("own_domain"), std::string::npos) << line;
   EXPECT_NE(line.find("ulimit -l"), std::string::npos) << line;
 }
 
