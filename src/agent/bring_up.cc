@@ -119,13 +119,14 @@ bool receives_refused(EngineContext& ctx, Agent& a, int error) noexcept {
 }
 
 bool step_up(EngineContext& ctx, Agent& a) noexcept {
+  const bool knows_peer = a.peer.queue_pair.qp_num != 0 && !a.setup.address_pending;
   struct Step {
     ibv_qp_state state;
     Stage next;
   };
   const Step step =
       a.stage == Stage::init
-          ? Step{IBV_QPS_INIT, a.peer.queue_pair.qp_num != 0 ? Stage::rtr : Stage::wait}
+          ? Step{IBV_QPS_INIT, knows_peer ? Stage::rtr : Stage::wait}
       : a.stage == Stage::rtr ? Step{IBV_QPS_RTR, Stage::rts}
                               : Step{IBV_QPS_RTS, Stage::up};
   const Result<void> done = base::no_throw("set up a queue pair", [&] {

@@ -160,6 +160,7 @@ struct Setup {
   bool was_ready = false;
   bool out_of_band = false;         ///< the application exchanges the endpoints
   bool endpoint_delivered = false;  ///< out-of-band: on_endpoint has run
+  bool address_pending = false;     ///< out-of-band: the peer's address is being resolved
   Callback<void(Connection, const Endpoint&)> on_endpoint;
   std::unique_ptr<CmLink> cm;  ///< if through rdma_cm
 };

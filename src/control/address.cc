@@ -179,6 +179,20 @@ std::array<std::uint8_t, 16> Address::as_v6() const noexcept {
   return bytes;
 }
 
+Address Address::from_v6(const std::array<std::uint8_t, 16>& bytes, std::uint32_t scope) noexcept {
+  Address result;
+  in6_addr v6;
+  std::memcpy(&v6, bytes.data(), sizeof v6);
+  if (IN6_IS_ADDR_V4MAPPED(&v6) != 0) {
+    std::memcpy(&result.storage_.v4.sin_addr, bytes.data() + 12, 4);
+    return result;
+  }
+  result.storage_.v6.sin6_family = AF_INET6;
+  result.storage_.v6.sin6_addr = v6;
+  if (IN6_IS_ADDR_LINKLOCAL(&v6) != 0) result.storage_.v6.sin6_scope_id = scope;
+  return result;
+}
+
 Source Address::source() const noexcept {
   Source source = as_v6();
   if (family() == AF_INET6) std::fill(source.begin() + 8, source.end(), std::uint8_t{0});

@@ -37,6 +37,9 @@ class Address {
   /// short.
   static Result<Address> from(const sockaddr* address, socklen_t size);
 
+  /// The inverse of as_v6(), with port 0. `scope`: the interface of a link-local address.
+  static Address from_v6(const std::array<std::uint8_t, 16>& bytes, std::uint32_t scope) noexcept;
+
   [[nodiscard]] const sockaddr* data() const noexcept { return &storage_.any; }
   [[nodiscard]] socklen_t size() const noexcept;
   [[nodiscard]] int family() const noexcept { return storage_.any.sa_family; }

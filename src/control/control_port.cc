@@ -38,8 +38,10 @@ constexpr std::uint32_t generation_of(std::uint64_t token) noexcept {
   return static_cast<std::uint32_t>(token >> 32) & kGenerationBits;
 }
 
-// What an rdma_cm identifier carries: a listener's token with this bit, or its owner's subject.
-constexpr std::uint64_t kCmListenerBit = ~ControlPort::kCmSubjectBits;
+// What an rdma_cm identifier carries: a listener's token with the first bit, the second bit if it
+// is the resolver's, or its owner's subject.
+constexpr std::uint64_t kCmListenerBit = std::uint64_t{1} << 63;
+constexpr std::uint64_t kCmResolverBit = std::uint64_t{1} << 62;
 void* cm_context(std::uint64_t value) noexcept { return reinterpret_cast<void*>(value); }
 
 }  // namespace
@@ -61,6 +63,7 @@ void ControlPort::close() noexcept {
   for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
     if (handshakes_.in_use(i)) drop(handshakes_.at(i));
   }
+  resolver_.reset();  // its identifiers go before their channel
   for (const auto& listener : listeners_) {
     if (listener != nullptr && !listener->cm) epoll_.remove(listener->socket.fd());
   }
@@ -276,6 +279,7 @@ Handshake* ControlPort::begin_handshake(bool inbound) noexcept {
   h.inbound = inbound;
   h.watched = false;
   h.interest = Interest::none;
+  h.address = AddressState::unknown;
   h.waits_since = clock_.now();
   h.timer.index = index;
   h.timer.kind = kHandshakeTimer;
@@ -403,6 +407,7 @@ void ControlPort::watch(Handshake& h) noexcept {
 }
 
 void ControlPort::drop(Handshake& h) noexcept {
+  stop_resolving(h);
   if (h.watched) epoll_.remove(h.exchange.fd());
   h.exchange.reset();
   timers_.cancel(h.timer);
@@ -422,6 +427,7 @@ void ControlPort::schedule_timeout(Handshake& h) noexcept {
 
 void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
   if (std::holds_alternative<Refusing>(h.dialogue)) return;
+  stop_resolving(h);
   if (h.inbound) {
     count_refusal();
     base::log(LogLevel::info, "{} is refused: {}", h.exchange.peer_address(), why.message());
@@ -433,6 +439,58 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
     return drop(h);
   schedule_timeout(h);
   watch(h);
+}
+
+// ---- addresses that frames name ----
+
+Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 16>& gid,
+                                  GidType type) {
+  if (resolver_ == nullptr || h.address == AddressState::resolved) return true;
+  auto begun = resolver_->begin({h.id, 0}, gid, type);
+  if (!begun || *begun) return begun;
+  h.address = AddressState::pending;
+  // Nothing is read meanwhile: the frame stays where it is.
+  if (std::exchange(h.watched, false)) epoll_.remove(h.exchange.fd());
+  return false;
+}
+
+Result<bool> ControlPort::resolve(Handshake& h, const Endpoint& peer) {
+  return resolve(h, peer.gid, peer.gid_type);
+}
+
+Result<bool> ControlPort::resolve(Handshake& h, const wire::SessionEnd& peer) {
+  if (peer.qp_num == 0) return true;  // only names the peer
+  return resolve(h, peer.gid, peer.gid_type);
+}
+
+Result<bool> ControlPort::resolve(std::uint64_t subject, const Endpoint& peer) {
+  if (resolver_ == nullptr) return true;
+  return resolver_->begin({{}, subject}, peer.gid, peer.gid_type);
+}
+
+void ControlPort::stop_resolving(Handshake& h) noexcept {
+  if (h.address != AddressState::pending) return;
+  h.address = AddressState::unknown;
+  if (resolver_ != nullptr) resolver_->cancel({h.id, 0});
+}
+
+void ControlPort::on_resolved(const Resolution& what, const Result<void>& outcome) noexcept {
+  try {
+    if (!what.handshake && cm_owner_ != nullptr)
+      return cm_owner_->on_address_resolved(what.subject, outcome);
+    Handshake* const h = find(what.handshake);
+    if (h == nullptr || h->address != AddressState::pending) return;
+    h->address = AddressState::resolved;
+    watch(*h);
+    std::visit(
+        [&](auto& dialogue) {
+          if constexpr (requires { dialogue.on_resolved(*this, *h, outcome); })
+            dialogue.on_resolved(*this, *h, outcome);
+        },
+        h->dialogue);
+  } catch (...) {
+    base::log(LogLevel::error, "out of memory in a handshake");
+  }
 }
 
 void ControlPort::answer_probe(Handshake& h, std::uint64_t incarnation) noexcept {
@@ -466,6 +524,10 @@ void ControlPort::set_cm_subject(const CmId& id, std::uint64_t subject) noexcept
   id.get()->context = cm_context(subject & kCmSubjectBits);
 }
 
+void ControlPort::set_cm_resolver(const CmId& id) noexcept {
+  id.get()->context = cm_context(kCmResolverBit);
+}
+
 void ControlPort::poll_cm() noexcept {
   CmEvent event;
   for (int i = 0; i < kCmEventsPerPoll && cm_.next(event); ++i) {
@@ -475,8 +537,11 @@ void ControlPort::poll_cm() noexcept {
         continue;
       }
       const auto subject = reinterpret_cast<std::uint64_t>(event.id->context);
-      if ((subject & kCmListenerBit) == 0 && cm_owner_ != nullptr)
+      if (subject == kCmResolverBit) {
+        if (resolver_ != nullptr) resolver_->on_cm_event(event);
+      } else if ((subject & kCmListenerBit) == 0 && cm_owner_ != nullptr) {
         cm_owner_->on_cm_event(subject, event);
+      }
     } catch (...) {
       base::log(LogLevel::error, "rdma_cm: out of memory for an event");
     }

@@ -4,6 +4,7 @@
 // one thread. Cold.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -11,6 +12,7 @@
 
 #include "base/index_pool.h"
 #include "base/timer_wheel.h"
+#include "control/address_resolver.h"
 #include "control/dialogues.h"
 #include "control/epoll_set.h"
 #include "control/owners.h"
@@ -84,12 +86,23 @@ class ControlPort {
   /// Sets the receiver of the events of all identifiers, those of accepted requests included.
   /// Set-up: before the first listener or make_cm_id().
   void set_cm_owner(CmOwner& owner) noexcept { cm_owner_ = &owner; }
+  /// Addresses that frames name are resolved before their owners see them. Set-up: before the first
+  /// listener or handshake. Without a resolver none has to be.
+  void set_resolver(std::unique_ptr<AddressResolver> resolver) noexcept {
+    resolver_ = std::move(resolver);
+  }
+  /// Resolves an address for a connection without a handshake. As AddressResolver::begin();
+  /// CmOwner::on_address_resolved() tells later.
+  Result<bool> resolve(std::uint64_t subject, const Endpoint& peer);
+  void on_resolved(const Resolution& what, const Result<void>& outcome) noexcept;
   /// Makes an identifier. Errors: those of CmChannel::open() and CmId::create().
   Result<CmId> make_cm_id();
   /// What on_cm_event() is told with the identifier's events. Call it before poll().
   static void set_cm_subject(const CmId& id, std::uint64_t subject) noexcept;
+  /// The identifier's events go to the resolver.
+  static void set_cm_resolver(const CmId& id) noexcept;
   /// The bits of a subject that rdma_cm carries.
-  static constexpr std::uint64_t kCmSubjectBits = ~std::uint64_t{0} >> 1;
+  static constexpr std::uint64_t kCmSubjectBits = ~std::uint64_t{0} >> 2;
 
   /// Calls `owner` when `fd` is readable. Errors: those of EpollSet::add().
   Result<void> watch(int fd, DescriptorOwner& owner);
@@ -132,6 +145,12 @@ class ControlPort {
   void refuse(Handshake& h, const Error& why) noexcept;
   void drop(Handshake& h) noexcept;
   void give_up(Handshake& h) noexcept;
+  /// Resolves what the peer's frame names. False: Dialogue::on_resolved() tells later, and the
+  /// frame stays until then.
+  Result<bool> resolve(Handshake& h, const Endpoint& peer);
+  Result<bool> resolve(Handshake& h, const wire::SessionEnd& peer);
+  Result<bool> resolve(Handshake& h, const std::array<std::uint8_t, 16>& gid, GidType type);
+  void stop_resolving(Handshake& h) noexcept;
   void answer_probe(Handshake& h, std::uint64_t incarnation) noexcept;
   void schedule_timeout(Handshake& h) noexcept;
   void cancel_timeout(Handshake& h) noexcept { timers_.cancel(h.timer); }
@@ -172,6 +191,7 @@ class ControlPort {
   EpollSet epoll_;
   CmChannel cm_;  ///< once it was asked for
   CmOwner* cm_owner_ = nullptr;
+  std::unique_ptr<AddressResolver> resolver_;
   base::IndexPool<Handshake> handshakes_;
   std::uint32_t inbound_ = 0;
   SourceCounts sources_;  ///< of the inbound ones

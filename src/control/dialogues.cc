@@ -37,6 +37,23 @@ void Incoming::on_frame(ControlPort& port, Handshake& h) const {
   const wire::Received& got = h.exchange.received();
   if (const auto* probe = std::get_if<wire::Ready>(&got.body))
     return port.answer_probe(h, probe->incarnation);
+  const auto* hello = std::get_if<wire::Hello>(&got.body);
+  const auto* join = std::get_if<wire::JoinSession>(&got.body);
+  const auto* open = std::get_if<wire::OpenSession>(&got.body);
+  const auto resolved = hello != nullptr  ? port.resolve(h, hello->endpoint)
+                        : join != nullptr ? port.resolve(h, join->endpoint)
+                        : open != nullptr ? port.resolve(h, open->end)
+                                          : Result<bool>(true);
+  if (!resolved) return port.refuse(h, resolved.error());
+  if (*resolved) pass_on(port, h);
+}
+
+void Incoming::on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const {
+  outcome ? pass_on(port, h) : port.refuse(h, outcome.error());
+}
+
+void Incoming::pass_on(ControlPort& port, Handshake& h) const {
+  const wire::Received& got = h.exchange.received();
   // The owner may stop its listener: this keeps it until it has answered.
   const std::shared_ptr<ListenerOwner> owner = port.owner_of(listener);
   if (owner == nullptr)
@@ -99,6 +116,15 @@ void Connect::advance(ControlPort& port, Handshake& h) {
   to.on_failed(about, why);
 }
 
+void Connect::on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const {
+  if (outcome) return on_frame(port, h);
+  ConnectionOwner& to = *owner;
+  const std::uint64_t about = subject;
+  const Error why = outcome.error();
+  port.refuse(h, why);
+  to.on_failed(about, why);
+}
+
 void Connect::on_frame(ControlPort& port, Handshake& h) const {
   const wire::Received& got = h.exchange.received();
   if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
@@ -110,6 +136,9 @@ void Connect::on_frame(ControlPort& port, Handshake& h) const {
   }
   const auto* yes = std::get_if<wire::Accept>(&got.body);
   if (yes == nullptr) return;  // the exchange takes only what was expected
+  const auto resolved = port.resolve(h, yes->endpoint);
+  if (!resolved) return on_resolved(port, h, tl::unexpected(resolved.error()));
+  if (!*resolved) return;
   h.exchange.expect({});
   if (const auto taken = owner->on_accept(subject, yes->endpoint); !taken)
     port.refuse(h, taken.error());
@@ -175,6 +204,21 @@ void OpenSession::advance(ControlPort& port, Handshake& h) {
     port.drop(h);
     return to.on_open_failed(about, why);
   }
+  on_frame(port, h);
+}
+
+void OpenSession::on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const {
+  if (outcome) return on_frame(port, h);
+  SessionOwner& to = *owner;
+  const std::uint64_t about = subject;
+  const Error why = outcome.error();
+  port.drop(h);
+  to.on_open_failed(about, why);
+}
+
+void OpenSession::on_frame(ControlPort& port, Handshake& h) const {
+  SessionOwner& to = *owner;
+  const std::uint64_t about = subject;
   const wire::Received& got = h.exchange.received();
   if (const auto* no = std::get_if<wire::Refuse>(&got.body)) {
     const wire::Refuse refusal = *no;
@@ -183,6 +227,9 @@ void OpenSession::advance(ControlPort& port, Handshake& h) {
   }
   const auto* yes = std::get_if<wire::SessionOpened>(&got.body);
   if (yes == nullptr) return;  // the exchange takes only what was expected
+  const auto resolved = port.resolve(h, yes->end);
+  if (!resolved) return on_resolved(port, h, tl::unexpected(resolved.error()));
+  if (!*resolved) return;
   const HandshakeId id = h.id;
   const wire::SessionEnd server = yes->end;
   to.on_opened(about, id, server);

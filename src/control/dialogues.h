@@ -29,6 +29,10 @@ struct SessionReference {
 //   void on_timeout(ControlPort&, Handshake&)  the handshake's timer has fired;
 //   void give_up(ControlPort&, Handshake&)     it ends, so that a new peer may come;
 //   bool waits_for_peer()                      it may be given up: the peer's turn it is.
+// One whose frame names an address also has
+//   void on_resolved(ControlPort&, Handshake&, const Result<void>&)
+//                                              ControlPort::resolve() has answered false, and now
+//                                              the address is resolved, or is not reachable.
 // The object may be replaced by the next dialogue inside of these functions.
 
 /// Inbound: waits for the first frame, which tells what the peer wants.
@@ -40,9 +44,11 @@ struct Incoming {
 
   void advance(ControlPort& port, Handshake& h);
   void on_timeout(ControlPort& port, Handshake& h);
+  void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
 
  private:
   void on_frame(ControlPort& port, Handshake& h) const;
+  void pass_on(ControlPort& port, Handshake& h) const;
 };
 
 /// Outbound: hello, the peer's accept, our ready. With a session: the hello joins it.
@@ -57,6 +63,7 @@ struct Connect {
   void give_up(ControlPort&, Handshake&) {}
   void advance(ControlPort& port, Handshake& h);
   void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
+  void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
 
  private:
   void on_frame(ControlPort& port, Handshake& h) const;
@@ -86,6 +93,10 @@ struct OpenSession {
   void give_up(ControlPort&, Handshake&) {}
   void advance(ControlPort& port, Handshake& h);
   void on_timeout(ControlPort&, Handshake&) {}  // the owner's deadline ends it
+  void on_resolved(ControlPort& port, Handshake& h, const Result<void>& outcome) const;
+
+ private:
+  void on_frame(ControlPort& port, Handshake& h) const;
 };
 
 /// Inbound, after a session was opened: waits for the client's ready.
@@ -125,6 +136,9 @@ using Dialogue =
 /// How many inbound handshakes each source has.
 using SourceCounts = std::map<Source, std::uint32_t>;
 
+/// Whether the address that the peer's frame names is known to the kernel.
+enum class AddressState : std::uint8_t { unknown, pending, resolved };
+
 /// A dialogue and its socket.
 struct Handshake {
   Exchange exchange;
@@ -134,6 +148,7 @@ struct Handshake {
   SourceCounts::iterator source;  ///< inbound: the peer's
   bool watched = false;           ///< in the epoll set
   Interest interest = Interest::none;
+  AddressState address = AddressState::unknown;
   std::uint64_t waits_since = 0;  ///< tick of the dialogue's last step
   base::Timer timer;
 };

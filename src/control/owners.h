@@ -107,6 +107,8 @@ class CmOwner {
   virtual ~CmOwner() = default;
   /// Anything but a request. `subject` is what ControlPort::set_cm_subject() was given.
   virtual void on_cm_event(std::uint64_t subject, const CmEvent& event) = 0;
+  /// The address that ControlPort::resolve() was asked for is resolved. Errors: peer_lost.
+  virtual void on_address_resolved(std::uint64_t subject, const Result<void>& outcome) = 0;
 };
 
 /// Has a descriptor of its own in the port's epoll set.

@@ -126,10 +126,11 @@ Result<CmId> CmId::create(const CmChannel& channel, void* context) {
   return CmId(id);
 }
 
-Result<void> CmId::resolve_address(const Address& to, Nanoseconds timeout) {
-  // The call takes a pointer to memory that it does not change.
+Result<void> CmId::resolve_address(const Address& to, Nanoseconds timeout, const Address* from) {
+  // The call takes pointers to memory that it does not change.
   auto* const address = const_cast<sockaddr*>(to.data());
-  return outcome(rdma_resolve_addr(id_.get(), nullptr, address, milliseconds(timeout)),
+  auto* const source = from != nullptr ? const_cast<sockaddr*>(from->data()) : nullptr;
+  return outcome(rdma_resolve_addr(id_.get(), source, address, milliseconds(timeout)),
                  "rdma_resolve_addr", "give an address of a network that an RDMA device is on");
 }
 

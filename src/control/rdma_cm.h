@@ -85,7 +85,9 @@ class CmId {
 
   /// Each begins a step; its event tells how it ended. Errors: invalid_argument, no_device, in_use,
   /// system, each naming the call.
-  Result<void> resolve_address(const Address& to, Nanoseconds timeout);
+  /// `from`: the address of this host to use; null: as the routes say.
+  Result<void> resolve_address(const Address& to, Nanoseconds timeout,
+                               const Address* from = nullptr);
   Result<void> resolve_route(Nanoseconds timeout);
   Result<void> listen(const Address& at, int backlog);
   Result<void> connect(const CmParameters& offer);

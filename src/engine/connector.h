@@ -55,6 +55,8 @@ class Connector final : public control::ConnectionOwner, public control::CmOwner
   void on_failed(std::uint64_t subject, const Error& why) override;
   // control::CmOwner, in rdma_cm_connections.cc
   void on_cm_event(std::uint64_t subject, const control::CmEvent& event) override;
+  // in out_of_band.cc
+  void on_address_resolved(std::uint64_t subject, const Result<void>& outcome) override;
 
   // For listeners.
   Result<control::AcceptedConnection> accept(control::HandshakeId handshake, std::string_view peer,

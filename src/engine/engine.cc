@@ -3,7 +3,9 @@
 
 #include <errno.h>
 #include <fmt/format.h>
+#include <net/if.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -59,8 +61,19 @@ Result<void> EngineCore::open(const OpenOptions& options) {
   poll_batch = static_cast<int>(c.queues.poll_batch);
   if (auto memory = open_memory(options.sparse); !memory) return memory;
   if (auto opened = control.open(options.network); !opened) return opened;
+  resolve_addresses();
   if (auto watched = device_watch.open(control); !watched) return watched;
   return agent::post_first_receives(context);
+}
+
+/// On RoCE a verb that names a peer waits for ARP, so the control port resolves first.
+void EngineCore::resolve_addresses() {
+  const verbs::Place& place = context.device->place();
+  if (place.gid_type != GidType::roce_v1 && place.gid_type != GidType::roce_v2) return;
+  std::array<std::uint8_t, 16> gid{};
+  std::copy_n(place.gid.raw, gid.size(), gid.begin());
+  control.set_resolver(std::make_unique<control::CmAddressResolver>(
+      control, gid, place.gid_type, ::if_nametoindex(context.device->info().netdev.c_str())));
 }
 
 Result<void> EngineCore::open_memory(bool sparse) {

@@ -122,6 +122,7 @@ class EngineCore final : private engine::CompletionDrain, private rpc::Host {
   bool advance_agents() noexcept;
   void on_timer(base::Timer& timer) noexcept;
   Result<void> open_memory(bool sparse);
+  void resolve_addresses();
   void end_connections() noexcept;
   void end_connection(agent::Agent& a) noexcept;
 };

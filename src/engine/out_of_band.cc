@@ -46,9 +46,20 @@ Result<void> Connector::join(Agent& a, const Endpoint& peer) {
   std::array<char, INET6_ADDRSTRLEN> gid{};
   ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
   agent::name_peer(a, fmt::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
-  agent::advance(context_, a, agent::Event::endpoint_received);
-  schedule_.step_soon();
+  const auto resolved = port_.resolve(agent::subject_of(a), peer);
+  a.setup.address_pending = resolved && !*resolved;
+  if (!a.setup.address_pending)
+    on_address_resolved(agent::subject_of(a), resolved.map([](bool) {}));
   return {};
+}
+
+void Connector::on_address_resolved(std::uint64_t subject, const Result<void>& outcome) {
+  Agent* const a = find(subject);
+  if (a == nullptr || a->state == ConnectionState::draining) return;
+  a->setup.address_pending = false;
+  if (!outcome) return agent::fail(context_, *a, outcome.error());
+  agent::advance(context_, *a, agent::Event::endpoint_received);
+  schedule_.step_soon();
 }
 
 void Connector::on_out_of_band_step(Agent& a) noexcept {

@@ -9,7 +9,7 @@ tool_tests=(
 suite_tests=(
   IsTriedByTheSpecification RunsTheEnginesSuites RunsTheScenarios RunsTheTools ExchangesOverALossyNetwork
   CallsOverALossyNetwork CallsWithoutDatagrams
-  SurvivesUnplugging LeavesNoObjectsBehind
+  StrangersHoldNoPoll SurvivesUnplugging LeavesNoObjectsBehind
 )
 
 PassesOutputStatusAndSurroundings() {
@@ -278,6 +278,18 @@ CallsWithoutDatagrams() {
     "$bin/softroce-calls call \$SOFTROCE_PEER $calls connections" >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status over a lossy network' $status 0
   expect_text output "$calls calls ran and were answered once each" "$dir/out"
+}
+
+# Strangers name addresses that answer no ARP: the verbs that need them would wait inside poll().
+StrangersHoldNoPoll() {
+  local status=0
+  # shellcheck disable=SC2016
+  timeout 200 "$vm" --timeout 150 --pair --ready-line serving \
+    "$bin/softroce-strangers serve \$SOFTROCE_ADDRESS" \
+    "$bin/softroce-strangers attack \$SOFTROCE_PEER" >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output 'afterwards: connected and answered' "$dir/out"
+  grep -hE 'longest poll|answered after' "$dir/out"
 }
 
 # The peer's machine goes as well, which the tool takes for a failure of its own. And now and then

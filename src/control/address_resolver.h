@@ -1,0 +1,67 @@
+// Resolves the address that a peer's frame names, before a verb uses it. On RoCE ibv_create_ah()
+// and the step to RTR wait inside the kernel for ARP or neighbour discovery, a second where nobody
+// answers (rdma_core: ib_resolve_eth_dmac). rdma_cm does the same work without holding its caller:
+// afterwards the kernel knows the neighbour, and the verbs find it at once. Cold.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "control/owners.h"
+#include "control/rdma_cm.h"
+#include "spinwire/device.h"
+
+namespace spinwire::control {
+
+class ControlPort;
+
+/// What an address is resolved for: a handshake, or without one a connection's subject.
+struct Resolution {
+  HandshakeId handshake;
+  std::uint64_t subject = 0;
+};
+
+class AddressResolver {
+ public:
+  virtual ~AddressResolver() = default;
+  /// True: a verb may use the address now. False: ControlPort::on_resolved() tells later. Errors:
+  /// peer_lost if no route leads there; limit, no_memory, system.
+  virtual Result<bool> begin(const Resolution& what, const std::array<std::uint8_t, 16>& gid,
+                             GidType type) = 0;
+  /// Nobody waits for it any more.
+  virtual void cancel(const Resolution& what) noexcept = 0;
+  /// An event of an identifier that the resolver has made.
+  virtual void on_cm_event(const CmEvent& event) = 0;
+};
+
+/// Through rdma_cm. Where the system has none the verbs resolve by themselves, and wait.
+class CmAddressResolver final : public AddressResolver {
+ public:
+  /// `local`: the GID of our device; `interface`: the number of its network interface.
+  CmAddressResolver(ControlPort& port, const std::array<std::uint8_t, 16>& local, GidType type,
+                    std::uint32_t interface) noexcept
+      : port_(port), local_(local), type_(type), interface_(interface) {}
+
+  Result<bool> begin(const Resolution& what, const std::array<std::uint8_t, 16>& gid,
+                     GidType type) override;
+  void cancel(const Resolution& what) noexcept override;
+  void on_cm_event(const CmEvent& event) override;
+
+ private:
+  struct Pending {
+    CmId id;
+    Resolution what;
+    std::string address;
+  };
+
+  ControlPort& port_;
+  std::array<std::uint8_t, 16> local_;
+  GidType type_;
+  std::uint32_t interface_;
+  bool has_rdma_cm_ = true;
+  std::map<const rdma_cm_id*, Pending> pending_;
+};
+
+}  // namespace spinwire::control

@@ -1,0 +1,234 @@
+// Control ports without an engine: their owners are recorders, their peers plain sockets or another
+// port.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "control/control_port.h"
+#include "control/loopback.h"
+
+namespace control_port_test {
+
+namespace control = spinwire::control;
+namespace wire = spinwire::wire;
+using namespace std::chrono_literals;
+using control::ControlPort;
+using control::HandshakeId;
+using control::ListenerId;
+using spinwire::Endpoint;
+using spinwire::Error;
+using spinwire::GidType;
+using spinwire::Nanoseconds;
+using spinwire::Result;
+using spinwire::Status;
+using spinwire::base::UniqueFd;
+
+inline Endpoint endpoint(std::uint32_t qp_num, std::uint64_t incarnation) {
+  Endpoint e;
+  e.gid.fill(0xfe);
+  e.gid_type = GidType::embedded;
+  e.qp_num = qp_num;
+  e.mtu = 4096;
+  e.max_message = e.eager_bytes = 4096;
+  e.credits = 1;
+  e.incarnation = incarnation;
+  e.control_address = 4096;
+  e.control_rkey = 9;
+  e.control_token = 0x51de;
+  e.peer_timeout_ms = 10000;
+  e.max_rd_atomic = 1;
+  return e;
+}
+
+inline wire::SessionEnd session_end(std::uint32_t name, std::uint64_t incarnation) {
+  wire::SessionEnd end;
+  end.gid.fill(0xfe);
+  end.gid_type = GidType::embedded;
+  end.qp_num = 5;
+  end.qkey = 7;
+  end.name = name;
+  end.window = 8;
+  end.mtu = 4096;
+  end.incarnation = incarnation;
+  return end;
+}
+
+/// Records what a port reports, in order, as "event subject".
+struct Owner : control::ConnectionOwner,
+               control::SessionOwner,
+               control::ServedSessionOwner,
+               control::ProbeOwner {
+  std::vector<std::string> events;
+  Endpoint peer;
+  wire::SessionEnd server;
+  Error error{Status::ok, {}, {}, {}};
+  HandshakeId opened;
+  ControlPort* confirms_with = nullptr;  ///< confirms sessions that are opened
+  bool accepts = true;
+
+  void add(const char* event, std::uint64_t subject) {
+    events.push_back(std::string(event) + ' ' + std::to_string(subject));
+  }
+  [[nodiscard]] bool saw(std::string_view event) const {
+    return std::find(events.begin(), events.end(), event) != events.end();
+  }
+  Result<void> on_accept(std::uint64_t subject, const Endpoint& from) override {
+    add("accept", subject);
+    peer = from;
+    if (accepts) return {};
+    return tl::unexpected(Error{Status::unsupported, "accept", "not to our liking", ""});
+  }
+  void on_confirmed(std::uint64_t subject) override { add("confirmed", subject); }
+  void on_refused(std::uint64_t subject, const wire::Refuse& refusal) override {
+    add("refused", subject);
+    error = {refusal.status, "", std::string(refusal.message()), ""};
+  }
+  void on_failed(std::uint64_t subject, const Error& why) override {
+    add("failed", subject);
+    error = why;
+  }
+  void on_opened(std::uint64_t subject, HandshakeId handshake,
+                 const wire::SessionEnd& end) override {
+    add("opened", subject);
+    server = end;
+    if (confirms_with != nullptr) confirms_with->confirm(handshake, end.incarnation);
+  }
+  void on_open_refused(std::uint64_t subject, const wire::Refuse& refusal) override {
+    add("open_refused", subject);
+    error = {refusal.status, "", std::string(refusal.message()), ""};
+  }
+  void on_open_failed(std::uint64_t subject, const Error& why) override {
+    add("open_failed", subject);
+    error = why;
+  }
+  void on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) override {
+    add("unconfirmed", subject);
+    EXPECT_EQ(opened_at, 33u);
+  }
+  void on_peer_gone(std::uint64_t incarnation) override { add("gone", incarnation); }
+};
+
+/// Takes everything that peers ask for, or refuses with `refusal`.
+struct ListenerRecord : control::ListenerOwner {
+  explicit ListenerRecord(Owner& to) : owner(to) {}
+  Owner& owner;
+  Status refusal = Status::ok;
+  HandshakeId handshake;
+  Endpoint client;
+  wire::JoinSession joined;
+  std::function<void()> inside;  ///< runs inside of on_hello()
+
+  Result<control::AcceptedConnection> take(HandshakeId id) {
+    handshake = id;
+    if (refusal != Status::ok) return tl::unexpected(Error{refusal, "listen", "not today", ""});
+    return control::AcceptedConnection{&owner, 77};
+  }
+  Result<control::AcceptedConnection> on_hello(HandshakeId id, std::string_view peer,
+                                               const Endpoint& from) override {
+    EXPECT_EQ(peer.substr(0, 10), "127.0.0.1:");
+    client = from;
+    if (inside) inside();
+    return take(id);
+  }
+  Result<control::AcceptedConnection> on_join_session(HandshakeId id, std::string_view,
+                                                      const wire::JoinSession& join) override {
+    joined = join;
+    return take(id);
+  }
+  Result<control::AcceptedSession> on_open_session(const wire::SessionEnd& from) override {
+    if (refusal != Status::ok) return tl::unexpected(Error{refusal, "listen", "not today", ""});
+    wire::SessionEnd ours = session_end(44, 2);
+    ours.first = from.first;
+    ours.token = 99;
+    return control::AcceptedSession{ours, &owner, 44, 33};
+  }
+  Result<void> on_cm_request(control::CmId&, const control::CmEvent&) override { return {}; }
+};
+
+inline constexpr std::uint64_t kClientIncarnation = 1, kServerIncarnation = 2;
+
+/// A port with a clock of its own.
+struct Port {
+  explicit Port(std::uint64_t incarnation, std::uint32_t handshakes = 4)
+      : timers(1, 0),
+        port({handshakes, 500ms, incarnation}, spinwire::Clock::manual(&now), timers) {
+    const auto opened = port.open();
+    EXPECT_TRUE(opened);
+  }
+  void step() {
+    port.poll();
+    timers.advance(now, 64, [this](spinwire::base::Timer& timer) {
+      EXPECT_EQ(timer.kind, control::kHandshakeTimer);
+      port.on_timer(timer);
+    });
+  }
+
+  void pass(Nanoseconds time) { now += static_cast<std::uint64_t>(time.count()); }
+
+  std::uint64_t now = 0;
+  spinwire::base::TimerWheel timers;
+  ControlPort port;
+};
+
+class ControlPortTest : public testing::Test {
+ protected:
+  ControlPortTest() {
+    listener_ = std::make_shared<ListenerRecord>(server_owner_);
+    const auto id = server_.port.listen(loopback::any_port(), listener_);
+    EXPECT_TRUE(id);
+    if (id) listening_ = *id;
+    client_owner_.confirms_with = &client_.port;
+  }
+  ~ControlPortTest() override {
+    server_.port.close();
+    EXPECT_EQ(server_.port.handshakes(), 0u);
+    EXPECT_EQ(server_.timers.size(), 0u);
+  }
+  [[nodiscard]] control::Address server_address() const {
+    return *control::Address::parse(server_.port.address_of(listening_));
+  }
+  template <typename Done>
+  bool until(Done&& done) {
+    return loopback::eventually([&] {
+      client_.step();
+      server_.step();
+      return done();
+    });
+  }
+  /// An outbound handshake of subject 11 that has said hello.
+  HandshakeId hello() {
+    const auto id = client_.port.connect(server_address(), client_owner_);
+    EXPECT_TRUE(id);
+    client_.port.assign(*id, 11);
+    client_.port.ask(*id, endpoint(101, kClientIncarnation));
+    return *id;
+  }
+  UniqueFd plain_peer() { return loopback::plain_client(server_address()); }
+  static void say(const UniqueFd& fd, std::span<const std::byte> bytes) {
+    EXPECT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  /// Whether the port has closed the connection; drops bytes that it has sent.
+  static bool ended(const UniqueFd& fd) {
+    std::array<char, 512> bytes;
+    for (;;) {
+      const ssize_t got = ::recv(fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+      if (got == 0 || (got < 0 && errno != EAGAIN)) return true;
+      if (got < 0) return false;
+    }
+  }
+
+  Owner client_owner_, server_owner_;
+  Port client_{kClientIncarnation}, server_{kServerIncarnation};
+  std::shared_ptr<ListenerRecord> listener_;
+  ListenerId listening_;
+};
+
+}  // namespace control_port_test
