@@ -124,11 +124,10 @@ bool step_up(EngineContext& ctx, Agent& a) noexcept {
     ibv_qp_state state;
     Stage next;
   };
-  const Step step =
-      a.stage == Stage::init
-          ? Step{IBV_QPS_INIT, knows_peer ? Stage::rtr : Stage::wait}
-      : a.stage == Stage::rtr ? Step{IBV_QPS_RTR, Stage::rts}
-                              : Step{IBV_QPS_RTS, Stage::up};
+  const Step step = a.stage == Stage::init
+                        ? Step{IBV_QPS_INIT, knows_peer ? Stage::rtr : Stage::wait}
+                    : a.stage == Stage::rtr ? Step{IBV_QPS_RTR, Stage::rts}
+                                            : Step{IBV_QPS_RTS, Stage::up};
   const Result<void> done = base::no_throw("set up a queue pair", [&] {
     return a.setup.cm != nullptr ? modify_through_cm(ctx, a, step.state)
                                  : modify(ctx, a, step.state);
