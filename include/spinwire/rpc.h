@@ -317,7 +317,7 @@ struct RpcStats {
   std::uint64_t served = 0;         ///< handlers run here
   std::uint64_t resent = 0;         ///< replies sent again, because the request came again
   std::uint64_t duplicates = 0;     ///< requests dropped, because the call is served or over
-  std::uint64_t late = 0;           ///< replies dropped, because the call is over
+  std::uint64_t late = 0;           ///< replies and closings dropped: the call or session is over
   std::uint64_t bad_datagrams = 0;  ///< dropped: malformed, or of no known session
   std::uint64_t slowed = 0;         ///< reductions of a session's congestion window
   std::uint64_t unsent = 0;         ///< datagrams without room in the send queue

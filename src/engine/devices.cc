@@ -2,6 +2,7 @@
 
 #include "agent/own_receives.h"
 #include "base/error.h"
+#include "config/queue_sizing.h"
 #include "spinwire/device.h"
 #include "verbs/providers.h"
 

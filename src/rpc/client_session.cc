@@ -84,6 +84,11 @@ void mark_ready(Rpc& r, ClientSession& c) noexcept {
 void on_server_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept {
   ClientSession* const c = find_client(r, header.session);
+  const bool ends = header.kind == RpcKind::closed || header.kind == RpcKind::unknown;
+  if (c == nullptr && ends) {  // the answer to a close that was repeated
+    ++r.stats.late;
+    return;
+  }
   if (c == nullptr || c->transport != Transport::datagram || c->peer_address == nullptr ||
       !c->peer_address->source_filter.matches(wc, grh)) {
     ++r.stats.bad_datagrams;

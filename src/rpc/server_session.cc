@@ -98,8 +98,7 @@ void on_client_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
   const RpcHeader reply{s->peer_session, 0, 0, over ? RpcKind::closed : RpcKind::pong, 0, 0, 0};
   (void)send(r, s->peer_address->destination, reply, {});
   if (!over) return forget_calls_below(*s, header.number);
-  flush(r);  // the address goes with its last session
-  release_server_session(r, *s);
+  forget_session(r, *s);  // and says so if our answer is lost and the client repeats its close
 }
 
 }  // namespace spinwire::rpc

@@ -104,7 +104,9 @@ void forget_session(Rpc& r, ServerSession& s) noexcept {
 
 void on_unknown_session(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                         const std::byte* grh) noexcept {
-  ++r.stats.bad_datagrams;
+  // A client repeats its close when the answer is late.
+  const bool repeated = header.kind == RpcKind::close && find_server(r, header.session) == nullptr;
+  ++(repeated ? r.stats.late : r.stats.bad_datagrams);
   if (r.forgotten == nullptr || header.session == 0) return;
   ForgottenSession& f = forgotten_slot(*r.forgotten, header.session);
   if (f.name != header.session || !f.peer_address->source_filter.matches(wc, grh)) return;

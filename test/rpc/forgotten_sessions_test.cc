@@ -126,6 +126,28 @@ TEST_F(RpcForgottenSessions, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
   EXPECT_EQ(closed_[0].status, Status::ok) << closed_[0].message();
 }
 
+// As on a machine that is slow: no datagram of these is a bad one.
+TEST_F(RpcForgottenSessions, ARepeatedCloseIsLateAtBothEnds) {
+  EXPECT_EQ(session_.close(), Status::ok);
+  for (int i = 0; i < 1000; ++i, now_ += kMillisecond) (void)client_->core->poll();
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }));
+  ASSERT_TRUE(until([&] { return rpc::stats(*server_->core->calls).late > 1; }));
+  for (int i = 0; i < 20; ++i) (void)(client_->core->poll() + server_->core->poll());
+  EXPECT_EQ(rpc::stats(*server_->core->calls).bad_datagrams, 0u);
+  EXPECT_EQ(rpc::stats(*client_->core->calls).bad_datagrams, 0u);
+}
+
+TEST_F(RpcForgottenSessions, AServerWhoseAnswerToACloseWasLostAnswersAgain) {
+  silence();
+  EXPECT_EQ(session_.close(), Status::ok);
+  ASSERT_TRUE(until([&] { return served() == 0; }));
+  server_->set({});
+  const std::uint64_t from = now_;
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }));
+  EXPECT_LT(now_ - from, 200 * kMillisecond);  // and not connections.close_timeout
+  EXPECT_EQ(closed_[0].status, Status::ok);
+}
+
 TEST_F(RpcForgottenSessions, AnswersAreAsRareAsRepeatedRequests) {
   const spinwire::verbs::DatagramAddress to = ours().peer_address->destination;
   const std::uint32_t name = ours().peer_session;
