@@ -42,7 +42,8 @@ Status send_raw(EngineContext& ctx, Agent& a, const RawSend& r) noexcept {
   if (a.domain != nullptr) [[unlikely]]
     use_own_key(ctx, *a.domain, *op);
   append(a, *op);
-  if (!r.defer && q.posted != q.accepted) post_raw_receives_now(ctx, a);  // the peer's answer needs them
+  if (!r.defer && q.posted != q.accepted)
+    post_raw_receives_now(ctx, a);  // the peer's answer needs them
   return post(ctx, a, r.defer);
 }
 
