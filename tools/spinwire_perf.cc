@@ -175,6 +175,7 @@ void make_room(Config& config, const PerfOptions& o) {
   if (o.op == PerfOp::send) return;
   if (o.op == PerfOp::call) {
     config.rpc.sessions = std::max(config.rpc.sessions, o.sessions);
+    config.rpc.sessions_per_source = config.rpc.sessions;  // one client has them all
     make_room_for_calls(config, o.size, o.reply_size, o.window);
     return;
   }

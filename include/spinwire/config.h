@@ -131,8 +131,11 @@ struct Config {
     /// embedded one does. off: all datagrams go by work requests.
     DirectDatagrams direct_datagrams = DirectDatagrams::automatic;
     std::uint32_t sessions = 1024;  ///< of the engine, opened and served each; 1 … 1048575
-    std::uint32_t window = 8;       ///< calls of a session at once; a power of two, 1 … 64
-    std::uint32_t backlog = 16;     ///< further calls that wait, per session; 1 … 4096
+    /// Served sessions that one client host may have, so that it cannot keep others out; 0: three
+    /// quarters of `sessions`. Clients on this host are not limited. At most 1048575
+    std::uint32_t sessions_per_source = 0;
+    std::uint32_t window = 8;    ///< calls of a session at once; a power of two, 1 … 64
+    std::uint32_t backlog = 16;  ///< further calls that wait, per session; 1 … 4096
     /// Datagrams being sent by work requests; a power of two, 64 … 32768
     std::uint32_t send_depth = 256;
     std::uint32_t receive_depth = 1024;  ///< posted receives for datagrams; 64 … 32768

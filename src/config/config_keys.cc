@@ -214,6 +214,8 @@ constexpr std::array kKeys{
                     "send short datagrams without work requests if the device can"),
     SPINWIRE_NUMBER(rpc, Rpc, sessions, integer, 1, 1048575, "",
                     "sessions of the engine, opened and served each"),
+    SPINWIRE_NUMBER(rpc, Rpc, sessions_per_source, integer, 0, 1048575, "",
+                    "served sessions of one client host; 0: three quarters of sessions"),
     SPINWIRE_NUMBER(rpc, Rpc, window, integer, 1, 64, "",
                     "calls of a session at once, a power of two"),
     SPINWIRE_NUMBER(rpc, Rpc, backlog, integer, 1, 4096, "",

@@ -193,6 +193,11 @@ Address Address::from_v6(const std::array<std::uint8_t, 16>& bytes, std::uint32_
   return result;
 }
 
+bool Address::is_loopback() const noexcept {
+  if (family() == AF_INET) return ntohl(storage_.v4.sin_addr.s_addr) >> 24 == 127;
+  return IN6_IS_ADDR_LOOPBACK(&storage_.v6.sin6_addr) != 0;
+}
+
 Source Address::source() const noexcept {
   Source source = as_v6();
   if (family() == AF_INET6) std::fill(source.begin() + 8, source.end(), std::uint8_t{0});

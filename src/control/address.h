@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -24,6 +25,8 @@ struct AddressText {
 /// Where a peer comes from, for limits: its IPv4 address, or the upper half of its IPv6 address, as
 /// one host may have all of the lower half.
 using Source = std::array<std::uint8_t, 16>;
+/// How much of something each source holds.
+using SourceCounts = std::map<Source, std::uint32_t>;
 
 /// An IPv4 or IPv6 address and port. A default-made one is 0.0.0.0:0.
 class Address {
@@ -50,6 +53,8 @@ class Address {
   [[nodiscard]] std::array<std::uint8_t, 16> as_v6() const noexcept;
 
   [[nodiscard]] Source source() const noexcept;
+  /// Whether it never leaves this host.
+  [[nodiscard]] bool is_loopback() const noexcept;
 
   /// "a.b.c.d:port" or "[v6]:port", scope as a number; parse() reads it back. No heap.
   [[nodiscard]] AddressText text() const noexcept;

@@ -71,7 +71,7 @@ void Incoming::pass_on(ControlPort& port, Handshake& h) const {
     return accept(owner->on_join_session(h.id, h.exchange.peer_address(), *join));
   const auto* open = std::get_if<wire::OpenSession>(&got.body);
   if (open == nullptr) return;  // the exchange takes only what was expected
-  const auto served = owner->on_open_session(open->end);
+  const auto served = owner->on_open_session(h.exchange.peer(), open->end);
   if (!served) return port.refuse(h, served.error());
   port.send(h, wire::encode(wire::SessionOpened{served->end}));
   h.exchange.expect(kConfirmation);

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <variant>
 
@@ -132,9 +131,6 @@ struct Refusing {
 
 using Dialogue =
     std::variant<Incoming, Connect, Accept, OpenSession, ServeSession, ProbePeer, Refusing>;
-
-/// How many inbound handshakes each source has.
-using SourceCounts = std::map<Source, std::uint32_t>;
 
 /// Whether the address that the peer's frame names is known to the kernel.
 enum class AddressState : std::uint8_t { unknown, pending, resolved };

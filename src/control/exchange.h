@@ -84,6 +84,7 @@ class Exchange {
   /// Why advance() answered `failed`: protocol or unsupported (the peer's bytes), peer_lost,
   /// refused, timed_out, limit, no_memory or system (the connection).
   [[nodiscard]] const Error& error() const noexcept { return error_; }
+  [[nodiscard]] const Address& peer() const noexcept { return remote_; }
   /// "address:port" of the other end.
   [[nodiscard]] std::string_view peer_address() const noexcept { return peer_text_.view(); }
   /// This end's address, for choosing the device's address that matches. Errors: system.

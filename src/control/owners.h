@@ -95,7 +95,8 @@ class ListenerOwner {
                                               const Endpoint& endpoint) = 0;
   virtual Result<AcceptedConnection> on_join_session(HandshakeId handshake, std::string_view peer,
                                                      const wire::JoinSession& join) = 0;
-  virtual Result<AcceptedSession> on_open_session(const wire::SessionEnd& client) = 0;
+  virtual Result<AcceptedSession> on_open_session(const Address& peer,
+                                                  const wire::SessionEnd& client) = 0;
   /// A request through rdma_cm. The owner keeps the identifier and answers, or rejects, later; an
   /// error rejects at once.
   virtual Result<void> on_cm_request(CmId& id, const CmEvent& request) = 0;

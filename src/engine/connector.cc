@@ -49,9 +49,10 @@ class ApplicationListener final : public control::ListenerOwner {
     if (calls_ == nullptr) return no_method();
     return calls_->dialogues.accept_join(handshake, peer, join);
   }
-  Result<control::AcceptedSession> on_open_session(const wire::SessionEnd& client) override {
+  Result<control::AcceptedSession> on_open_session(const control::Address& peer,
+                                                   const wire::SessionEnd& client) override {
     if (calls_ == nullptr) return no_method();
-    return calls_->dialogues.accept(client);
+    return calls_->dialogues.accept(peer, client);
   }
   Result<void> on_cm_request(control::CmId& id, const control::CmEvent& request) override {
     return connector_.accept_cm(id, request, options_, attributes_);

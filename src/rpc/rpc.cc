@@ -35,6 +35,8 @@ Rpc::Rpc(agent::EngineContext& s, control::ControlPort& control,
   retransmission_timer.kind = kRetransmissionTimer;
   min_rto = s.clock.ticks(c.rpc.min_rto);
   idle_timeout = s.clock.ticks(c.connections.credit_idle_timeout);
+  share_of_source = c.rpc.sessions_per_source != 0 ? c.rpc.sessions_per_source
+                                                   : c.rpc.sessions - c.rpc.sessions / 4;
   keepalive_interval = s.clock.ticks(c.connections.keepalive_interval);
   peer_timeout = s.clock.ticks(c.connections.peer_timeout);
   close_timeout = s.clock.ticks(c.connections.close_timeout);

@@ -85,6 +85,8 @@ struct Rpc {
   std::unique_ptr<ForgottenSessions> forgotten;  ///< once there are any
   /// Served sessions in the order of their opening, until their client is known to have been heard.
   base::IntrusiveList<&ServerSession::unheard> unheard;
+  control::SourceCounts sources;      ///< of the served sessions of other hosts
+  std::uint32_t share_of_source = 0;  ///< served sessions that one of them may have
   // Ticks.
   std::uint64_t idle_timeout = 0;  ///< after which a server takes back its reservations
   std::uint64_t keepalive_interval = 0;

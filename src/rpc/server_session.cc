@@ -45,6 +45,24 @@ bool forget_unheard_session(Rpc& r) noexcept {
 
 }  // namespace
 
+bool make_room(Rpc& r, const control::Address& peer) noexcept {
+  if (peer.is_loopback()) return true;
+  const auto source = r.sources.find(peer.source());
+  if (source == r.sources.end() || source->second < r.share_of_source) return true;
+  for (ServerSession& s : r.unheard) {
+    if (s.source != &*source || is_heard(s)) continue;
+    forget_session(r, s);
+    return true;
+  }
+  return false;
+}
+
+void count_source(Rpc& r, ServerSession& s, const control::Address& peer) {
+  if (peer.is_loopback()) return;
+  s.source = &*r.sources.try_emplace(peer.source(), 0).first;
+  ++s.source->second;
+}
+
 ServerSession* accept_session(Rpc& r, const wire::SessionEnd& peer, PeerAddress* peer_address) {
   std::uint32_t index = r.servers.acquire(peer.window);
   if (index == kNone && forget_unheard_session(r)) index = r.servers.acquire(peer.window);
@@ -84,6 +102,9 @@ void release_server_session(Rpc& r, ServerSession& s) noexcept {
   }
   s.reply_buffers.reset();
   s.name = 0;
+  if (auto* const source = std::exchange(s.source, nullptr); source != nullptr) {
+    if (--source->second == 0) r.sources.erase(source->first);
+  }
   release_peer_address(r, std::exchange(s.peer_address, nullptr));
   r.servers.release(s.timer.index);
 }

@@ -217,6 +217,8 @@ struct alignas(64) ServerSession {
   std::uint64_t opened_at = 0;   ///< tick
   std::uint64_t join_token = 0;  ///< what a connection of the client's shows
   base::IntrusiveLinks<ServerSession> unheard;
+  /// In Rpc::sources; null: its client runs on this host.
+  control::SourceCounts::value_type* source = nullptr;
   Transport transport = Transport::datagram;
   bool is_unheard = false;      ///< in Rpc::unheard
   std::uint32_t forgotten = 0;  ///< calls below this number; see forget_calls_below()

@@ -90,15 +90,23 @@ void SessionDialogues::on_open_failed(std::uint64_t subject, const Error& why) {
 
 // ---- serving ----
 
-Result<control::AcceptedSession> SessionDialogues::accept(const wire::SessionEnd& client) {
+Result<control::AcceptedSession> SessionDialogues::accept(const control::Address& from,
+                                                          const wire::SessionEnd& client) {
   if (rpc_.handlers.empty()) {
     return base::fail(Status::unsupported, "open a session", "no method is served here",
                       "connect to an engine that serves");
   }
   return base::no_throw("open a session", [&]() -> Result<control::AcceptedSession> {
+    if (!make_room(rpc_, from)) {
+      return base::fail(
+          Status::limit, "open a session",
+          fmt::format("{} of rpc.sessions = {} are of {}, which is its share", rpc_.share_of_source,
+                      rpc_.context.config.rpc.sessions, from.str()),
+          "raise rpc.sessions_per_source there, or rpc.sessions");
+    }
     auto peer = acquire_peer_address(rpc_, client);
     if (!peer) return tl::unexpected(peer.error());
-    const ServerSession* const s = accept_session(rpc_, client, *peer);
+    ServerSession* const s = accept_session(rpc_, client, *peer);
     if (s == nullptr) {
       release_peer_address(rpc_, *peer);
       return base::fail(
@@ -106,6 +114,7 @@ Result<control::AcceptedSession> SessionDialogues::accept(const wire::SessionEnd
           fmt::format("rpc.sessions = {} are served", rpc_.context.config.rpc.sessions),
           "raise it there");
     }
+    count_source(rpc_, *s, from);
     wire::SessionEnd end = local_session_end(rpc_, s->name, s->window, client.first);
     end.token = s->join_token;
     return control::AcceptedSession{end, this, s->name, s->last_heard};

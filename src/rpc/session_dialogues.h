@@ -46,7 +46,8 @@ class SessionDialogues final : public control::SessionOwner,
   void probe(const ClientSession& session) noexcept;
 
   // For listeners. Each error goes to the peer.
-  Result<control::AcceptedSession> accept(const wire::SessionEnd& client);
+  Result<control::AcceptedSession> accept(const control::Address& from,
+                                          const wire::SessionEnd& client);
   Result<control::AcceptedConnection> accept_join(control::HandshakeId handshake,
                                                   std::string_view peer,
                                                   const wire::JoinSession& join);

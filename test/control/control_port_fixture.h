@@ -142,8 +142,10 @@ struct ListenerRecord : control::ListenerOwner {
     joined = join;
     return take(id);
   }
-  Result<control::AcceptedSession> on_open_session(const wire::SessionEnd& from) override {
+  Result<control::AcceptedSession> on_open_session(const control::Address& peer,
+                                                   const wire::SessionEnd& from) override {
     if (refusal != Status::ok) return tl::unexpected(Error{refusal, "listen", "not today", ""});
+    EXPECT_TRUE(peer.is_loopback());
     wire::SessionEnd ours = session_end(44, 2);
     ours.first = from.first;
     ours.token = 99;

@@ -23,7 +23,7 @@ Config calls_config() {
   Config c = config();
   c.memory.receive_bytes = 8u << 20;
   c.queues.completion_depth = 8192;
-  c.rpc.sessions = kSessions;
+  c.rpc.sessions = 2 * kSessions;  // so that one host may have half
   c.rpc.window = 16;
   c.rpc.receive_depth = 512;
   c.rpc.min_rto = 20ms;  // the machine is emulated

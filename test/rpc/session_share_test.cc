@@ -1,0 +1,105 @@
+// One client host must not take all sessions of a server.
+#include "rpc/bare.h"
+#include "rpc/server_session.h"
+#include "rpc/session_liveness.h"
+
+namespace rpc_share_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+namespace control = spinwire::control;
+namespace rpc = spinwire::rpc;
+namespace wire = spinwire::wire;
+
+class RpcSessionShare : public testing::Test {
+ protected:
+  static constexpr std::uint32_t kSessions = 8, kShare = 6;
+
+  void SetUp() override {
+    if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
+    open(0);
+  }
+  void open(std::uint32_t share) {
+    Config c = rpc_config();
+    c.rpc.sessions = kSessions;
+    c.rpc.sessions_per_source = share;
+    server_.reset();
+    client_.reset();
+    server_ = std::make_unique<Bare>(c, &now_);
+    client_ = std::make_unique<Bare>(rpc_config(), &now_);
+    EXPECT_TRUE(server_->core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
+    EXPECT_TRUE(client_->core->open_calls());
+  }
+  [[nodiscard]] rpc::Rpc& calls() const { return *server_->core->calls; }
+  /// A session of a client on that host. Null: refused.
+  rpc::ServerSession* accept(const char* from) {
+    const auto end = rpc::local_session_end(*client_->core->calls, ++name_, 8, 0);
+    const auto made = calls().dialogues.accept(*control::Address::parse(from), end);
+    if (made) return rpc::find_server(calls(), static_cast<std::uint32_t>(made->subject));
+    error_ = made.error();
+    return nullptr;
+  }
+  /// As if its client had called.
+  rpc::ServerSession* accept_and_use(const char* from) {
+    rpc::ServerSession* const s = accept(from);
+    if (s != nullptr) s->last_heard = ++now_;
+    return s;
+  }
+
+  std::uint64_t now_ = 1'000'000'000;
+  std::unique_ptr<Bare> server_, client_;
+  std::uint32_t name_ = 0;
+  Error error_;
+};
+
+TEST_F(RpcSessionShare, AHostThatUsesItsShareGetsNoMoreAndOthersDo) {
+  for (std::uint32_t i = 0; i < kShare; ++i) ASSERT_NE(accept_and_use("10.0.0.1:5"), nullptr) << i;
+  EXPECT_EQ(accept("10.0.0.1:6"), nullptr);
+  EXPECT_EQ(error_.status, Status::limit);
+  EXPECT_NE(error_.message().find("rpc.sessions_per_source"), std::string::npos);
+  EXPECT_NE(error_.message().find("6 of rpc.sessions = 8"), std::string::npos) << error_.message();
+  EXPECT_NE(accept("10.0.0.2:5"), nullptr);
+  EXPECT_NE(accept("[2001:db8::1]:5"), nullptr);
+}
+
+TEST_F(RpcSessionShare, ASessionThatEndsGivesItsPlaceBack) {
+  rpc::ServerSession* first = accept_and_use("10.0.0.1:5");
+  for (std::uint32_t i = 1; i < kShare; ++i) ASSERT_NE(accept_and_use("10.0.0.1:5"), nullptr);
+  ASSERT_EQ(accept("10.0.0.1:5"), nullptr);
+  rpc::release_server_session(calls(), *first);
+  EXPECT_NE(accept_and_use("10.0.0.1:5"), nullptr);
+  EXPECT_EQ(accept("10.0.0.1:5"), nullptr);
+}
+
+TEST_F(RpcSessionShare, OneThatWasNeverUsedIsReplacedByAnotherOfItsHost) {
+  ASSERT_NE(accept("10.0.0.2:5"), nullptr);
+  const std::uint32_t other = rpc::stats(calls()).served_sessions;
+  rpc::ServerSession* const unused = accept("10.0.0.1:5");
+  ASSERT_NE(unused, nullptr);
+  const std::uint32_t name = unused->name;
+  for (std::uint32_t i = 1; i < kShare; ++i) ASSERT_NE(accept_and_use("10.0.0.1:5"), nullptr);
+  EXPECT_NE(accept_and_use("10.0.0.1:5"), nullptr);
+  EXPECT_EQ(rpc::find_server(calls(), name), nullptr);
+  EXPECT_EQ(rpc::stats(calls()).served_sessions, other + kShare);  // and not the other host's
+  EXPECT_EQ(accept("10.0.0.1:5"), nullptr);
+}
+
+TEST_F(RpcSessionShare, ClientsOnThisHostHaveNoShare) {
+  for (std::uint32_t i = 0; i < kSessions; ++i) {
+    const char* const from = i % 2 == 0 ? "127.0.0.1:5" : "[::1]:5";
+    ASSERT_NE(accept_and_use(from), nullptr) << i;
+  }
+  EXPECT_EQ(accept("127.0.0.1:5"), nullptr);
+  EXPECT_NE(error_.message().find("rpc.sessions = 8 are served"), std::string::npos);
+}
+
+TEST_F(RpcSessionShare, TheShareIsASetting) {
+  open(2);
+  EXPECT_NE(accept_and_use("10.0.0.1:5"), nullptr);
+  EXPECT_NE(accept_and_use("10.0.0.1:5"), nullptr);
+  EXPECT_EQ(accept("10.0.0.1:5"), nullptr);
+  EXPECT_NE(error_.message().find("2 of rpc.sessions = 8"), std::string::npos) << error_.message();
+}
+
+}  // namespace
+}  // namespace rpc_share_test
