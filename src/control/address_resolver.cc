@@ -36,7 +36,7 @@ Error unreachable(const std::string& address, std::string found) {
 
 Result<bool> CmAddressResolver::begin(const Resolution& what,
                                       const std::array<std::uint8_t, 16>& gid, GidType type) {
-  // A GID of another type is refused by whoever uses it. One of RoCEv1 that is link-local contains
+  // The owner refuses a GID of another type. One of RoCEv1 that is link-local contains
   // the Ethernet address.
   if (!has_rdma_cm_ || type != type_ || gid == local_ ||
       (type == GidType::roce_v1 && is_link_local(gid)))

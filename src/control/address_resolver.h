@@ -1,6 +1,6 @@
 // Resolves the address that a peer's frame names, before a verb uses it. On RoCE ibv_create_ah()
 // and the step to RTR wait inside the kernel for ARP or neighbour discovery, a second where nobody
-// answers (rdma_core: ib_resolve_eth_dmac). rdma_cm does the same work without holding its caller:
+// answers (rdma_core: ib_resolve_eth_dmac). rdma_cm does the same work and its caller goes on:
 // afterwards the kernel knows the neighbour, and the verbs find it at once. Cold.
 #pragma once
 
