@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/internals.h"
+#include "base/log.h"
 #include "base/units.h"
 #include "engine/devices.h"
 #include "engine/engine_core.h"
@@ -185,6 +186,7 @@ EngineCore::~EngineCore() {
   guard.end();
   if (context.device == nullptr || context.arena == nullptr) return;
   control.close();
+  const bool unused = context.device->wait_for_local_accesses();
   if (context.registrations != nullptr) context.registrations->close();
   context.windows.close();
   for (std::uint32_t i = 0; i < context.receives.size(); ++i) {
@@ -194,6 +196,11 @@ EngineCore::~EngineCore() {
   device_watch.close(control);
   calls.reset();
   context.device.reset();
+  if (!unused) {
+    base::log(LogLevel::error,
+              "another thread still copies from or to this engine's memory, which therefore stays");
+    (void)context.arena.release();
+  }
   context.arena.reset();  // lives on while the application holds buffers
 }
 

@@ -233,6 +233,12 @@ Result<void> Device::probe_queue_pair() {
   return {};
 }
 
+bool Device::wait_for_local_accesses() noexcept {
+  constexpr Nanoseconds kLongest = std::chrono::seconds(5);
+  return provider().wait_for_local_accesses == nullptr ||
+         provider().wait_for_local_accesses(context(), kLongest);
+}
+
 Device::~Device() {
   if (selected_.context == nullptr) return;
   // A peer may be in the midst of an access; one that is stopped there costs what it is at.

@@ -136,6 +136,9 @@ class Device {
   void leave_domain(const Domain& domain) noexcept;
   /// Takes the next step to the end of a domain that was left; false if there is none.
   bool poll_leaving() noexcept;
+  /// Before memory is unmapped, when no queue pair answers any more: waits until no thread of this
+  /// process is in the midst of a copy. False: one was for too long, and the memory has to stay.
+  bool wait_for_local_accesses() noexcept;
   [[nodiscard]] std::size_t domains() const noexcept { return domains_; }  ///< not ended
   /// Receives of a queue pair in a domain of its own.
   [[nodiscard]] std::uint32_t domain_receives() const noexcept {

@@ -74,6 +74,9 @@ struct Provider {
   /// Upkeep that the device needs from its user's control step (liveness, sleeping lanes); null if
   /// it needs none. May make system calls, never blocks.
   void (*control)(ibv_context* context);
+  /// Waits until no thread of this process accesses the device's memory, or `timeout` has passed:
+  /// false. No queue pair may answer any more. Null where only the device accesses memory.
+  bool (*wait_for_local_accesses)(ibv_context* context, Nanoseconds timeout);
   /// Direct datagrams; null if the device has none.
   const verbs::DirectDatagrams* direct;
 };

@@ -312,6 +312,7 @@ const Provider& rdmacore_provider() noexcept {
       .query_qp = query_qp,
       .destroy_qp = destroy_qp,
       .control = nullptr,
+      .wait_for_local_accesses = nullptr,
       .direct = nullptr,
   };
   return provider;

@@ -1,5 +1,6 @@
 // The embedded device as a provider: the one place above it that knows it.
 #include "base/error.h"
+#include "softverbs/memory/access_tracking.h"
 #include "softverbs/memory/memory_region.h"
 #include "softverbs/memory/memory_window.h"
 #include "softverbs/objects.h"
@@ -64,6 +65,7 @@ const Provider& softverbs_provider() noexcept {
       .query_qp = softverbs::query_qp,
       .destroy_qp = softverbs::destroy_qp,
       .control = softverbs::control_device,
+      .wait_for_local_accesses = softverbs::wait_for_local_accesses,
       .direct = &softverbs::direct_datagrams(),
   };
   return provider;

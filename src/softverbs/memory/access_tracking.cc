@@ -1,5 +1,8 @@
 #include "softverbs/memory/access_tracking.h"
 
+#include <chrono>
+#include <thread>
+
 #include "base/membarrier.h"
 #include "softverbs/context_gid.h"
 
@@ -51,6 +54,25 @@ bool accesses_drained(const Context& c, Qp& qp) noexcept {
   if (!access_ended(c, *qp.peer, qp.busy)) return false;
   const bool served = (qp.entry->ident.load(std::memory_order_relaxed) & kServed) != 0;
   qp.peer_access = served ? PeerAccess::possible : PeerAccess::none;
+  return true;
+}
+
+bool wait_for_local_accesses(ibv_context* context, Nanoseconds timeout) noexcept {
+  const Context& c = context_of(context);
+  if (c.one_thread || !fence_peers(c)) return c.one_thread;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const std::uint32_t used = lanes_in_use(*c.segment);
+  for (std::uint32_t lane = 0; lane < used; ++lane) {
+    const LaneEntry& entry = c.segment->directory[lane];
+    if (lane_pid(entry.state.load(std::memory_order_acquire)) != c.pid) continue;
+    const std::atomic<std::uint64_t>& busy = c.segment->lanes[lane].control.busy;
+    const std::uint64_t word = busy.load(std::memory_order_seq_cst);
+    while ((word & 1) != 0 && busy.load(std::memory_order_acquire) == word) {
+      if (std::chrono::steady_clock::now() >= deadline) return false;
+      // The thread may need this processor, whatever its priority.
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
   return true;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "softverbs/objects.h"
+#include "spinwire/clock.h"
 
 namespace spinwire::softverbs {
 
@@ -19,5 +20,10 @@ bool access_ended(const Context& c, const Peer& peer, const PendingAccess& recor
 /// Whether every access has ended that began while the queue pair answered, or before its rights
 /// were revoked. Bounded: if false, call again later.
 bool accesses_drained(const Context& c, Qp& qp) noexcept;
+
+/// Waits until every thread of this process has ended the access to our memory that it was in, for
+/// at most `timeout`: the memory may be unmapped afterwards. No queue pair may answer any more.
+/// Peers of other processes have mappings of their own. False: one has not ended.
+bool wait_for_local_accesses(ibv_context* context, Nanoseconds timeout) noexcept;
 
 }  // namespace spinwire::softverbs

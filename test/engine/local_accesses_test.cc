@@ -1,0 +1,72 @@
+// An engine is destroyed while another thread of its process is in the midst of a copy from or to
+// its memory, and off its processor.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "rpc/bare.h"
+#include "softverbs/context_gid.h"
+#include "softverbs/memory/access_tracking.h"
+
+namespace local_accesses_test {
+namespace {
+
+using namespace rpc_test;  // NOLINT: a test's helpers
+using namespace std::chrono_literals;
+namespace sv = spinwire::softverbs;
+
+class EngineLocalAccesses : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "threads that copy";
+    owner_ = std::make_unique<Bare>(rpc_config());
+    peer_ = std::make_unique<Bare>(rpc_config());
+    listener_ = owner_->core->listen("127.0.0.1:0", {}).value();
+    connection_ = peer_->core->connect(listener_.address(), {}).value();
+    ASSERT_TRUE(engine_test::until({}, [&] {
+      (void)(owner_->core->poll() + peer_->core->poll());
+      return connection_.ready();
+    }));
+  }
+  [[nodiscard]] ibv_context* device() const { return owner_->core->context.device->context(); }
+  /// Odd while the peer is in an access to the owner's memory.
+  [[nodiscard]] std::atomic<std::uint64_t>& busy() const {
+    sv::Segment& segment = *sv::context_of(device()).segment;
+    const ibv_gid peer = sv::context_of(peer_->core->context.device->context()).segment->gid;
+    for (std::uint32_t lane = 0;; ++lane) {
+      if (sv::same_gid(segment.directory[lane].sender, peer))
+        return segment.lanes[lane].control.busy;
+    }
+  }
+
+  std::unique_ptr<Bare> owner_, peer_;
+  Listener listener_;
+  Connection connection_;
+};
+
+TEST_F(EngineLocalAccesses, MemoryStaysUntilTheCopyHasEnded) {
+  std::atomic<std::uint64_t>& word = busy();
+  const volatile std::byte* const memory = owner_->core->context.arena->slab().data();
+  std::atomic<bool> copied = false;
+  word.fetch_add(1);
+  std::thread copier([&] {
+    std::this_thread::sleep_for(200ms);  // off its processor
+    (void)memory[0];
+    copied = true;
+    word.fetch_add(1);
+  });
+  owner_.reset();
+  EXPECT_TRUE(copied);
+  copier.join();
+}
+
+TEST_F(EngineLocalAccesses, TheWaitIsBounded) {
+  EXPECT_TRUE(sv::wait_for_local_accesses(device(), 1ms));
+  busy().fetch_add(1);
+  EXPECT_FALSE(sv::wait_for_local_accesses(device(), 1ms));
+  busy().fetch_add(1);
+  EXPECT_TRUE(sv::wait_for_local_accesses(device(), 1ms));
+}
+
+}  // namespace
+}  // namespace local_accesses_test
