@@ -75,4 +75,56 @@ void CmAddressResolver::on_cm_event(const CmEvent& event) {
   port_.on_resolved(over.what, tl::unexpected(unreachable(over.address, why)));
 }
 
+// ---- frames wait at the port ----
+
+Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 16>& gid,
+                                  GidType type) {
+  if (resolver_ == nullptr || h.address == AddressState::resolved) return true;
+  auto begun = resolver_->begin({h.id, 0}, gid, type);
+  if (!begun || *begun) return begun;
+  h.address = AddressState::pending;
+  // Nothing is read meanwhile: the frame stays where it is.
+  if (std::exchange(h.watched, false)) epoll_.remove(h.exchange.fd());
+  return false;
+}
+
+Result<bool> ControlPort::resolve(Handshake& h, const Endpoint& peer) {
+  return resolve(h, peer.gid, peer.gid_type);
+}
+
+Result<bool> ControlPort::resolve(Handshake& h, const wire::SessionEnd& peer) {
+  if (peer.qp_num == 0) return true;  // only names the peer
+  return resolve(h, peer.gid, peer.gid_type);
+}
+
+Result<bool> ControlPort::resolve(std::uint64_t subject, const Endpoint& peer) {
+  if (resolver_ == nullptr) return true;
+  return resolver_->begin({{}, subject}, peer.gid, peer.gid_type);
+}
+
+void ControlPort::stop_resolving(Handshake& h) noexcept {
+  if (h.address != AddressState::pending) return;
+  h.address = AddressState::unknown;
+  if (resolver_ != nullptr) resolver_->cancel({h.id, 0});
+}
+
+void ControlPort::on_resolved(const Resolution& what, const Result<void>& outcome) noexcept {
+  try {
+    if (!what.handshake && cm_owner_ != nullptr)
+      return cm_owner_->on_address_resolved(what.subject, outcome);
+    Handshake* const h = find(what.handshake);
+    if (h == nullptr || h->address != AddressState::pending) return;
+    h->address = AddressState::resolved;
+    watch(*h);
+    std::visit(
+        [&](auto& dialogue) {
+          if constexpr (requires { dialogue.on_resolved(*this, *h, outcome); })
+            dialogue.on_resolved(*this, *h, outcome);
+        },
+        h->dialogue);
+  } catch (...) {
+    base::log(LogLevel::error, "out of memory in a handshake");
+  }
+}
+
 }  // namespace spinwire::control

@@ -19,9 +19,6 @@ namespace {
 constexpr int kBacklog = 512;
 constexpr int kAcceptsPerPoll = 8;
 constexpr int kCmEventsPerPoll = 16;
-// How long a peer may be silent before it gives way to a new one.
-constexpr Nanoseconds kGrace = std::chrono::milliseconds(100);
-constexpr Nanoseconds kGraceOfHeavySource = std::chrono::milliseconds(5);
 
 // Tokens of the epoll set: a kind, a generation, an index.
 enum class TokenKind : std::uint64_t { handshake, listener, descriptor, cm };
@@ -190,35 +187,6 @@ std::string ControlPort::address_of(ListenerId id) const {
   return bound ? bound->str() : std::string();
 }
 
-/// Whether the peer has had its time. It is shorter for sources that hold much of the port: honest
-/// peers that come in a crowd come from many, or are near.
-bool ControlPort::may_give_up(const Handshake& h) const noexcept {
-  if (!h.inbound || !std::visit([](const auto& d) { return d.waits_for_peer(); }, h.dialogue))
-    return false;
-  const bool is_heavy = h.source->second > options_.handshakes / 4;
-  const Nanoseconds grace = is_heavy ? kGraceOfHeavySource : kGrace;
-  return clock_.now() - h.waits_since >=
-         clock_.ticks(std::min<Nanoseconds>(options_.handshake_timeout / 8, grace));
-}
-
-/// The handshake that gives way to a new peer: of the source that has the most of them, the one
-/// whose peer has been silent for the longest time. Null: none has had its time.
-Handshake* ControlPort::find_to_give_up() noexcept {
-  Handshake* found = nullptr;
-  for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
-    if (!handshakes_.in_use(i)) continue;
-    Handshake& h = handshakes_.at(i);
-    if (!may_give_up(h)) continue;
-    const auto ahead = [&] {
-      const std::uint32_t most = found->source->second;
-      return h.source->second != most ? h.source->second > most
-                                      : h.waits_since < found->waits_since;
-    };
-    if (found == nullptr || ahead()) found = &h;
-  }
-  return found;
-}
-
 void ControlPort::accept_from(std::uint32_t index, std::uint32_t generation) noexcept {
   for (int i = 0; i < kAcceptsPerPoll; ++i) {
     // An owner may have stopped the listener meanwhile.
@@ -236,16 +204,6 @@ void ControlPort::accept_from(std::uint32_t index, std::uint32_t generation) noe
     if (last != nullptr) give_up(*last);
     accept(std::move(**accepted), {index, generation});
   }
-}
-
-void ControlPort::give_up(Handshake& h) noexcept {
-  const HandshakeId id = h.id;
-  try {
-    std::visit([&](auto& dialogue) { dialogue.give_up(*this, h); }, h.dialogue);
-  } catch (...) {
-    base::log(LogLevel::error, "{}: out of memory in a handshake", h.exchange.peer_address());
-  }
-  drop(id);  // a refusal that lingers would keep the room
 }
 
 void ControlPort::accept(Accepted&& accepted, ListenerId listener) noexcept {
@@ -439,58 +397,6 @@ void ControlPort::refuse(Handshake& h, const Error& why) noexcept {
     return drop(h);
   schedule_timeout(h);
   watch(h);
-}
-
-// ---- addresses that frames name ----
-
-Result<bool> ControlPort::resolve(Handshake& h, const std::array<std::uint8_t, 16>& gid,
-                                  GidType type) {
-  if (resolver_ == nullptr || h.address == AddressState::resolved) return true;
-  auto begun = resolver_->begin({h.id, 0}, gid, type);
-  if (!begun || *begun) return begun;
-  h.address = AddressState::pending;
-  // Nothing is read meanwhile: the frame stays where it is.
-  if (std::exchange(h.watched, false)) epoll_.remove(h.exchange.fd());
-  return false;
-}
-
-Result<bool> ControlPort::resolve(Handshake& h, const Endpoint& peer) {
-  return resolve(h, peer.gid, peer.gid_type);
-}
-
-Result<bool> ControlPort::resolve(Handshake& h, const wire::SessionEnd& peer) {
-  if (peer.qp_num == 0) return true;  // only names the peer
-  return resolve(h, peer.gid, peer.gid_type);
-}
-
-Result<bool> ControlPort::resolve(std::uint64_t subject, const Endpoint& peer) {
-  if (resolver_ == nullptr) return true;
-  return resolver_->begin({{}, subject}, peer.gid, peer.gid_type);
-}
-
-void ControlPort::stop_resolving(Handshake& h) noexcept {
-  if (h.address != AddressState::pending) return;
-  h.address = AddressState::unknown;
-  if (resolver_ != nullptr) resolver_->cancel({h.id, 0});
-}
-
-void ControlPort::on_resolved(const Resolution& what, const Result<void>& outcome) noexcept {
-  try {
-    if (!what.handshake && cm_owner_ != nullptr)
-      return cm_owner_->on_address_resolved(what.subject, outcome);
-    Handshake* const h = find(what.handshake);
-    if (h == nullptr || h->address != AddressState::pending) return;
-    h->address = AddressState::resolved;
-    watch(*h);
-    std::visit(
-        [&](auto& dialogue) {
-          if constexpr (requires { dialogue.on_resolved(*this, *h, outcome); })
-            dialogue.on_resolved(*this, *h, outcome);
-        },
-        h->dialogue);
-  } catch (...) {
-    base::log(LogLevel::error, "out of memory in a handshake");
-  }
 }
 
 void ControlPort::answer_probe(Handshake& h, std::uint64_t incarnation) noexcept {
