@@ -109,6 +109,9 @@ struct Faults {
   std::vector<std::uint32_t> heap;  ///< the next to go first
 };
 
+/// Errors: invalid_argument naming the field.
+Result<void> check(const FaultPlan& plan);
+Result<void> check_rate(std::uint64_t bytes_per_second, std::uint64_t burst_bytes);
 /// The random faults of one work request.
 struct Fate {
   bool drop, duplicate, rnr;
