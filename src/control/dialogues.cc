@@ -120,9 +120,8 @@ void Connect::on_resolved(ControlPort& port, Handshake& h, const Result<void>& o
   if (outcome) return on_frame(port, h);
   ConnectionOwner& to = *owner;
   const std::uint64_t about = subject;
-  const Error why = outcome.error();
-  port.refuse(h, why);
-  to.on_failed(about, why);
+  port.refuse(h, outcome.error());
+  to.on_failed(about, outcome.error());
 }
 
 void Connect::on_frame(ControlPort& port, Handshake& h) const {
@@ -211,9 +210,8 @@ void OpenSession::on_resolved(ControlPort& port, Handshake& h, const Result<void
   if (outcome) return on_frame(port, h);
   SessionOwner& to = *owner;
   const std::uint64_t about = subject;
-  const Error why = outcome.error();
   port.drop(h);
-  to.on_open_failed(about, why);
+  to.on_open_failed(about, outcome.error());
 }
 
 void OpenSession::on_frame(ControlPort& port, Handshake& h) const {
