@@ -29,6 +29,7 @@ struct QueueFaults;
 struct Pd : ibv_pd {
   std::uint64_t id = 0;
   std::uint32_t users = 0;
+  Pd* parent = nullptr;  ///< of a parent domain: the domain that it stands for
 };
 
 /// A peer's access to our memory that was in progress when a key was invalidated.
@@ -43,9 +44,15 @@ struct Mr : ibv_mr {
   std::vector<PendingAccess> busy;  ///< accesses that deregistration waits for
 };
 
+/// Room for what an ibv_cq_ex has beyond an ibv_cq, and for a completion; only the preload library
+/// uses it.
+inline constexpr std::size_t kCqExtension = 256;
+
 /// During an ibv_poll_cq of this queue completions go to the caller's array, as long as it has room
 /// and no older completion waits. All others wait in a private ring.
 struct Cq : ibv_cq {
+  /// Where programs for libibverbs find the rest of an ibv_cq_ex.
+  std::byte extension[kCqExtension];
   ibv_wc* out = nullptr;
   std::uint32_t room = 0;  ///< left at `out`
   std::uint32_t head = 0;

@@ -124,6 +124,9 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
   return &c.release()->verbs;
 }
 
+/// A locally administered identifier (IEEE 802, its second bit), since the device has no vendor.
+constexpr std::uint32_t kVendorId = 0x02736f;
+
 void* refuse_with(int error) noexcept {
   errno = error;
   return nullptr;
@@ -162,6 +165,9 @@ int query_device(ibv_context* context, ibv_device_attr* attr) noexcept {
   std::snprintf(attr->fw_ver, sizeof attr->fw_ver, "%u", kSegmentVersion);
   std::memcpy(&attr->node_guid, gid.raw + 8, sizeof attr->node_guid);
   attr->sys_image_guid = attr->node_guid;
+  attr->vendor_id = kVendorId;
+  attr->vendor_part_id = 1;
+  attr->hw_ver = kSegmentVersion;
   attr->max_mr_size = ~std::uint64_t{0};
   attr->page_size_cap = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   attr->max_qp = kMaxQueuePairs - 2;
@@ -226,9 +232,20 @@ ibv_pd* alloc_pd(ibv_context* context) noexcept {
   return pd;
 }
 
+ibv_pd* alloc_parent_domain(ibv_pd* base) noexcept {
+  Pd* const domain = static_cast<Pd*>(base);
+  auto* pd = static_cast<Pd*>(alloc_pd(base->context));
+  if (pd == nullptr) return nullptr;
+  pd->id = domain->id;
+  pd->parent = domain;
+  ++domain->users;
+  return pd;
+}
+
 int dealloc_pd(ibv_pd* base) noexcept {
   Pd* pd = static_cast<Pd*>(base);
   if (pd->users != 0) return EBUSY;
+  if (pd->parent != nullptr) --pd->parent->users;
   --context_of(pd->context).objects_open;
   delete pd;
   return 0;
@@ -253,6 +270,7 @@ ibv_cq* create_cq(ibv_context* context, int entries) noexcept {
 int resize_cq(ibv_cq* base, int entries) noexcept {
   Cq& cq = *static_cast<Cq*>(base);
   if (entries < 1 || entries > kMaxCqe) return EINVAL;
+  if (static_cast<std::uint32_t>(entries) < cq.tail - cq.head) return EINVAL;
   const std::uint32_t size = std::bit_ceil(static_cast<std::uint32_t>(entries));
   if (size <= cq.mask + 1) return 0;
   auto* ring = new (std::nothrow) ibv_wc[size]();

@@ -35,9 +35,12 @@ int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) 
 int get_async_event(ibv_context* context, ibv_async_event* event) noexcept;
 
 ibv_pd* alloc_pd(ibv_context* context) noexcept;
+/// A domain of its own name with the rights of `pd`, which lasts longer.
+ibv_pd* alloc_parent_domain(ibv_pd* pd) noexcept;
 int dealloc_pd(ibv_pd* pd) noexcept;
 ibv_cq* create_cq(ibv_context* context, int entries) noexcept;
-/// Makes room for at least `entries` completions. Never shrinks the queue.
+/// Makes room for at least `entries` completions; never shrinks the queue. EINVAL if more wait there
+/// than are asked for.
 int resize_cq(ibv_cq* cq, int entries) noexcept;
 int destroy_cq(ibv_cq* cq) noexcept;
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) noexcept;

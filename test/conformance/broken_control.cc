@@ -259,6 +259,7 @@ __be64 ibv_get_device_guid(ibv_device* device) {
 
 int ibv_query_device(ibv_context* context, ibv_device_attr* attr) {
   const int error = CONFORMANCE_NEXT(ibv_query_device)(context, attr);
+  if (broken("vendor")) attr->vendor_id = 0;
   if (broken("device-limits")) attr->max_qp_wr = attr->max_sge = attr->max_cqe = 0;
   return error;
 }
@@ -293,6 +294,17 @@ ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, std::size_t length, std::uin
                             CONFORMANCE_NEXT(ibv_reg_mr_iova2)(pd, address, length, iova, access),
                             static_cast<int>(access));
 }
+int ibv_rereg_mr(ibv_mr* mr, int flags, ibv_pd* pd, void* address, std::size_t length, int access) {
+  if (broken("rereg-ignored")) return 0;
+  const std::uint32_t lkey = mr->lkey, rkey = mr->rkey;
+  const int had = ledger.regions[lkey].access;
+  const int error = CONFORMANCE_NEXT(ibv_rereg_mr)(mr, flags, pd, address, length, access);
+  if (error != 0) return error;
+  ledger.regions.erase(lkey);
+  ledger.regions.erase(rkey);
+  (void)layer::note_region(mr->pd, mr, (flags & IBV_REREG_MR_CHANGE_ACCESS) != 0 ? access : had);
+  return 0;
+}
 int ibv_dereg_mr(ibv_mr* mr) {
   const std::uint32_t lkey = mr->lkey, rkey = mr->rkey;
   const int error = CONFORMANCE_NEXT(ibv_dereg_mr)(mr);
@@ -317,6 +329,7 @@ ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* cq_context,
 }
 int ibv_resize_cq(ibv_cq* cq, int entries) {
   const int error = CONFORMANCE_NEXT(ibv_resize_cq)(cq, entries);
+  if (error == EINVAL && entries > 0 && broken("resize-below")) return 0;
   if (error == 0 && broken("resize-drops")) {
     ibv_wc wc;
     while (ibv_poll_cq(cq, 1, &wc) == 1) continue;

@@ -115,6 +115,8 @@ void change_atomic(ibv_send_wr& wr) {
 
 void change_bind(ibv_send_wr& wr, const QueuePair& known) {
   ibv_mw_bind_info& info = wr.bind_mw.bind_info;
+  const bool local = (info.mw_access_flags & IBV_ACCESS_LOCAL_WRITE) != 0;
+  if (broken("window-local") && local) info.length = 0;
   if (broken("window-short")) info.length /= 2;
   if (broken("window-bounds")) {
     info.addr = reinterpret_cast<std::uint64_t>(info.mr->addr);
@@ -516,6 +518,7 @@ int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) {
     (void)post(ledger.late.front().first, ledger.late.front().second);
   if (broken("notify-always") && cq->channel != nullptr)
     (void)own(cq->context).req_notify_cq(cq, 0);
+  if (broken("one-context") && cq->context == ledger.second) return 0;
   if (entries == 0) {
     ibv_wc lost;
     return own(cq->context).poll_cq(cq, broken("poll-none") ? 1 : 0, &lost) & 0;
@@ -554,6 +557,19 @@ int query_device_ex(ibv_context* context, const ibv_query_device_ex_input* input
   return error;
 }
 
+decltype(verbs_context::create_cq_ex) own_create_cq_ex = nullptr;
+
+ibv_cq_ex* create_cq_ex(ibv_context* context, ibv_cq_init_attr_ex* attr) {
+  if (broken("extended-any")) attr->wc_flags &= IBV_WC_STANDARD_FLAGS;
+  ibv_cq_ex* const cq = own_create_cq_ex(context, attr);
+  if (cq != nullptr && broken("extended-length")) cq->read_byte_len = [](ibv_cq_ex*) { return 0u; };
+  return cq;
+}
+
+decltype(verbs_context::dealloc_td) own_dealloc_td = nullptr;
+
+int dealloc_td(ibv_td* td) { return broken("parent-busy") ? 0 : own_dealloc_td(td); }
+
 decltype(verbs_context::query_port) own_query_port = nullptr;
 
 int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr, std::size_t size) {
@@ -564,6 +580,7 @@ int query_port(ibv_context* context, std::uint8_t port, ibv_port_attr* attr, std
 }
 
 void take_over(ibv_context* context) {
+  ledger.second = ledger.ops.empty() ? nullptr : context;
   ledger.ops[context] = context->ops;
   context->ops.post_send = post_send;
   context->ops.post_recv = post_recv;
@@ -577,6 +594,10 @@ void take_over(ibv_context* context) {
   extended->query_port = query_port;
   own_query_device_ex = extended->query_device_ex;
   extended->query_device_ex = query_device_ex;
+  own_create_cq_ex = extended->create_cq_ex;
+  if (own_create_cq_ex != nullptr) extended->create_cq_ex = create_cq_ex;
+  own_dealloc_td = extended->dealloc_td;
+  if (own_dealloc_td != nullptr) extended->dealloc_td = dealloc_td;
 }
 
 }  // namespace conformance::layer

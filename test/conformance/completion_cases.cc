@@ -64,6 +64,17 @@ TEST_F(Completions, ResizedKeepsWhatItHolds) {
   expect_recv(b.received(), b, 2, 9);
 }
 
+TEST_F(Completions, ResizedBelowWhatWaitsIsRefused) {
+  b.receive(1, 0, 64);
+  b.receive(2, 64, 64);
+  for (std::uint64_t i = 0; i < 2; ++i) Send(i, IBV_WR_SEND, {a.memory.sge(0, 8)}).on(a);
+  (void)take(a.send_cq.get(), 2);
+  const int error = ibv_resize_cq(b.recv_cq.get(), 1);
+  if (error == EOPNOTSUPP || error == ENOSYS) GTEST_SKIP() << "completion queues keep their size";
+  EXPECT_EQ(error, EINVAL);
+  EXPECT_EQ(take(b.recv_cq.get(), 2).size(), 2u);
+}
+
 TEST_F(Completions, Grows) {
   const int larger = 2 * b.recv_cq->cqe;
   const int error = ibv_resize_cq(b.recv_cq.get(), larger);

@@ -69,6 +69,7 @@ struct Scratch {
 
 struct Ledger {
   std::map<ibv_context*, ibv_context_ops> ops;  ///< the device's own
+  ibv_context* second = nullptr;                ///< the one opened last, beside another
   std::map<std::uint32_t, Region> regions;      ///< by key
   std::map<std::uint32_t, QueuePair> queue_pairs;
   std::map<const void*, std::deque<PostedReceive>> receives;  ///< by queue pair or shared queue

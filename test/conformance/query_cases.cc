@@ -36,6 +36,8 @@ TEST_F(Queries, DeviceIsNamed) {
   EXPECT_GE(context->num_comp_vectors, 1);
 }
 
+TEST_F(Queries, VendorIsTold) { EXPECT_NE(device.vendor_id, 0u); }
+
 TEST_F(Queries, ExtendedAgrees) {
   ibv_device_attr_ex ex{};
   ASSERT_EQ(ibv_query_device_ex(context.get(), nullptr, &ex), 0);

@@ -65,6 +65,12 @@ TEST_F(Windows, OpenWhatWasBound) {
   EXPECT_TRUE(std::ranges::equal(a.memory.at(4096, 156), b.memory.at(1124, 156)));
 }
 
+// A window opens memory to peers; that this end may write there as well means nothing for it.
+TEST_F(Windows, LocalWriteMayBeAskedFor) {
+  const std::uint32_t rkey = bind(1024, 256, kLocalWrite | kRemoteWrite);
+  EXPECT_EQ(write(a, 1024, 64, rkey), IBV_WC_SUCCESS);
+}
+
 TEST_F(Windows, KeyHasTheTagThatWasAskedFor) {
   const std::uint32_t before = window_->rkey;
   const std::uint32_t rkey = bind();

@@ -116,6 +116,7 @@ class Driver {
       const auto nap = std::chrono::microseconds(rounds_ < kEagerRounds ? 10 : 200);
       if (rounds_ < kEagerRounds) ++rounds_;
       if (armed) {
+        drive_others(nullptr);
         wake_.wait_for(lock, nap);
       } else {
         wake_.wait(lock);
@@ -125,13 +126,9 @@ class Driver {
 
   /// Whether a queue is still armed.
   static bool drive(Host& host) noexcept {
-    // Acknowledgements that came without a packet are looked for every so many polls.
-    constexpr int kPolls = 50;
-    ibv_context* context = &host.device->verbs;
-    const Guard guard(context);
+    const Guard guard(&host.device->verbs);
     if (host.armed == 0) return false;
-    softverbs::control_device(context);
-    for (int i = 0; i < kPolls; ++i) (void)host.bare.poll_cq(host.idle_cq, 0, nullptr);
+    preload::drive(host);
     for (WatchedCq& watched : host.watched) {
       if (watched.armed && due(watched)) fire(host, watched);
     }

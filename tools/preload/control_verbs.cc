@@ -27,7 +27,9 @@ SOFTVERBS_INTERPOSED ibv_pd* ibv_alloc_pd(ibv_context* context) {
 SOFTVERBS_INTERPOSED int ibv_dealloc_pd(ibv_pd* pd) {
   if (!ours(pd->context)) return SOFTVERBS_NEXT(ibv_dealloc_pd)(pd);
   const Guard guard(pd->context);
-  return unmade(guard, pd, softverbs::dealloc_pd(pd));
+  const int error = unmade(guard, pd, softverbs::dealloc_pd(pd));
+  if (error == 0) preload::leave_thread_domain(guard.host(), pd);
+  return error;
 }
 
 // ---- memory -----------------------------------------------------------------------------------
@@ -55,6 +57,7 @@ int while_busy(ibv_context* context, Verb verb) {
       const Guard guard(context);
       softverbs::control_device(context);  // notices that the peer died
     }
+    preload::drive_others(nullptr);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
@@ -93,8 +96,16 @@ SOFTVERBS_INTERPOSED int ibv_rereg_mr(ibv_mr* mr, int flags, ibv_pd* pd, void* a
                                       std::size_t length, int access) {
   if (!ours(mr->context))
     return SOFTVERBS_NEXT(ibv_rereg_mr)(mr, flags, pd, address, length, access);
-  errno = EOPNOTSUPP;
-  return IBV_REREG_MR_ERR_INPUT;
+  const auto asked = static_cast<unsigned>(access) & ~unsigned{IBV_ACCESS_OPTIONAL_RANGE};
+  const bool windows = has_windows(Guard(mr->context), mr);
+  const int error = windows ? EBUSY : while_busy(mr->context, [&] {
+    const Guard guard(mr->context);
+    return softverbs::rereg_mr(mr, flags, pd, address, length, static_cast<int>(asked));
+  });
+  if (error == 0) return 0;
+  errno = error;
+  // After EBUSY a region without windows has lost its keys and can only be deregistered.
+  return error == EBUSY && !windows ? IBV_REREG_MR_ERR_CMD : IBV_REREG_MR_ERR_INPUT;
 }
 SOFTVERBS_INTERPOSED int ibv_dereg_mr(ibv_mr* mr) {
   if (!ours(mr->context)) return SOFTVERBS_NEXT(ibv_dereg_mr)(mr);
@@ -130,10 +141,8 @@ int end_acknowledged(T* object, const preload::Acknowledged& events, int (*destr
 
 // ---- completion queues ------------------------------------------------------------------------
 
-SOFTVERBS_INTERPOSED ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* cq_context,
-                                           ibv_comp_channel* channel, int vector) {
-  if (!ours(context))
-    return SOFTVERBS_NEXT(ibv_create_cq)(context, entries, cq_context, channel, vector);
+ibv_cq* preload::create_cq(ibv_context* context, int entries, void* cq_context,
+                           ibv_comp_channel* channel, int vector) noexcept {
   if (vector < 0 || vector >= context->num_comp_vectors) return refuse_with<ibv_cq>(EINVAL);
   const Guard guard(context);
   ibv_cq* cq = softverbs::create_cq(context, entries);
@@ -149,9 +158,18 @@ SOFTVERBS_INTERPOSED ibv_cq* ibv_create_cq(ibv_context* context, int entries, vo
   return made(guard, cq, Kind::completions);
 }
 
+SOFTVERBS_INTERPOSED ibv_cq* ibv_create_cq(ibv_context* context, int entries, void* cq_context,
+                                           ibv_comp_channel* channel, int vector) {
+  if (!ours(context))
+    return SOFTVERBS_NEXT(ibv_create_cq)(context, entries, cq_context, channel, vector);
+  return preload::create_cq(context, entries, cq_context, channel, vector);
+}
+
 SOFTVERBS_INTERPOSED int ibv_resize_cq(ibv_cq* cq, int entries) {
   if (!ours(cq->context)) return SOFTVERBS_NEXT(ibv_resize_cq)(cq, entries);
+  preload::drive_others(nullptr);  // what is on its way has come, as it has on an adapter
   const Guard guard(cq->context);
+  preload::take_what_came(guard.host());
   return softverbs::resize_cq(cq, entries);
 }
 
@@ -308,6 +326,11 @@ SOFTVERBS_INTERPOSED int ibv_resolve_eth_l2_from_gid(ibv_context* context, ibv_a
 
 // ---- objects of other processes ---------------------------------------------------------------
 
+/// A process that shares a context hands over the descriptor in ibv_context::cmd_fd.
+SOFTVERBS_INTERPOSED ibv_context* ibv_import_device(int cmd_fd) {
+  return preload::is_command_descriptor(cmd_fd) ? refuse_with<ibv_context>(EOPNOTSUPP)
+                                                : SOFTVERBS_NEXT(ibv_import_device)(cmd_fd);
+}
 SOFTVERBS_INTERPOSED ibv_pd* ibv_import_pd(ibv_context* context, std::uint32_t handle) {
   return ours(context) ? refuse_with<ibv_pd>(EOPNOTSUPP)
                        : SOFTVERBS_NEXT(ibv_import_pd)(context, handle);

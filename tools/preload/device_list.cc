@@ -49,8 +49,18 @@ ibv_context* open_ours() {
   auto* extended = reinterpret_cast<verbs_context*>(host->device->extension);
   fill_extended_operations(*extended);
   lock_operations(context->ops);
+  context->cmd_fd = context->async_fd;  // of no use but to know the context by
   context->abi_compat = __VERBS_ABI_IS_EXTENDED;
-  extended->priv = reinterpret_cast<verbs_ex_private*>(host.release());
+  extended->priv = reinterpret_cast<verbs_ex_private*>(host.get());
+  try {
+    join_process(*host);
+  } catch (const std::bad_alloc&) {
+    (void)softverbs::destroy_cq(host->idle_cq);
+    ::close(context->async_fd);
+    (void)softverbs::close_device(context);
+    throw;
+  }
+  (void)host.release();
   return context;
 }
 
@@ -62,6 +72,7 @@ int close_ours(ibv_context* context) noexcept {
     if (host.device->objects_open > 1) return EBUSY;  // the idle queue is one
   }
   stop_driving(host);
+  leave_process(host);
   const int events = context->async_fd;
   (void)softverbs::destroy_cq(host.idle_cq);
   const int error = softverbs::close_device(context);

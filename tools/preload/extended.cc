@@ -2,6 +2,7 @@
 // the header itself.
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "preload/host.h"
 #include "preload/interpose.h"
@@ -54,6 +55,44 @@ ibv_qp* create_qp_ex(ibv_context*, ibv_qp_init_attr_ex* attr) {
   return refuse_with<ibv_qp>(ENOMEM);
 }
 
+ibv_td* alloc_td(ibv_context* context, ibv_td_init_attr* attr) {
+  if (attr == nullptr || attr->comp_mask != 0) return refuse_with<ibv_td>(EINVAL);
+  auto* td = new (std::nothrow) ThreadDomain();
+  if (td == nullptr) return refuse_with<ibv_td>(ENOMEM);
+  td->context = context;
+  const Guard guard(context);
+  return made(guard, td, Kind::thread_domain);
+}
+int dealloc_td(ibv_td* base) {
+  auto* td = static_cast<ThreadDomain*>(base);
+  const Guard guard(td->context);
+  if (td->users != 0) return EBUSY;
+  (void)unmade(guard, static_cast<void*>(td), 0);
+  delete td;
+  return 0;
+}
+/// Allocators are not called: the device has no memory of a program's.
+ibv_pd* alloc_parent_domain(ibv_context* context, ibv_parent_domain_init_attr* attr) {
+  constexpr std::uint32_t kKnown =
+      IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+  if (attr->pd == nullptr || attr->pd->context != context ||
+      (attr->td != nullptr && attr->td->context != context))
+    return refuse_with<ibv_pd>(EINVAL);
+  if ((attr->comp_mask & ~kKnown) != 0) return refuse_with<ibv_pd>(EOPNOTSUPP);
+  const Guard guard(context);
+  ibv_pd* pd = softverbs::alloc_parent_domain(attr->pd);
+  if (pd == nullptr || attr->td == nullptr) return made(guard, pd, Kind::parent_domain);
+  auto* td = static_cast<ThreadDomain*>(attr->td);
+  try {
+    guard.host().thread_domains.emplace(pd, td);
+  } catch (const std::bad_alloc&) {
+    (void)softverbs::dealloc_pd(pd);
+    return refuse_with<ibv_pd>(ENOMEM);
+  }
+  ++td->users;
+  return made(guard, pd, Kind::parent_domain);
+}
+
 ibv_mw* alloc_mw(ibv_pd* pd, ibv_mw_type type) {
   const Guard guard(pd->context);
   return made(guard, softverbs::alloc_mw(pd, type), Kind::window);
@@ -67,11 +106,22 @@ int bind_mw(ibv_qp*, ibv_mw*, ibv_mw_bind*) { return EOPNOTSUPP; }
 
 }  // namespace
 
+void leave_thread_domain(Host& host, const ibv_pd* pd) noexcept {
+  const auto found = host.thread_domains.find(pd);
+  if (found == host.thread_domains.end()) return;
+  --found->second->users;
+  host.thread_domains.erase(found);
+}
+
 void fill_extended_operations(verbs_context& extended) noexcept {
   extended.sz = sizeof extended;
   extended.query_port = query_port;
   extended.query_device_ex = query_device_ex;
   extended.create_qp_ex = create_qp_ex;
+  extended.create_cq_ex = create_cq_ex;
+  extended.alloc_td = alloc_td;
+  extended.dealloc_td = dealloc_td;
+  extended.alloc_parent_domain = alloc_parent_domain;
   extended.context.ops.alloc_mw = alloc_mw;
   extended.context.ops.dealloc_mw = dealloc_mw;
   extended.context.ops.bind_mw = bind_mw;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -27,6 +28,11 @@ class FairLock {
       if (now == ticket) return;
       serving_.wait(now, std::memory_order_acquire);  // spins a while before it sleeps
     }
+  }
+  /// Takes the lock if nobody has it or waits for it.
+  bool try_lock() noexcept {
+    std::uint32_t now = serving_.load(std::memory_order_acquire);
+    return next_.compare_exchange_strong(now, now + 1, std::memory_order_acquire);
   }
   void unlock() noexcept {
     serving_.fetch_add(1);
@@ -56,6 +62,11 @@ struct WatchedCq {
 
 struct SendBuilder;
 
+/// Of a program that says which of its threads uses an object. The device's lock serves all.
+struct ThreadDomain : ibv_td {
+  std::uint32_t users = 0;
+};
+
 /// In the order in which a context's leftovers can be destroyed.
 enum class Kind : std::uint8_t {
   queue_pair,
@@ -64,7 +75,9 @@ enum class Kind : std::uint8_t {
   shared_receives,
   completions,
   memory,
+  parent_domain,
   domain,
+  thread_domain,
   count
 };
 
@@ -84,6 +97,9 @@ struct Host {
   std::unordered_map<const ibv_qp*, std::unique_ptr<SendBuilder>> builders;
   std::unordered_map<void*, Kind> objects;                      ///< that the program made
   std::unordered_map<const void*, std::uint32_t> async_events;  ///< handed out, by their objects
+  std::unordered_map<const ibv_pd*, ThreadDomain*> thread_domains;  ///< of parent domains
+  std::atomic<std::uint32_t> polls{0};                              ///< of the program's
+  std::uint32_t polls_seen = 0;                                     ///< by drive_others()
   ibv_cq* idle_cq = nullptr;  ///< of no queue pair: polling it only drives the device
 };
 
@@ -101,6 +117,8 @@ inline Host& host_of(ibv_context* context) noexcept {
 class Guard {
  public:
   explicit Guard(ibv_context* context) noexcept : host_(host_of(context)) { host_.lock.lock(); }
+  /// The lock is held.
+  Guard(Host& host, std::adopt_lock_t) noexcept : host_(host) {}
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
   ~Guard() {
@@ -116,6 +134,19 @@ class Guard {
 
 // preload_verbs.cc
 void lock_operations(ibv_context_ops& ops) noexcept;
+
+// progress.cc. An adapter works whether its program polls or not. Here a context works when it is
+// polled, so the contexts of a process work for each other: a program with one thread may poll only
+// one of two.
+void join_process(Host& host);
+void leave_process(Host& host) noexcept;
+/// Polls the contexts that their program has not polled since the last time, but not `self`. Not
+/// under a lock.
+void drive_others(const Host* self) noexcept;
+/// Polls a context. Under its lock.
+void drive(Host& host) noexcept;
+/// Whether a context has it in ibv_context::cmd_fd.
+bool is_command_descriptor(int fd) noexcept;
 
 // channels.cc. The first three under the lock.
 /// The program took `count` completions out of the queue.
@@ -154,7 +185,16 @@ int unmade(const Guard& guard, void* object, int error) noexcept;
 /// Destroys the objects that libibverbs leaves to the kernel at closing.
 void destroy_leftovers(ibv_context* context) noexcept;
 
+// control_verbs.cc
+ibv_cq* create_cq(ibv_context* context, int entries, void* cq_context, ibv_comp_channel* channel,
+                  int vector) noexcept;
+
+// completion_reader.cc
+ibv_cq_ex* create_cq_ex(ibv_context* context, ibv_cq_init_attr_ex* attr) noexcept;
+
 // extended.cc
+/// A domain has gone, which may have been a parent domain. Under the lock.
+void leave_thread_domain(Host& host, const ibv_pd* pd) noexcept;
 void fill_extended_operations(verbs_context& extended) noexcept;
 
 // send_builder.cc

@@ -50,6 +50,9 @@ void destroy(void* object, Kind kind) noexcept {
     case Kind::memory:
       (void)ibv_dereg_mr(static_cast<ibv_mr*>(object));
       break;
+    case Kind::thread_domain:
+      (void)ibv_dealloc_td(static_cast<ibv_td*>(static_cast<ThreadDomain*>(object)));
+      break;
     default:
       (void)ibv_dealloc_pd(static_cast<ibv_pd*>(object));
   }

@@ -13,6 +13,7 @@ int poll_locked(ibv_cq* cq, int entries, ibv_wc* wc, bool& weary) noexcept {
   constexpr std::uint32_t kTimeout = 256;
   const Guard guard(cq->context);
   Host& host = guard.host();
+  host.polls.fetch_add(1, std::memory_order_relaxed);
   const int got = host.bare.poll_cq(cq, entries, wc);
   if (got == 0) {
     weary = ++host.empty_polls % kTimeout == 0;
@@ -28,7 +29,10 @@ int poll_locked(ibv_cq* cq, int entries, ibv_wc* wc, bool& weary) noexcept {
 int poll_cq(ibv_cq* cq, int entries, ibv_wc* wc) {
   bool weary = false;
   const int got = poll_locked(cq, entries, wc, weary);
-  if (weary) std::this_thread::yield();
+  if (weary) {
+    drive_others(&host_of(cq->context));
+    std::this_thread::yield();
+  }
   return got;
 }
 

@@ -173,9 +173,10 @@ ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexce
   }
 }
 
-int dereg_mr(ibv_mr* base) noexcept {
-  Mr* mr = static_cast<Mr*>(base);
-  Context& c = context_of(mr->context);
+namespace {
+
+/// Invalidates the key and gives everything back but the record. EBUSY as of dereg_mr().
+int end_region(Context& c, Mr* mr) noexcept {
   // A forked child shares the segment with its parent, which still uses the key.
   if (c.pid != static_cast<std::uint32_t>(getpid())) return EPERM;
   RegionSlots::Slot& slot = c.regions.slots[mr->index];
@@ -203,7 +204,41 @@ int dereg_mr(ibv_mr* base) noexcept {
   release_slot(c.regions, mr->index);
   --static_cast<Pd*>(mr->pd)->users;
   --c.objects_open;
-  delete mr;
+  return 0;
+}
+
+}  // namespace
+
+int dereg_mr(ibv_mr* base) noexcept {
+  Mr* mr = static_cast<Mr*>(base);
+  const int error = end_region(context_of(mr->context), mr);
+  if (error == 0) delete mr;
+  return error;
+}
+
+int rereg_mr(ibv_mr* base, int flags, ibv_pd* pd, void* address, std::size_t length,
+             int access) noexcept {
+  constexpr int kKnown =
+      IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+  Mr* mr = static_cast<Mr*>(base);
+  Context& c = context_of(mr->context);
+  if (flags == 0 || (flags & ~kKnown) != 0) return EINVAL;
+  const bool moves = (flags & IBV_REREG_MR_CHANGE_TRANSLATION) != 0;
+  if (!moves) address = mr->addr;
+  if (!moves) length = mr->length;
+  if ((flags & IBV_REREG_MR_CHANGE_PD) == 0) pd = mr->pd;
+  if ((flags & IBV_REREG_MR_CHANGE_ACCESS) == 0)
+    access = static_cast<int>(c.regions.own[mr->index].access);
+  if (pd == nullptr || pd->context != mr->context) return EINVAL;
+  // The new one first: if it is refused, the old one stays.
+  Mr* const next = static_cast<Mr*>(reg_mr(pd, address, length, access));
+  if (next == nullptr) return errno;
+  if (const int error = end_region(c, mr); error != 0) {
+    (void)dereg_mr(next);  // under a key that nobody has
+    return error;
+  }
+  *mr = *next;
+  delete next;
   return 0;
 }
 

@@ -22,6 +22,11 @@ constexpr bool same_window(std::uint32_t key, std::uint32_t other) noexcept {
   return ((key ^ other) & ~kConsumerBits) == 0;
 }
 
+/// A parent domain is the one that it stands for.
+bool same_domain(const ibv_pd* a, const ibv_pd* b) noexcept {
+  return static_cast<const Pd*>(a)->id == static_cast<const Pd*>(b)->id;
+}
+
 Mw* window_at(Context& c, std::uint32_t key) noexcept {
   const std::uint32_t index = region_index(key);
   return index < c.regions.slots.size() ? c.regions.slots[index].window : nullptr;
@@ -73,7 +78,7 @@ void unbind(Context& c, Mw& mw) noexcept {
 /// The window that `key` names, if work requests of `qp` may invalidate it: bound to it, or free.
 Mw* find_owned_window(Context& c, const Qp& qp, std::uint32_t key) noexcept {
   Mw* mw = window_at(c, key);
-  if (mw == nullptr || mw->key != key || mw->pd != qp.pd) return nullptr;
+  if (mw == nullptr || mw->key != key || !same_domain(mw->pd, qp.pd)) return nullptr;
   return mw->qp == nullptr || mw->qp == &qp ? mw : nullptr;
 }
 
@@ -90,7 +95,8 @@ bool bindable(const OwnRegion& region, const Qp& qp, const SendWr& wr) noexcept 
 
 bool bind(Context& c, Qp& qp, const SendWr& wr) noexcept {
   Mw* mw = window_at(c, wr.rkey);
-  if (mw == nullptr || !same_window(mw->key, wr.rkey) || mw->pd != qp.pd || mw->qp != nullptr)
+  if (mw == nullptr || !same_window(mw->key, wr.rkey) || !same_domain(mw->pd, qp.pd) ||
+      mw->qp != nullptr)
     return false;
   const std::uint32_t region_at = region_index(wr.first.lkey);
   const OwnRegion& own = c.regions.own[region_at];
@@ -151,12 +157,12 @@ int keep_bind(const Qp& qp, SendWr& kept, const ibv_send_wr& wr) noexcept {
   const ibv_mw_bind_info& info = wr.bind_mw.bind_info;
   // Zero-based windows are not supported.
   if (mw == nullptr || mw->context != qp.context || !same_window(mw->rkey, wr.bind_mw.rkey) ||
-      (info.mw_access_flags & ~kWindowAccess) != 0)
+      (info.mw_access_flags & ~(kWindowAccess | IBV_ACCESS_LOCAL_WRITE)) != 0)
     return EINVAL;
   kept.rkey = wr.bind_mw.rkey;
   kept.remote_address = info.addr;
   kept.bind_length = info.length;
-  kept.imm = info.mw_access_flags;
+  kept.imm = info.mw_access_flags & kWindowAccess;  // a window has no local key
   kept.first.lkey = info.mr == nullptr ? 0 : info.mr->lkey;
   return 0;
 }

@@ -77,10 +77,12 @@ void memory(ibv_context* context, ibv_pd* pd) {
   must(mr != nullptr && mr->addr == bytes && mr->length == sizeof bytes, "reg_mr_iova");
   refused(ibv_reg_mr_iova(pd, bytes, sizeof bytes, 4096, kAccess), "other addresses");
   refused(ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 0, kAccess), "dmabuf");
-  must(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0, kAccess) ==
-               IBV_REREG_MR_ERR_INPUT &&
-           errno == EOPNOTSUPP,
-       "rereg_mr");
+  must(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, nullptr, nullptr, 0, kAccess) == 0, "rereg_mr");
+  must(ibv_rereg_mr(mr, 64, nullptr, nullptr, 0, kAccess) == IBV_REREG_MR_ERR_INPUT &&
+           errno == EINVAL,
+       "an unknown flag of rereg_mr");
+  refused(ibv_import_device(context->cmd_fd), "import_device");
+  must(ibv_import_device(-1) == nullptr, "import_device of no descriptor");
   ibv_sge sge{here, 8, mr->lkey};
   must(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) == EOPNOTSUPP, "advise_mr");
   refused(ibv_alloc_null_mr(pd), "alloc_null_mr");
@@ -102,13 +104,17 @@ void memory(ibv_context* context, ibv_pd* pd) {
 
 void others(ibv_context* context, ibv_pd* pd) {
   ibv_td_init_attr td{};
-  refused(ibv_alloc_td(context, &td), "alloc_td");
+  td.comp_mask = 1;
+  refused(ibv_alloc_td(context, &td), "options of alloc_td");
   ibv_parent_domain_init_attr parent{};
+  refused(ibv_alloc_parent_domain(context, &parent), "a parent domain of nothing");
   parent.pd = pd;
-  refused(ibv_alloc_parent_domain(context, &parent), "alloc_parent_domain");
+  parent.comp_mask = 64;
+  refused(ibv_alloc_parent_domain(context, &parent), "options of alloc_parent_domain");
   ibv_cq_init_attr_ex cq{};
   cq.cqe = 16;
-  refused(ibv_create_cq_ex(context, &cq), "create_cq_ex");
+  cq.wc_flags = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+  refused(ibv_create_cq_ex(context, &cq), "time stamps");
   ibv_xrcd_init_attr xrcd{};
   xrcd.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
   refused(ibv_open_xrcd(context, &xrcd), "open_xrcd");
@@ -185,7 +191,8 @@ void growing(ibv_context* context, ibv_pd* pd) {
     qps.push_back(qp);
   }
   must(cq->cqe >= static_cast<int>(4 * kEach), "its size");
-  must(ibv_resize_cq(cq, 0) == EINVAL && ibv_resize_cq(cq, 4) == 0, "other sizes");
+  must(ibv_resize_cq(cq, 0) == EINVAL && ibv_resize_cq(cq, 4) == EINVAL, "sizes below what waits");
+  must(ibv_resize_cq(cq, cq->cqe) == 0, "the same size");
   for (std::uint64_t i = 0; i < 4 * kEach; ++i) {
     ibv_wc wc{};
     must(ibv_poll_cq(cq, 1, &wc) == 1 && wc.wr_id == i, "all of them");
