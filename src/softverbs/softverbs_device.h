@@ -39,8 +39,8 @@ ibv_pd* alloc_pd(ibv_context* context) noexcept;
 ibv_pd* alloc_parent_domain(ibv_pd* pd) noexcept;
 int dealloc_pd(ibv_pd* pd) noexcept;
 ibv_cq* create_cq(ibv_context* context, int entries) noexcept;
-/// Makes room for at least `entries` completions; never shrinks the queue. EINVAL if more wait there
-/// than are asked for.
+/// Makes room for at least `entries` completions; never shrinks the queue. EINVAL if more wait
+/// there than are asked for.
 int resize_cq(ibv_cq* cq, int entries) noexcept;
 int destroy_cq(ibv_cq* cq) noexcept;
 ibv_srq* create_srq(ibv_pd* pd, ibv_srq_init_attr* attr) noexcept;
