@@ -64,6 +64,12 @@ finish() {
   if ((${#failed_tests[@]} > 0)); then
     echo "[  FAILED  ] ${#failed_tests[@]} tests, listed below:"
     printf '[  FAILED  ] %s\n' "${failed_tests[@]}"
+    # Once more, since the end of a log is what is looked at first.
+    local name report
+    for name in "${failed_tests[@]}"; do
+      report=$work/${name#Softroce.}/report
+      if [[ -e "$report" ]]; then echo "$name:" && tail -n 25 "$report"; fi
+    done
   fi
   echo "$passed_tests passed, ${#failed_tests[@]} failed"
   exit $((${#failed_tests[@]} > 0))
