@@ -1,8 +1,10 @@
 #include "control/address_resolver.h"
 
 #include <fmt/format.h>
+#include <rdma/rdma_cma.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "base/error.h"
@@ -34,45 +36,77 @@ Error unreachable(const std::string& address, std::string found) {
 
 }  // namespace
 
+CmAddressResolver::~CmAddressResolver() {
+  if (channel_) port_.unwatch(channel_.fd());
+}
+
+Result<bool> CmAddressResolver::open() {
+  if (channel_ || !has_rdma_cm_) return has_rdma_cm_;
+  auto opened = UcmChannel::open();
+  if (!opened) {
+    has_rdma_cm_ = opened.error().status != Status::no_device;
+    if (has_rdma_cm_) return tl::unexpected(opened.error());
+    base::log(LogLevel::warning, "polls may wait for ARP when peers connect: {}",
+              opened.error().message());
+    return false;
+  }
+  if (auto watched = port_.watch(opened->fd(), *this); !watched)
+    return tl::unexpected(watched.error());
+  channel_ = std::move(*opened);
+  return true;
+}
+
 Result<bool> CmAddressResolver::begin(const Resolution& what,
                                       const std::array<std::uint8_t, 16>& gid, GidType type) {
   // The owner refuses a GID of another type. One of RoCEv1 that is link-local contains
   // the Ethernet address.
-  if (!has_rdma_cm_ || type != type_ || gid == local_ ||
-      (type == GidType::roce_v1 && is_link_local(gid)))
+  if (type != type_ || gid == local_ || (type == GidType::roce_v1 && is_link_local(gid)))
     return true;
-  auto id = port_.make_cm_id();
-  if (!id) {
-    has_rdma_cm_ = id.error().status != Status::no_device;
-    if (has_rdma_cm_) return tl::unexpected(id.error());
-    base::log(LogLevel::warning, "polls may wait for ARP when peers connect: {}",
-              id.error().message());
-    return true;
-  }
+  const auto opened = open();
+  if (!opened) return tl::unexpected(opened.error());
+  if (!*opened) return true;
   const Address to = Address::from_v6(gid, interface_), from = Address::from_v6(local_, interface_);
-  if (auto begun = id->resolve_address(to, kResolutionTime, &from); !begun)
-    return tl::unexpected(unreachable(text_of(gid), begun.error().found));
-  ControlPort::set_cm_resolver(*id);
-  const rdma_cm_id* const key = id->get();
-  pending_.emplace(key, Pending{std::move(*id), what, text_of(gid)});
+  const std::uint64_t key = ++last_key_;
+  Pending& pending = pending_[key] = {0, what, text_of(gid)};
+  const auto id = channel_.resolve(key, to, from, kResolutionTime);
+  if (!id) {
+    Error why = unreachable(pending.address, id.error().found);
+    pending_.erase(key);
+    return tl::unexpected(std::move(why));
+  }
+  pending.id = *id;
   return false;
 }
 
 void CmAddressResolver::cancel(const Resolution& what) noexcept {
   std::erase_if(pending_, [&](const auto& each) {
     const Resolution& has = each.second.what;
-    return has.handshake == what.handshake && has.subject == what.subject;
+    if (has.handshake != what.handshake || has.subject != what.subject) return false;
+    channel_.destroy(each.second.id);
+    return true;
   });
 }
 
-void CmAddressResolver::on_cm_event(const CmEvent& event) {
-  const auto found = pending_.find(event.id);
-  if (found == pending_.end()) return;
-  const Pending over = std::move(found->second);
-  pending_.erase(found);
-  if (event.kind == RDMA_CM_EVENT_ADDR_RESOLVED) return port_.on_resolved(over.what, {});
-  const std::string why = event.status == -ETIMEDOUT ? "nobody answers there" : event.found();
-  port_.on_resolved(over.what, tl::unexpected(unreachable(over.address, why)));
+void CmAddressResolver::on_readable() {
+  constexpr int kEventsPerPoll = 16;
+  for (int i = 0; i < kEventsPerPoll; ++i) {
+    const auto event = channel_.next();
+    if (!event) return;
+    const auto found = pending_.find(event->key);
+    if (found == pending_.end()) continue;
+    const Pending over = std::move(found->second);
+    pending_.erase(found);
+    channel_.destroy(over.id);
+    if (event->kind == RDMA_CM_EVENT_ADDR_RESOLVED) {
+      port_.on_resolved(over.what, {});
+      continue;
+    }
+    const std::string why = event->status == ETIMEDOUT ? "nobody answers there"
+                            : event->status != 0       ? base::errno_text(event->status)
+                                                 : fmt::format("{} came instead of the answer",
+                                                               rdma_event_str(event->kind));
+    port_.on_resolved(over.what, tl::unexpected(unreachable(over.address, why)));
+  }
 }
 
 // ---- frames wait at the port ----

@@ -1,7 +1,7 @@
 // Resolves the address that a peer's frame names, before a verb uses it. On RoCE ibv_create_ah()
 // and the step to RTR wait inside the kernel for ARP or neighbour discovery, a second where nobody
-// answers (rdma_core: ib_resolve_eth_dmac). rdma_cm does the same work and its caller goes on:
-// afterwards the kernel knows the neighbour, and the verbs find it at once. Cold.
+// answers (rdma_core: ib_resolve_eth_dmac). The kernel's rdma_cm does the same work and its caller
+// goes on: afterwards the kernel knows the neighbour, and the verbs find it at once. Cold.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 #include <string>
 
 #include "control/owners.h"
-#include "control/rdma_cm.h"
+#include "control/rdma_ucm.h"
 #include "spinwire/device.h"
 
 namespace spinwire::control {
@@ -32,36 +32,42 @@ class AddressResolver {
                              GidType type) = 0;
   /// Nobody waits for it any more.
   virtual void cancel(const Resolution& what) noexcept = 0;
-  /// An event of an identifier that the resolver has made.
-  virtual void on_cm_event(const CmEvent& event) = 0;
 };
 
 /// Through rdma_cm. Where the system has none the verbs resolve by themselves, and wait.
-class CmAddressResolver final : public AddressResolver {
+class CmAddressResolver final : public AddressResolver, public DescriptorOwner {
  public:
   /// `local`: the GID of our device; `interface`: the number of its network interface.
   CmAddressResolver(ControlPort& port, const std::array<std::uint8_t, 16>& local, GidType type,
                     std::uint32_t interface) noexcept
       : port_(port), local_(local), type_(type), interface_(interface) {}
+  CmAddressResolver(const CmAddressResolver&) = delete;
+  CmAddressResolver& operator=(const CmAddressResolver&) = delete;
+  ~CmAddressResolver() override;
 
   Result<bool> begin(const Resolution& what, const std::array<std::uint8_t, 16>& gid,
                      GidType type) override;
   void cancel(const Resolution& what) noexcept override;
-  void on_cm_event(const CmEvent& event) override;
+  void on_readable() override;
 
  private:
   struct Pending {
-    CmId id;
+    std::uint32_t id;  ///< the kernel's
     Resolution what;
     std::string address;
   };
+
+  /// False: the system has no rdma_cm. Errors: limit, no_memory, system.
+  Result<bool> open();
 
   ControlPort& port_;
   std::array<std::uint8_t, 16> local_;
   GidType type_;
   std::uint32_t interface_;
   bool has_rdma_cm_ = true;
-  std::map<const rdma_cm_id*, Pending> pending_;
+  UcmChannel channel_;  ///< once an address was to be resolved
+  std::uint64_t last_key_ = 0;
+  std::map<std::uint64_t, Pending> pending_;
 };
 
 }  // namespace spinwire::control

@@ -35,10 +35,9 @@ constexpr std::uint32_t generation_of(std::uint64_t token) noexcept {
   return static_cast<std::uint32_t>(token >> 32) & kGenerationBits;
 }
 
-// What an rdma_cm identifier carries: a listener's token with the first bit, the second bit if it
-// is the resolver's, or its owner's subject.
+// What an rdma_cm identifier carries: a listener's token with the first bit, or its owner's
+// subject.
 constexpr std::uint64_t kCmListenerBit = std::uint64_t{1} << 63;
-constexpr std::uint64_t kCmResolverBit = std::uint64_t{1} << 62;
 void* cm_context(std::uint64_t value) noexcept { return reinterpret_cast<void*>(value); }
 
 }  // namespace
@@ -60,7 +59,7 @@ void ControlPort::close() noexcept {
   for (std::uint32_t i = 0; i < handshakes_.capacity(); ++i) {
     if (handshakes_.in_use(i)) drop(handshakes_.at(i));
   }
-  resolver_.reset();  // its identifiers go before their channel
+  resolver_.reset();
   for (const auto& listener : listeners_) {
     if (listener != nullptr && !listener->cm) epoll_.remove(listener->socket.fd());
   }
@@ -430,10 +429,6 @@ void ControlPort::set_cm_subject(const CmId& id, std::uint64_t subject) noexcept
   id.get()->context = cm_context(subject & kCmSubjectBits);
 }
 
-void ControlPort::set_cm_resolver(const CmId& id) noexcept {
-  id.get()->context = cm_context(kCmResolverBit);
-}
-
 void ControlPort::poll_cm() noexcept {
   CmEvent event;
   for (int i = 0; i < kCmEventsPerPoll && cm_.next(event); ++i) {
@@ -443,9 +438,7 @@ void ControlPort::poll_cm() noexcept {
         continue;
       }
       const auto subject = reinterpret_cast<std::uint64_t>(event.id->context);
-      if (subject == kCmResolverBit) {
-        if (resolver_ != nullptr) resolver_->on_cm_event(event);
-      } else if ((subject & kCmListenerBit) == 0 && cm_owner_ != nullptr) {
+      if ((subject & kCmListenerBit) == 0 && cm_owner_ != nullptr) {
         cm_owner_->on_cm_event(subject, event);
       }
     } catch (...) {

@@ -99,10 +99,8 @@ class ControlPort {
   Result<CmId> make_cm_id();
   /// What on_cm_event() is told with the identifier's events. Call it before poll().
   static void set_cm_subject(const CmId& id, std::uint64_t subject) noexcept;
-  /// The identifier's events go to the resolver.
-  static void set_cm_resolver(const CmId& id) noexcept;
   /// The bits of a subject that rdma_cm carries.
-  static constexpr std::uint64_t kCmSubjectBits = ~std::uint64_t{0} >> 2;
+  static constexpr std::uint64_t kCmSubjectBits = ~std::uint64_t{0} >> 1;
 
   /// Calls `owner` when `fd` is readable. Errors: those of EpollSet::add().
   Result<void> watch(int fd, DescriptorOwner& owner);

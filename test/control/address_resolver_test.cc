@@ -25,7 +25,6 @@ struct ResolverRecord : control::AddressResolver {
     return knows;
   }
   void cancel(const Resolution& what) noexcept override { cancelled.push_back(what); }
-  void on_cm_event(const control::CmEvent&) override {}
   static Error unreachable() { return {Status::peer_lost, "reach", "nobody answers there", ""}; }
 };
 
