@@ -327,6 +327,14 @@ void ControlPort::answer(HandshakeId id, const Endpoint& endpoint) noexcept {
   advance(h);
 }
 
+void ControlPort::respond(HandshakeId id, std::uint64_t path_token) noexcept {
+  Handshake* const h = find(id);
+  if (h == nullptr || !std::holds_alternative<OpenSession>(h->dialogue)) return;
+  if (!h->exchange.all_sent()) return;  // the server repeats its challenge
+  send(*h, wire::encode(wire::PathResponse{path_token}));
+  watch(*h);
+}
+
 void ControlPort::confirm(HandshakeId id, std::uint64_t peer_incarnation) noexcept {
   Handshake* const h = find(id);
   if (h == nullptr) return;
@@ -380,6 +388,26 @@ void ControlPort::send(Handshake& h, const wire::Frame& frame) noexcept {
 
 void ControlPort::schedule_timeout(Handshake& h) noexcept {
   timers_.reschedule(h.timer, clock_.now() + clock_.ticks(options_.handshake_timeout));
+}
+
+void ControlPort::validate_path(Handshake& h, const AcceptedSession& session) noexcept {
+  // A round trip takes microseconds on most networks; what is lost is sent again soon.
+  constexpr Nanoseconds kFirstInterval = std::chrono::milliseconds(2);
+  ValidatePath next{session, clock_.now(), clock_.ticks(kFirstInterval), 0};
+  next.deadline = next.challenged_at + clock_.ticks(options_.handshake_timeout);
+  h.exchange.expect(wire::kinds(FrameKind::path_response, FrameKind::refuse));
+  begin(h, next);
+  timers_.reschedule(h.timer, next.challenged_at + next.interval);
+  watch(h);
+  session.owner->on_challenge_due(session.subject, session.path_token);
+}
+
+void ControlPort::send_opened(Handshake& h, const AcceptedSession& session) noexcept {
+  send(h, wire::encode(wire::SessionOpened{session.end}));
+  h.exchange.expect(ServeSession::expected());
+  begin(h, ServeSession{session.owner, session.subject, session.opened_at});
+  schedule_timeout(h);
+  advance(h);
 }
 
 void ControlPort::refuse(Handshake& h, const Error& why) noexcept {

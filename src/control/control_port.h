@@ -75,6 +75,8 @@ class ControlPort {
   void ask(HandshakeId id, const Endpoint& endpoint) noexcept;
   /// Inbound: says accept.
   void answer(HandshakeId id, const Endpoint& endpoint) noexcept;
+  /// Outbound: shows the server of a session that its challenge has come.
+  void respond(HandshakeId id, std::uint64_t path_token) noexcept;
   /// Outbound: says ready to the peer of that incarnation. A session's handshake is over then.
   void confirm(HandshakeId id, std::uint64_t peer_incarnation) noexcept;
   /// Tells the peer why not. The owner hears no more of it.
@@ -121,6 +123,7 @@ class ControlPort {
   friend struct Connect;
   friend struct Accept;
   friend struct OpenSession;
+  friend struct ValidatePath;
   friend struct ServeSession;
   friend struct ProbePeer;
   friend struct Refusing;
@@ -151,6 +154,8 @@ class ControlPort {
   void stop_resolving(Handshake& h) noexcept;
   void answer_probe(Handshake& h, std::uint64_t incarnation) noexcept;
   void schedule_timeout(Handshake& h) noexcept;
+  void validate_path(Handshake& h, const AcceptedSession& session) noexcept;
+  void send_opened(Handshake& h, const AcceptedSession& session) noexcept;
   void cancel_timeout(Handshake& h) noexcept { timers_.cancel(h.timer); }
   void count_refusal() noexcept { ++refusals_; }
   [[nodiscard]] std::shared_ptr<ListenerOwner> owner_of(ListenerId id) const noexcept;

@@ -73,10 +73,7 @@ void Incoming::pass_on(ControlPort& port, Handshake& h) const {
   if (open == nullptr) return;  // the exchange takes only what was expected
   const auto served = owner->on_open_session(h.exchange.peer(), open->end);
   if (!served) return port.refuse(h, served.error());
-  port.send(h, wire::encode(wire::SessionOpened{served->end}));
-  h.exchange.expect(kConfirmation);
-  port.begin(h, ServeSession{served->owner, served->subject, served->opened_at});
-  port.advance(h);
+  served->path_token != 0 ? port.validate_path(h, *served) : port.send_opened(h, *served);
 }
 
 void Incoming::give_up(ControlPort& port, Handshake& h) {
@@ -234,11 +231,43 @@ void OpenSession::on_frame(ControlPort& port, Handshake& h) const {
   port.drop(id);  // unless it is confirmed
 }
 
-void ServeSession::advance(ControlPort& port, Handshake& h) {
+void ValidatePath::advance(ControlPort& port, Handshake& h) const {
   const Progress progress = h.exchange.advance();
   if (progress == Progress::waiting) return port.watch(h);
-  const auto* ready =
-      progress == Progress::frame ? std::get_if<wire::Ready>(&h.exchange.received().body) : nullptr;
+  const auto* shown = progress == Progress::frame
+                          ? std::get_if<wire::PathResponse>(&h.exchange.received().body)
+                          : nullptr;
+  if (shown == nullptr) return give_up(port, h);
+  if (shown->token == session.path_token) return port.send_opened(h, AcceptedSession(session));
+  // Somebody else may have sent the client a challenge of his own.
+  h.exchange.expect(wire::kinds(FrameKind::path_response, FrameKind::refuse));
+  port.watch(h);
+}
+
+void ValidatePath::on_timeout(ControlPort& port, Handshake& h) {
+  const std::uint64_t now = port.clock_.now();
+  if (now >= deadline) return give_up(port, h);
+  interval *= 2;
+  port.timers_.reschedule(h.timer, std::min(now + interval, deadline));
+  session.owner->on_challenge_due(session.subject, session.path_token);
+}
+
+void ValidatePath::give_up(ControlPort& port, Handshake& h) const {
+  const AcceptedSession over = session;
+  port.count_refusal();
+  port.drop(h);
+  over.owner->on_unconfirmed(over.subject, over.opened_at);
+}
+
+void ServeSession::advance(ControlPort& port, Handshake& h) {
+  const Progress progress = h.exchange.advance();
+  const auto* const body = progress == Progress::frame ? &h.exchange.received().body : nullptr;
+  if (body != nullptr && std::holds_alternative<wire::PathResponse>(*body)) {
+    h.exchange.expect(expected());
+    return port.watch(h);
+  }
+  if (progress == Progress::waiting) return port.watch(h);
+  const auto* const ready = body != nullptr ? std::get_if<wire::Ready>(body) : nullptr;
   const bool confirmed = ready != nullptr && ready->incarnation == port.incarnation();
   const ServeSession over = *this;
   port.drop(h);

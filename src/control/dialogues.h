@@ -98,8 +98,27 @@ struct OpenSession {
   void on_frame(ControlPort& port, Handshake& h) const;
 };
 
+/// Inbound, after a session was asked for: until the client has shown that it gets what is sent to
+/// the address that it names.
+struct ValidatePath {
+  AcceptedSession session;
+  std::uint64_t challenged_at = 0;  ///< tick
+  std::uint64_t interval = 0;       ///< ticks to the next challenge; doubled each time
+  std::uint64_t deadline = 0;       ///< tick
+
+  [[nodiscard]] static bool waits_for_peer() noexcept { return true; }
+  void give_up(ControlPort& port, Handshake& h) const;
+  void advance(ControlPort& port, Handshake& h) const;
+  void on_timeout(ControlPort& port, Handshake& h);
+};
+
 /// Inbound, after a session was opened: waits for the client's ready.
 struct ServeSession {
+  /// A challenge that was repeated may be answered once more.
+  [[nodiscard]] static constexpr wire::KindSet expected() noexcept {
+    return wire::kinds(wire::FrameKind::ready, wire::FrameKind::path_response,
+                       wire::FrameKind::refuse);
+  }
   ServedSessionOwner* owner = nullptr;
   std::uint64_t subject = 0;
   std::uint64_t opened_at = 0;  ///< tick
@@ -129,8 +148,8 @@ struct Refusing {
   void on_timeout(ControlPort& port, Handshake& h);
 };
 
-using Dialogue =
-    std::variant<Incoming, Connect, Accept, OpenSession, ServeSession, ProbePeer, Refusing>;
+using Dialogue = std::variant<Incoming, Connect, Accept, OpenSession, ValidatePath, ServeSession,
+                              ProbePeer, Refusing>;
 
 /// Whether the address that the peer's frame names is known to the kernel.
 enum class AddressState : std::uint8_t { unknown, pending, resolved };

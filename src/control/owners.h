@@ -63,6 +63,9 @@ class ServedSessionOwner {
   /// The client has not confirmed the session that was opened at this tick: it is gone, unless it
   /// has used the session since.
   virtual void on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) = 0;
+  /// Send the token to the client's address: the client shows that it has come before it is told of
+  /// the session. Once more if that takes long.
+  virtual void on_challenge_due(std::uint64_t subject, std::uint64_t token) = 0;
 };
 
 /// Asks whether silent peers still are the engines that they were.
@@ -83,7 +86,8 @@ struct AcceptedSession {
   wire::SessionEnd end;  ///< ours
   ServedSessionOwner* owner;
   std::uint64_t subject;
-  std::uint64_t opened_at;  ///< tick
+  std::uint64_t opened_at;       ///< tick
+  std::uint64_t path_token = 0;  ///< random; 0: the client's address needs no validation
 };
 
 /// Decides on what peers ask of a listener. Each error goes to the peer as a refusal. The listener

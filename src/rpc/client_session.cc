@@ -81,6 +81,17 @@ void mark_ready(Rpc& r, ClientSession& c) noexcept {
   if (c.on_ready) c.on_ready(detail::make<Session>(r.context.slot, id_of(c)));
 }
 
+void on_path_challenge(Rpc& r, const RpcHeader& header, const std::byte* payload) noexcept {
+  const ClientSession* const c = find_client(r, header.session);
+  if (c == nullptr || c->state != SessionState::opening) {  // repeated, or a stranger's
+    ++r.stats.late;
+    return;
+  }
+  std::uint64_t token = 0;
+  std::memcpy(&token, payload, wire::kPathTokenBytes);
+  if (token != 0) r.dialogues.on_path_challenge(*c, token);
+}
+
 void on_server_control(Rpc& r, const RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept {
   ClientSession* const c = find_client(r, header.session);

@@ -52,6 +52,8 @@ inline void update_send_window(ClientSession& c) noexcept {
   c.send_window = static_cast<std::uint16_t>(std::min<std::uint32_t>(c.server_window, most));
 }
 Status close(Rpc& r, ClientSession& c) noexcept;
+/// Of a session that is being opened: its server is not known yet, so anybody may have sent it.
+void on_path_challenge(Rpc& r, const wire::RpcHeader& header, const std::byte* payload) noexcept;
 void on_server_control(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                        const std::byte* grh) noexcept;
 void on_client_timer(Rpc& r, ClientSession& c) noexcept;

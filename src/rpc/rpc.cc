@@ -169,14 +169,16 @@ Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexc
 }
 
 wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32_t window,
-                                   std::uint32_t first) noexcept {
-  const verbs::Place& place = r.context.device->place();
+                                   std::uint32_t first, bool datagrams) noexcept {
   wire::SessionEnd end;
-  std::memcpy(end.gid.data(), &place.gid, sizeof place.gid);
-  end.gid_type = place.gid_type;
-  end.lid = place.lid;
-  end.qp_num = r.local.qp_num;
-  end.qkey = r.local.qkey;
+  if (datagrams && r.local.qp_num != 0) {
+    const verbs::Place& place = r.context.device->place();
+    std::memcpy(end.gid.data(), &place.gid, sizeof place.gid);
+    end.gid_type = place.gid_type;
+    end.lid = place.lid;
+    end.qp_num = r.local.qp_num;
+    end.qkey = r.local.qkey;
+  }
   end.name = name;
   end.window = static_cast<std::uint16_t>(window);
   end.mtu = static_cast<std::uint16_t>(r.local.mtu);

@@ -140,9 +140,9 @@ void on_timer(Rpc& r, base::Timer& timer) noexcept;
 [[nodiscard]] Result<void> audit(Rpc& r);
 [[nodiscard]] RpcStats stats(const Rpc& r) noexcept;
 
-/// Our end of a session, for the peer.
+/// Our end of a session, for the peer. Without datagrams it tells no address.
 wire::SessionEnd local_session_end(const Rpc& r, std::uint32_t name, std::uint32_t window,
-                                   std::uint32_t first) noexcept;
+                                   std::uint32_t first, bool datagrams = true) noexcept;
 
 /// Copies bytes into a block of the send pool; null if the pool is empty.
 Block* copy_to_send_block(Rpc& r, const std::byte* data, std::size_t size) noexcept;

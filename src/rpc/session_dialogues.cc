@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <bit>
+#include <cstring>
 
 #include "agent/agent.h"
 #include "base/error.h"
@@ -76,6 +77,11 @@ void SessionDialogues::on_opened(std::uint64_t subject, control::HandshakeId han
   set_peer(rpc_, *c, server, *peer);
 }
 
+void SessionDialogues::on_path_challenge(const ClientSession& c, std::uint64_t token) noexcept {
+  port_.respond(c.handshake, token);
+  host_.step_soon();
+}
+
 void SessionDialogues::on_open_refused(std::uint64_t subject, const wire::Refuse& refusal) {
   ClientSession* const c = find_opening(subject);
   if (c == nullptr) return;
@@ -115,10 +121,23 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
           "raise it there");
     }
     count_source(rpc_, *s, from);
-    wire::SessionEnd end = local_session_end(rpc_, s->name, s->window, client.first);
+    // A client without datagrams is told no address.
+    const bool datagrams = s->transport == Transport::datagram;
+    wire::SessionEnd end = local_session_end(rpc_, s->name, s->window, client.first, datagrams);
     end.token = s->join_token;
-    return control::AcceptedSession{end, this, s->name, s->last_heard};
+    const std::uint64_t path_token = datagrams ? base::random_seed() | 1 : 0;
+    return control::AcceptedSession{end, this, s->name, s->last_heard, path_token};
   });
+}
+
+void SessionDialogues::on_challenge_due(std::uint64_t subject, std::uint64_t token) {
+  const ServerSession* const s = find_server(rpc_, static_cast<std::uint32_t>(subject));
+  if (s == nullptr) return;
+  constexpr std::uint16_t kSize = wire::kPathTokenBytes;
+  Payload payload;
+  std::memcpy(payload.text, &token, kSize);
+  (void)send(rpc_, s->peer_address->destination,
+             {s->peer_session, 0, 0, wire::RpcKind::path_challenge, 0, kSize, 0}, payload);
 }
 
 void SessionDialogues::on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) {

@@ -33,6 +33,8 @@ class SessionDialogues final : public control::SessionOwner,
 
   /// Errors: as Engine::open_session().
   Result<ClientSession*> open(std::string_view address, const SessionOptions& options);
+  /// The server of a session that is being opened has challenged our address.
+  void on_path_challenge(const ClientSession& session, std::uint64_t token) noexcept;
   /// Gives up the dialogue of a session that is being opened, if it is.
   void drop(const ClientSession& session) noexcept { port_.drop(session.handshake); }
 
@@ -59,6 +61,7 @@ class SessionDialogues final : public control::SessionOwner,
   void on_open_failed(std::uint64_t subject, const Error& why) override;
   // control::ServedSessionOwner
   void on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) override;
+  void on_challenge_due(std::uint64_t subject, std::uint64_t token) override;
   // control::ProbeOwner
   void on_peer_gone(std::uint64_t incarnation) override;
 

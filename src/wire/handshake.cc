@@ -103,6 +103,8 @@ Sizes body_sizes(FrameKind kind) noexcept {
       return {kSessionBytes, kSessionBytes};
     case FrameKind::join_session:
       return {kJoinBytes, kJoinBytes};
+    case FrameKind::path_response:
+      return {kPathResponseBytes, kPathResponseBytes};
   }
   return {0, 0};
 }
@@ -212,6 +214,8 @@ std::string_view to_string(FrameKind kind) noexcept {
       return "session opened";
     case FrameKind::join_session:
       return "join session";
+    case FrameKind::path_response:
+      return "path response";
   }
   return "unknown";
 }
@@ -256,6 +260,12 @@ Frame encode(const JoinSession& join, const Speaker& speaker) noexcept {
   put_endpoint(w, join.endpoint);
   w.put<std::uint32_t>(join_at::session, join.session);
   w.put<std::uint64_t>(join_at::token, join.token);
+  return frame;
+}
+
+Frame encode(const PathResponse& response, const Speaker& speaker) noexcept {
+  Frame frame = begin(FrameKind::path_response, kPathResponseBytes, speaker);
+  Writer(body_of(frame)).put<std::uint64_t>(path_response_at::token, response.token);
   return frame;
 }
 
@@ -312,7 +322,7 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
   if (sizes.max == 0) {
     return bad_field(kWhat, "kind", std::to_string(kind),
                      "1 (hello), 2 (accept), 3 (refuse), 4 (ready), 5 (open session), 6 (session "
-                     "opened) or 7 (join session)");
+                     "opened), 7 (join session) or 8 (path response)");
   }
   const std::size_t max = newer(header, ours) ? kFrameBytesMax - kHeaderBytes : sizes.max;
   if (header.body_length < sizes.min || header.body_length > max) {
@@ -394,6 +404,15 @@ Result<Ready> decode_ready(std::span<const std::byte> body) {
   return ready;
 }
 
+Result<PathResponse> decode_path_response(std::span<const std::byte> body) {
+  constexpr std::string_view kWhat = "path response";
+  if (body.size() != kPathResponseBytes)
+    return bad_field(kWhat, "its size", std::to_string(body.size()), "8 bytes");
+  const PathResponse response{Reader(body).get<std::uint64_t>(path_response_at::token)};
+  if (response.token == 0) return bad_field(kWhat, "token", "0", "any other number");
+  return response;
+}
+
 Result<SessionEnd> decode_session(std::span<const std::byte> body, bool of_server) {
   constexpr std::string_view kWhat = "session";
   if (body.size() != kSessionBytes)
@@ -411,8 +430,8 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body, bool of_serve
   e.incarnation = r.get<std::uint64_t>(session_at::incarnation);
   e.first = r.get<std::uint32_t>(session_at::first);
   e.token = r.get<std::uint64_t>(session_at::token);
-  if (auto address = check_address(kWhat, e); !address) return tl::unexpected(address.error());
-  if (e.qp_num != 0) {
+  if (e.qp_num != 0) {  // an end without datagrams need not tell its address
+    if (auto address = check_address(kWhat, e); !address) return tl::unexpected(address.error());
     if (auto number = check_qp_num(kWhat, e.qp_num); !number) return tl::unexpected(number.error());
   }
   if (r.get<std::uint8_t>(session_at::reserved) != 0)
@@ -495,8 +514,10 @@ Result<Received> decode_body(const FrameHeader& header, std::span<const std::byt
       });
     case FrameKind::join_session:
       return decode_join(known).map(wrap);
+    case FrameKind::path_response:
+      return decode_path_response(known).map(wrap);
   }
-  return bad_field("frame", "kind", std::to_string(static_cast<unsigned>(header.kind)), "1 to 7");
+  return bad_field("frame", "kind", std::to_string(static_cast<unsigned>(header.kind)), "1 to 8");
 }
 
 }  // namespace spinwire::wire

@@ -35,6 +35,7 @@ inline constexpr std::size_t kHeaderBytes = 16;
 inline constexpr std::size_t kFrameBytesMax = 512;  ///< header and body, in either direction
 inline constexpr std::size_t kEndpointBytes = 70;
 inline constexpr std::size_t kReadyBytes = 8;
+inline constexpr std::size_t kPathResponseBytes = 8;
 inline constexpr std::size_t kSessionBytes = 56;
 inline constexpr std::size_t kJoinBytes = kEndpointBytes + 12;
 inline constexpr std::size_t kRefuseTextMax = 200;
@@ -55,6 +56,9 @@ inline constexpr std::size_t status = 0, text = 1;
 }
 namespace ready_at {
 inline constexpr std::size_t incarnation = 0;
+}
+namespace path_response_at {
+inline constexpr std::size_t token = 0;
 }
 namespace session_at {
 inline constexpr std::size_t gid = 0, qp_num = 16, qkey = 20, name = 24, window = 28, mtu = 30,
@@ -78,6 +82,7 @@ enum class FrameKind : std::uint16_t {
   open_session = 5,    ///< instead of a hello: a session for remote calls
   session_opened = 6,  ///< the answer, which the client confirms by `ready`; then the stream ends
   join_session = 7,    ///< instead of a hello: the connection is for a session's calls
+  path_response = 8,   ///< after open_session, once its path_challenge has come as a datagram
 };
 std::string_view to_string(FrameKind kind) noexcept;
 
@@ -110,7 +115,7 @@ struct Ready {
 
 /// One end of a session for remote calls: where its datagrams go, and what it is called there.
 struct SessionEnd {
-  std::array<std::uint8_t, 16> gid{};
+  std::array<std::uint8_t, 16> gid{};  ///< means nothing without datagrams
   GidType gid_type = GidType::unknown;
   std::uint16_t lid = 0;
   std::uint32_t qp_num = 0;  ///< 0: no datagrams, so that all calls need a connection
@@ -141,14 +146,21 @@ struct JoinSession {
   std::uint64_t token = 0;    ///< of the server's end; not 0
 };
 
+/// Shows that the client gets what is sent to the address that its open_session names, before the
+/// server tells anything of itself: path validation as QUIC has it (RFC 9000, section 8.2).
+struct PathResponse {
+  std::uint64_t token = 0;  ///< of the path_challenge; not 0
+};
+
 struct Received {
   FrameHeader header;
-  std::variant<Hello, Accept, Refuse, Ready, OpenSession, SessionOpened, JoinSession> body;
+  std::variant<Hello, Accept, Refuse, Ready, OpenSession, SessionOpened, JoinSession, PathResponse>
+      body;
 };
 
 /// A set of frame kinds.
 struct KindSet {
-  std::uint8_t bits = 0;
+  std::uint16_t bits = 0;
   [[nodiscard]] constexpr bool has(FrameKind kind) const noexcept {
     return (bits >> static_cast<unsigned>(kind) & 1u) != 0;
   }
@@ -156,7 +168,7 @@ struct KindSet {
 };
 template <typename... Kinds>
 constexpr KindSet kinds(Kinds... each) noexcept {
-  return {static_cast<std::uint8_t>((0u | ... | (1u << static_cast<unsigned>(each))))};
+  return {static_cast<std::uint16_t>((0u | ... | (1u << static_cast<unsigned>(each))))};
 }
 
 /// What one end says of itself in each header.
@@ -180,6 +192,7 @@ Frame encode(const Ready& ready, const Speaker& speaker = {}) noexcept;
 Frame encode(const OpenSession& open, const Speaker& speaker = {}) noexcept;
 Frame encode(const SessionOpened& opened, const Speaker& speaker = {}) noexcept;
 Frame encode(const JoinSession& join, const Speaker& speaker = {}) noexcept;
+Frame encode(const PathResponse& response, const Speaker& speaker = {}) noexcept;
 
 /// A refusal with as much of `text` as fits, unprintable bytes replaced; `ok` becomes `refused`.
 Refuse make_refuse(Status status, std::string_view text) noexcept;
@@ -208,6 +221,7 @@ Result<Endpoint> decode_endpoint(std::span<const std::byte> body, bool raw = fal
 Result<Ready> decode_ready(std::span<const std::byte> body);
 Result<SessionEnd> decode_session(std::span<const std::byte> body, bool of_server);
 Result<JoinSession> decode_join(std::span<const std::byte> body);
+Result<PathResponse> decode_path_response(std::span<const std::byte> body);
 /// From a peer of a newer version, a status that we do not know counts as `refused`.
 Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer = false);
 

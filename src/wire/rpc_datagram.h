@@ -20,7 +20,11 @@ enum class RpcKind : std::uint8_t {
   close = 5,    ///< of the client: the session is over
   closed = 6,   ///< the answer, or of the server: the session is over
   unknown = 7,  ///< of the server: it has forgotten the session that `number` names there
+  /// Of the server, before it opens a session: the payload is a number that the client shows in a
+  /// path_response frame.
+  path_challenge = 8,
 };
+inline constexpr std::size_t kPathTokenBytes = 8;
 
 /// In the number of a ping, of a session with more than one slot: it says nothing of calls.
 inline constexpr std::uint32_t kNoCallsOver = 1;
@@ -96,8 +100,9 @@ inline bool decode(const std::byte* at, std::size_t received, RpcHeader& header)
     return false;
   if (header.kind == RpcKind::request) return header.status == 0 && header.window == 0;
   if (header.kind == RpcKind::reply) return header.window != 0 && header.status < kStatusCount;
-  const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::unknown;
-  return known && header.length == 0 && header.status == 0 && header.window == 0;
+  const bool known = header.kind >= RpcKind::ping && header.kind <= RpcKind::path_challenge;
+  const std::size_t length = header.kind == RpcKind::path_challenge ? kPathTokenBytes : 0;
+  return known && header.length == length && header.status == 0 && header.window == 0;
 }
 
 }  // namespace spinwire::wire

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "attack/victim.h"
+#include "base/internals.h"
+#include "rpc/raw_datagrams.h"
 
 namespace attack_test {
 namespace {
@@ -41,22 +43,17 @@ class AttackByFlood : public testing::Test {
     ASSERT_TRUE(until({attacker_.get()}, [&] { return made->endpoint().has_value(); }));
     // A device that is there, so that the victim has no reason to refuse.
     mine_ = *made->endpoint();
+    datagrams_ =
+        std::make_unique<rpc_test::RawDatagrams>(*spinwire::detail::core_of(attacker_->engine));
   }
-  void TearDown() override { (void)victim_->stop(); }
+  void TearDown() override {
+    datagrams_.reset();
+    (void)victim_->stop();
+  }
 
   [[nodiscard]] wire::Frame hello() const { return wire::encode(wire::Hello{mine_}); }
   [[nodiscard]] wire::Frame open_session(std::uint32_t name) const {
-    wire::SessionEnd end;
-    end.gid = mine_.gid;
-    end.gid_type = mine_.gid_type;
-    end.lid = mine_.lid;
-    end.qp_num = mine_.qp_num;
-    end.qkey = 1;
-    end.name = name;
-    end.window = 8;
-    end.mtu = 1024;
-    end.incarnation = mine_.incarnation;
-    return wire::encode(wire::OpenSession{end});
+    return wire::encode(wire::OpenSession{datagrams_->end(name)});
   }
 
   /// Connects time after time, each within connections.connect_timeout.
@@ -104,6 +101,7 @@ class AttackByFlood : public testing::Test {
   std::unique_ptr<Victim> victim_;
   std::unique_ptr<Node> attacker_;
   spinwire::Endpoint mine_;
+  std::unique_ptr<rpc_test::RawDatagrams> datagrams_;
 };
 
 TEST_F(AttackByFlood, SixHundredHellosAndThenSilence) {
@@ -128,6 +126,9 @@ TEST_F(AttackByFlood, SessionsThatAreConfirmedAndNeverUsed) {
   for (std::uint32_t i = 1; i <= 1024; ++i) {
     const Stream s(victim_->address());
     s.send(open_session(i));
+    std::uint64_t token = 0;
+    ASSERT_TRUE(until({}, [&] { return (token = datagrams_->challenge(i)) != 0; }));
+    s.send(wire::encode(wire::PathResponse{token}));
     const auto opened = s.receive();
     const auto* answer = opened ? std::get_if<wire::SessionOpened>(&opened->body) : nullptr;
     if (answer != nullptr) s.send(wire::encode(wire::Ready{answer->end.incarnation}));

@@ -68,6 +68,7 @@ struct Owner : control::ConnectionOwner,
   std::vector<std::string> events;
   Endpoint peer;
   wire::SessionEnd server;
+  std::uint64_t challenge = 0;
   Error error{Status::ok, {}, {}, {}};
   HandshakeId opened;
   ControlPort* confirms_with = nullptr;  ///< confirms sessions that are opened
@@ -112,6 +113,10 @@ struct Owner : control::ConnectionOwner,
     add("unconfirmed", subject);
     EXPECT_EQ(opened_at, 33u);
   }
+  void on_challenge_due(std::uint64_t subject, std::uint64_t token) override {
+    add("challenge", subject);
+    challenge = token;
+  }
   void on_peer_gone(std::uint64_t incarnation) override { add("gone", incarnation); }
 };
 
@@ -123,6 +128,7 @@ struct ListenerRecord : control::ListenerOwner {
   HandshakeId handshake;
   Endpoint client;
   wire::JoinSession joined;
+  std::uint64_t path_token = 0;  ///< what clients have to show
   std::function<void()> inside;  ///< runs inside of on_hello()
 
   Result<control::AcceptedConnection> take(HandshakeId id) {
@@ -149,7 +155,7 @@ struct ListenerRecord : control::ListenerOwner {
     wire::SessionEnd ours = session_end(44, 2);
     ours.first = from.first;
     ours.token = 99;
-    return control::AcceptedSession{ours, &owner, 44, 33};
+    return control::AcceptedSession{ours, &owner, 44, 33, path_token};
   }
   Result<void> on_cm_request(control::CmId&, const control::CmEvent&) override { return {}; }
 };

@@ -56,6 +56,9 @@ void run_bodies(std::span<const std::byte> body) {
     expect(join->session != 0, "a session's name");
     expect(same(encode(*join).bytes().subspan(kHeaderBytes), body), "a join's bytes");
   }
+  if (const auto shown = decode_path_response(body); !refused(shown)) {
+    expect(same(encode(*shown).bytes().subspan(kHeaderBytes), body), "a path response's bytes");
+  }
   for (const bool newer : {false, true}) {
     if (const auto refuse = decode_refuse(body, newer); !refused(refuse)) check_refuse(*refuse);
   }
@@ -94,9 +97,9 @@ void run(std::span<const std::byte> data) {
   const auto header = decode_header(frame, ours);
   if (refused(header)) return;
   expect(magic.has_value(), "a frame with a good header has its magic");
-  const KindSet kAny =
-      kinds(FrameKind::hello, FrameKind::accept, FrameKind::refuse, FrameKind::ready,
-            FrameKind::open_session, FrameKind::session_opened, FrameKind::join_session);
+  const KindSet kAny = kinds(FrameKind::hello, FrameKind::accept, FrameKind::refuse,
+                             FrameKind::ready, FrameKind::open_session, FrameKind::session_opened,
+                             FrameKind::join_session, FrameKind::path_response);
   expect(!kAny.empty() && kAny.has(header->kind), "a frame is of a known kind");
   expect(to_string(header->kind) != "unknown", "a known kind has a name");
   expect(header->body_length <= kFrameBytesMax - kHeaderBytes, "a body has its limit");
@@ -129,6 +132,7 @@ void sow(Seeds& seeds) {
     without.qp_num = 0;
     sow_frame(encode(OpenSession{without}, speaker), ours);
     sow_frame(encode(JoinSession{sample_endpoint(), 5, 6}, speaker), ours);
+    sow_frame(encode(PathResponse{0x99aa}, speaker), ours);
   }
   seeds.add(std::string_view("\0GET / HTTP/1.1", 15));
 }

@@ -11,18 +11,21 @@ void run(std::span<const std::byte> data) {
   RpcHeader header{};
   if (!decode(datagram.data(), datagram.size(), header)) return;
   expect(header.length == datagram.size() - kRpcHeaderBytes, "a length is that of what came");
-  expect(header.kind >= RpcKind::request && header.kind <= RpcKind::unknown, "a kind is known");
+  expect(header.kind >= RpcKind::request && header.kind <= RpcKind::path_challenge,
+         "a kind is known");
   expect(header.kind == RpcKind::reply || (header.status == 0 && header.window == 0),
          "only replies have a status and a window");
-  expect(header.kind <= RpcKind::reply || header.length == 0, "only calls have a payload");
+  const std::size_t challenge = header.kind == RpcKind::path_challenge ? kPathTokenBytes : 0;
+  expect(header.kind <= RpcKind::reply || header.length == challenge, "a payload has its kind's");
   const auto* bytes = reinterpret_cast<const std::byte*>(&header);
   expect(same({bytes, sizeof header}, std::span(datagram).first(sizeof header)), "its bytes");
 }
 
 void sow(Seeds& seeds) {
-  for (std::uint8_t kind = 0; kind < 9; ++kind) {
+  for (std::uint8_t kind = 0; kind < 10; ++kind) {
     const auto k = static_cast<RpcKind>(kind);
-    const Bytes payload(k == RpcKind::request || k == RpcKind::reply ? 21 : 0);
+    const bool call = k == RpcKind::request || k == RpcKind::reply;
+    const Bytes payload(call ? 21 : k == RpcKind::path_challenge ? kPathTokenBytes : 0);
     RpcHeader header{0x100007, 9, 0, k, 0, static_cast<std::uint16_t>(payload.size()), 0};
     if (k == RpcKind::request) header.method = 3;
     if (k == RpcKind::reply) header.window = 8;

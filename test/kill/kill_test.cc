@@ -255,7 +255,6 @@ void kill_half(std::uint32_t count) {
   config.memory.receive_bytes = 32u << 20;
   config.memory.send_bytes = 16u << 20;
   config.memory.lease_bytes = 64u << 20;
-  config.connections.peer_timeout = std::chrono::milliseconds(1500);
   Survivor survivor(count, config);
   ASSERT_TRUE(survivor.open()) << survivor.faults();
   const Resources before = survivor.resources(nullptr);

@@ -6,7 +6,7 @@
 namespace kill_test {
 
 /// A dead peer's operations and its connection end within this.
-inline constexpr std::uint64_t kDetectionMax = 2'000'000'000;
+inline constexpr std::uint64_t kDetectionMax = 5'000'000'000;
 
 inline void Target::fault(const std::string& text) {
   const auto phase = static_cast<std::size_t>(plan_.phase);

@@ -4,6 +4,7 @@
 #include "control/socket.h"
 #include "rpc/bare.h"
 #include "rpc/client_session.h"
+#include "rpc/raw_datagrams.h"
 #include "rpc/server_session.h"
 
 namespace rpc_opening_test {
@@ -117,7 +118,6 @@ struct ByHand {
   ByHand() : server(rpc_config(), &now), client(rpc_config(), &now) {
     listener = server.core->listen("127.0.0.1:0", {}).value();
     EXPECT_TRUE(server.core->serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); }));
-    EXPECT_TRUE(client.core->open_calls());
   }
   [[nodiscard]] std::uint32_t served() const {
     return rpc::stats(*server.core->calls).served_sessions;
@@ -131,11 +131,24 @@ struct ByHand {
       return done();
     });
   }
-  void open() {
+  void ask() {
     const auto expected = wire::kinds(FrameKind::session_opened, FrameKind::refuse);
     ASSERT_TRUE(stream.connect(Address::parse(listener.address()).value(), expected));
-    const auto end = rpc::local_session_end(*client.core->calls, 77, 8, 0);
-    ASSERT_EQ(stream.send(wire::encode(wire::OpenSession{end})), Status::ok);
+    ASSERT_EQ(stream.send(wire::encode(wire::OpenSession{datagrams.end(77)})), Status::ok);
+  }
+  /// The challenge that comes as a datagram. Time goes on.
+  std::uint64_t challenge() {
+    std::uint64_t token = 0;
+    EXPECT_TRUE(until([&] {
+      now += 10'000;
+      (void)stream.advance();
+      return (token = datagrams.challenge(77)) != 0;
+    }));
+    return token;
+  }
+  void open() {
+    ask();
+    ASSERT_EQ(stream.send(wire::encode(wire::PathResponse{challenge()})), Status::ok);
     Progress came = Progress::waiting;
     ASSERT_TRUE(until([&] { return (came = stream.advance()) != Progress::waiting; }));
     ASSERT_EQ(came, Progress::frame);
@@ -152,9 +165,25 @@ struct ByHand {
   std::uint64_t now = 1'000'000'000;
   Bare server, client;
   Listener listener;
+  RawDatagrams datagrams{*client.core};
   Exchange stream;
   wire::SessionEnd theirs;
 };
+
+TEST(RpcSessionOpening, AnAddressThatWasNotShownToBeReachedIsToldNothing) {
+  ByHand t;
+  t.ask();
+  (void)t.challenge();
+  EXPECT_EQ(t.served(), 1u);
+  (void)t.challenge();  // it is repeated
+  ASSERT_EQ(t.stream.send(wire::encode(wire::PathResponse{1})), Status::ok);
+  t.now += 3'000'000'000;  // longer than connections.handshake_timeout
+  Progress now = Progress::waiting;
+  EXPECT_TRUE(t.until([&] { return (now = t.stream.advance()) != Progress::waiting; }));
+  EXPECT_EQ(now, Progress::closed);
+  EXPECT_TRUE(t.until([&] { return t.served() == 0; }));
+  t.server.expect_clean();
+}
 
 TEST(RpcSessionOpening, AClientThatEndsBeforeItConfirmsIsForgottenAtOnce) {
   ByHand t;

@@ -137,9 +137,20 @@ TEST(SessionFrames, ComeBackAsSent) {
   }
 }
 
+TEST(SessionFrames, APathResponseComesBackAsSent) {
+  const auto shown = decode_frame(encode(PathResponse{0x8899aabbccddeeff}));
+  ASSERT_TRUE(shown) << shown.error().message();
+  EXPECT_EQ(std::get<PathResponse>(shown->body).token, 0x8899aabbccddeeff);
+  const auto none = decode_frame(encode(PathResponse{0}));
+  ASSERT_FALSE(none);
+  EXPECT_NE(none.error().found.find("token"), std::string::npos) << none.error().message();
+}
+
 TEST(SessionFrames, TellOfAnEndWithoutDatagrams) {
   SessionEnd e = valid_session();
   e.qp_num = 0;
+  e.gid = {};
+  e.gid_type = GidType::unknown;
   const auto open = decode_frame(encode(OpenSession{e}));
   ASSERT_TRUE(open) << open.error().message();
   EXPECT_EQ(std::get<OpenSession>(open->body).end.qp_num, 0u);

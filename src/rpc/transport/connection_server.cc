@@ -252,8 +252,7 @@ void ConnectionDeleter::operator()(ConnectionServer* connection) const noexcept 
 ServerSession* find_session_to_join(Rpc& r, const wire::JoinSession& join) noexcept {
   ServerSession* const s = find_server(r, join.session);
   const bool fits = s != nullptr && s->join_token == join.token &&
-                    std::memcmp(&s->peer_address->gid, join.endpoint.gid.data(),
-                                sizeof s->peer_address->gid) == 0;
+                    s->peer_address->incarnation == join.endpoint.incarnation;
   if (!fits) ++r.stats.bad_bulk;
   return fits ? s : nullptr;
 }

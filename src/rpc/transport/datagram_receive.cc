@@ -71,6 +71,8 @@ struct Arrival {
     case RpcKind::ping:
     case RpcKind::close:
       return on_client_control(r, header, wc, at.grh), false;
+    case RpcKind::path_challenge:
+      return on_path_challenge(r, header, at.payload()), false;
     default:
       return on_server_control(r, header, wc, at.grh), false;
   }

@@ -1,8 +1,8 @@
 // softroce-strangers serve ADDRESS: serves calls and connections on port 7471 until a client tells
-// it
-//   to end, and prints its longest poll.
+//   it to end, and prints its longest poll.
 // softroce-strangers attack ADDRESS: strangers name RDMA addresses that answer no ARP; an honest
 //   engine connects and calls meanwhile, and again once the strangers are refused.
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -23,8 +23,14 @@ constexpr std::size_t kMark = 2;  // length of the message that asks for the lon
 constexpr std::size_t kEnd = 3;   // … that also ends the server
 constexpr const char* kPort = ":7471";
 constexpr int kStrangersOfAKind = 8;
-// The kernel waits a second for ARP. A machine that shares its processor may be late by much less.
-constexpr auto kLongestPoll = 300ms;
+// The kernel waits a second for ARP, asleep. A poll that never slept was only kept from running.
+constexpr auto kLongestPoll = 500ms;
+
+long sleeps() {
+  rusage usage{};
+  must(::getrusage(RUSAGE_THREAD, &usage) == 0, "getrusage");
+  return usage.ru_nvcsw;
+}
 
 Config calls_config() {
   Config c = config();
@@ -49,17 +55,21 @@ int serve(const std::string& address) {
   std::fflush(stdout);
   while (order != kEnd) {
     order = 0;
-    Clock::duration longest{0};
+    Clock::duration longest{0}, asleep{0};
     const auto poll = [&] {
+      const long before = sleeps();
       const auto begun = Clock::now();
       (void)engine.poll();
-      longest = std::max(longest, Clock::now() - begun);
+      const auto took = Clock::now() - begun;
+      longest = std::max(longest, took);
+      if (sleeps() != before) asleep = std::max(asleep, took);
     };
     must(until(
              poll, [&] { return order != 0; }, 120s),
          "nobody ended the server");
-    std::printf("longest poll: %lld us\n", static_cast<long long>(longest / 1us));
-    must(longest < kLongestPoll, "a stranger held a poll");
+    std::printf("longest poll: %lld us, of those that slept %lld us\n",
+                static_cast<long long>(longest / 1us), static_cast<long long>(asleep / 1us));
+    must(asleep < kLongestPoll, "a stranger held a poll");
   }
   return 0;
 }
@@ -136,7 +146,8 @@ void call_and_connect(Engine& engine, const std::string& address, const char* wh
   const auto on_sent = [&sent](const Completion& c) { sent = c.status == Status::ok; };
   must(connection.send(bytes.slice(0, order), on_sent) == Status::ok, "send");
   wait("the order", [&] { return sent; });
-  must(session.close() == Status::ok && connection.close() == Status::ok, "close");
+  (void)session.close();  // the server may have ended, after the last order
+  (void)connection.close();
   wait("the end", [&] { return engine.stats().connections == 0; });
 }
 

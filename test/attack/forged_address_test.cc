@@ -1,0 +1,76 @@
+// A stranger asks for a session in the name of an address where it gets nothing, to learn ours.
+#include <gtest/gtest.h>
+
+#include "attack/victim.h"
+#include "base/internals.h"
+#include "rpc/raw_datagrams.h"
+
+namespace attack_test {
+namespace {
+
+using rpc_test::RawDatagrams;
+
+class AttackByForgedAddress : public testing::Test {
+ protected:
+  AttackByForgedAddress() : victim_(rpc_test::rpc_config()), there_(small_config()) {
+    if (!on_softverbs()) return;
+    datagrams_ = std::make_unique<RawDatagrams>(core());
+  }
+  void TearDown() override {
+    datagrams_.reset();
+    (void)victim_.stop();
+  }
+  [[nodiscard]] spinwire::detail::EngineCore& core() {
+    return *spinwire::detail::core_of(there_.engine);
+  }
+  /// The victim's frames until it closes the stream, which it does after its handshake time-out.
+  static bool learns_anything(const Stream& stream) {
+    bool learned = false;
+    while (const auto got = stream.receive())
+      learned = learned || std::get_if<wire::Refuse>(&got->body) == nullptr;
+    return learned;
+  }
+
+  Victim victim_;
+  Node there_;
+  std::unique_ptr<RawDatagrams> datagrams_;
+};
+
+TEST_F(AttackByForgedAddress, OfAQueuePairThatIsNotThere) {
+  wire::SessionEnd end = datagrams_->end(7);
+  end.qp_num ^= 0x8000;
+  const Stream stream(victim_.address());
+  stream.send(wire::encode(wire::OpenSession{end}));
+  EXPECT_FALSE(learns_anything(stream));
+}
+
+TEST_F(AttackByForgedAddress, OfAnotherEngineAndGuessing) {
+  const Stream stream(victim_.address());
+  stream.send(wire::encode(wire::OpenSession{datagrams_->end(7)}));
+  std::uint64_t token = 0;
+  EXPECT_TRUE(until({}, [&] { return (token = datagrams_->challenge(7)) != 0; }));
+  for (std::uint64_t guess = 1; guess <= 1000; ++guess)
+    stream.send(wire::encode(wire::PathResponse{guess}));
+  EXPECT_FALSE(stream.answered(200)) << "a wrong token opens nothing";
+  // Who gets the datagrams is told.
+  stream.send(wire::encode(wire::PathResponse{token}));
+  const auto opened = stream.receive();
+  ASSERT_TRUE(opened);
+  EXPECT_NE(std::get_if<wire::SessionOpened>(&opened->body), nullptr);
+}
+
+TEST_F(AttackByForgedAddress, WithoutDatagramsNoAddressIsTold) {
+  wire::SessionEnd end = datagrams_->end(7);
+  end.qp_num = 0;
+  const Stream stream(victim_.address());
+  stream.send(wire::encode(wire::OpenSession{end}));
+  const auto got = stream.receive();
+  ASSERT_TRUE(got);
+  const auto* opened = std::get_if<wire::SessionOpened>(&got->body);
+  ASSERT_NE(opened, nullptr);
+  EXPECT_EQ(opened->end.qp_num, 0u);
+  EXPECT_EQ(opened->end.gid, (std::array<std::uint8_t, 16>{}));
+}
+
+}  // namespace
+}  // namespace attack_test

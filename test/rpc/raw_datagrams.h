@@ -1,0 +1,92 @@
+// The client's end of sessions whose frames a test sends itself: a datagram queue pair that the
+// test reads, on an engine's device.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "rpc/bare.h"
+#include "wire/rpc_datagram.h"
+
+namespace rpc_test {
+
+class RawDatagrams {
+ public:
+  /// The engine is not polled as long as this is read, since they share a completion queue.
+  explicit RawDatagrams(EngineCore& core) : core_(core) {
+    spinwire::verbs::Device& device = *core.context.device;
+    bytes_.resize(kReceives * kBytes);
+    mr_ =
+        device.provider().reg_mr(device.pd(), bytes_.data(), bytes_.size(), IBV_ACCESS_LOCAL_WRITE);
+    EXPECT_NE(mr_, nullptr);
+    spinwire::verbs::DatagramOptions options;
+    options.send_depth = 1;
+    options.receive_depth = kReceives;
+    options.qkey = kQkey;
+    auto qp = device.create_datagram_qp(options);
+    EXPECT_TRUE(qp) << qp.error().message();
+    qp_ = *qp;
+    for (std::uint32_t i = 0; i < kReceives; ++i) post(i);
+  }
+  RawDatagrams(const RawDatagrams&) = delete;
+  RawDatagrams& operator=(const RawDatagrams&) = delete;
+  ~RawDatagrams() {
+    core_.context.device->destroy_qp(qp_);
+    (void)core_.context.device->provider().dereg_mr(mr_);
+  }
+
+  /// The client's end of a session of that name, whose datagrams come here.
+  [[nodiscard]] spinwire::wire::SessionEnd end(std::uint32_t name) const {
+    const spinwire::verbs::Place& place = core_.context.device->place();
+    spinwire::wire::SessionEnd end;
+    std::memcpy(end.gid.data(), &place.gid, sizeof place.gid);
+    end.gid_type = place.gid_type;
+    end.lid = place.lid;
+    end.qp_num = qp_->qp_num;
+    end.qkey = kQkey;
+    end.name = name;
+    end.window = 8;
+    end.mtu = 1024;
+    end.incarnation = core_.context.incarnation;
+    return end;
+  }
+  /// The token of a challenge for the session of that name; 0: none has come yet. Drops all else.
+  [[nodiscard]] std::uint64_t challenge(std::uint32_t name) {
+    ibv_wc wc{};
+    core_.context.device->provider().control(core_.context.device->context());
+    while (ibv_poll_cq(core_.context.device->cq(), 1, &wc) == 1) {
+      if (wc.qp_num != qp_->qp_num || (wc.opcode & IBV_WC_RECV) == 0) continue;
+      const auto at = static_cast<std::uint32_t>(wc.wr_id);
+      const std::byte* const datagram = bytes_.data() + at * kBytes + 40;
+      spinwire::wire::RpcHeader header{};
+      std::uint64_t token = 0;
+      if (wc.status == IBV_WC_SUCCESS &&
+          spinwire::wire::decode(datagram, wc.byte_len - 40, header) &&
+          header.kind == spinwire::wire::RpcKind::path_challenge && header.session == name)
+        std::memcpy(&token, datagram + spinwire::wire::kRpcHeaderBytes, sizeof token);
+      post(at);
+      if (token != 0) return token;
+    }
+    return 0;
+  }
+
+ private:
+  static constexpr std::uint32_t kReceives = 64, kBytes = 2048, kQkey = 0x1234;
+
+  void post(std::uint32_t at) {
+    ibv_sge place{reinterpret_cast<std::uint64_t>(bytes_.data() + at * kBytes), kBytes, mr_->lkey};
+    ibv_recv_wr wr{};
+    wr.wr_id = at;
+    wr.sg_list = &place;
+    wr.num_sge = 1;
+    ibv_recv_wr* bad = nullptr;
+    EXPECT_EQ(ibv_post_recv(qp_, &wr, &bad), 0);
+  }
+
+  EngineCore& core_;
+  std::vector<std::byte> bytes_;
+  ibv_mr* mr_ = nullptr;
+  ibv_qp* qp_ = nullptr;
+};
+
+}  // namespace rpc_test
