@@ -39,8 +39,12 @@ class CmAddressResolver final : public AddressResolver, public DescriptorOwner {
  public:
   /// `local`: the GID of our device; `interface`: the number of its network interface.
   CmAddressResolver(ControlPort& port, const std::array<std::uint8_t, 16>& local, GidType type,
-                    std::uint32_t interface) noexcept
-      : port_(port), local_(local), type_(type), interface_(interface) {}
+                    std::uint32_t interface)
+      : port_(port), local_(local), type_(type), interface_(interface) {
+    // At once, so that no peer makes us open anything. What fails now is tried again when it is
+    // needed.
+    (void)open();
+  }
   CmAddressResolver(const CmAddressResolver&) = delete;
   CmAddressResolver& operator=(const CmAddressResolver&) = delete;
   ~CmAddressResolver() override;
@@ -65,7 +69,7 @@ class CmAddressResolver final : public AddressResolver, public DescriptorOwner {
   GidType type_;
   std::uint32_t interface_;
   bool has_rdma_cm_ = true;
-  UcmChannel channel_;  ///< once an address was to be resolved
+  UcmChannel channel_;
   std::uint64_t last_key_ = 0;
   std::map<std::uint64_t, Pending> pending_;
 };

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "agent/lease_table.h"
+#include "engine/harness.h"
 
 namespace lease_names_test {
 namespace {
@@ -17,7 +18,7 @@ TEST(LeaseNames, AreNewForMillionsOfLeasesOneAtATime) {
   for (const std::uint32_t capacity : {1u, 3u, 4u, 1024u, 32768u}) {
     Pool pool(capacity);
     std::unordered_set<std::uint32_t> seen;
-    for (int i = 0; i < 1'000'000; ++i) {
+    for (std::uint32_t i = 0; i < engine_test::amount(1'000'000); ++i) {
       const std::uint32_t index = pool.acquire();
       const std::uint32_t name = name_of(pool, index);
       ASSERT_NE(name, 0u);

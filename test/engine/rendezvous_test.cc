@@ -194,7 +194,7 @@ TEST_P(EngineLongMessages, GoBothWaysAtOnce) {
 
 TEST_P(EngineLongMessages, EndWithTheirConnection) {
   // Closed by either end, or cut, in each stage of a transfer.
-  for (int steps = 0; steps < 12; ++steps) {
+  for (int steps = 0; steps<12; steps += slowness()> 1 ? 3 : 1) {
     LongBy t(GetParam());
     t.warm_up();
     for (int i = 0; i < 4; ++i) ASSERT_EQ(t.send(600000), Status::ok);
@@ -212,7 +212,9 @@ TEST_P(EngineLongMessages, EndWithTheirConnection) {
     }
     // Windows that were in use are made anew.
     ASSERT_TRUE(t.until([&] {
-      return t.client.engine.stats().windows_free == t.client.engine.config().memory.windows;
+      return t.client.engine.stats().windows_free == (t.client.engine.device().memory_windows
+                                                          ? t.client.engine.config().memory.windows
+                                                          : 0);
     }));
     t.finish();
   }

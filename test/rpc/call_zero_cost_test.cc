@@ -14,7 +14,7 @@ namespace {
 using namespace rpc_test;  // NOLINT: a test's helpers
 
 constexpr spinwire::Method kBack = 1, kKept = 2, kDeferred = 3, kNested = 4, kRefused = 5,
-                           kLong = 6;
+                           kLong = 6, kEager = 7;
 constexpr std::size_t kLongCall = 20000;  // longer than an eager message
 
 /// Two engines of this thread, each with a session to the other, and calls of every kind.
@@ -96,6 +96,9 @@ class CallLoad {
       ++long_turn_;
       (void)r.reply(long_turn_ % 2 == 0 ? r.keep() : long_answer_.slice());
     }));
+    // A reply that long would have to be written where it is wanted, on some devices.
+    EXPECT_TRUE(e.serve(
+        kEager, [](Request& r) { (void)r.reply(r.keep().slice(0, r.bytes().size() - 100)); }));
     EXPECT_TRUE(e.serve(kRefused, [](Request& r) { (void)r.refuse("not on a Sunday"); }));
     EXPECT_TRUE(e.serve(kDeferred,
                         [this](Request& r) { later_[later_end_++ % later_.size()] = r.defer(); }));
@@ -153,7 +156,7 @@ class CallLoad {
       long_ended_ += r.status() == Status::ok ? 1 : 0;
     };
     const std::size_t size = rendezvous ? kLongCall : session_.max_inline_call() + 1;
-    if (session_.call(rendezvous ? kLong : kBack, long_.slice(0, size), done, options) !=
+    if (session_.call(rendezvous ? kLong : kEager, long_.slice(0, size), done, options) !=
         Status::ok) {
       return;
     }

@@ -171,6 +171,7 @@ struct ByHand {
 };
 
 TEST(RpcSessionOpening, AnAddressThatWasNotShownToBeReachedIsToldNothing) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   ByHand t;
   t.ask();
   (void)t.challenge();
@@ -186,6 +187,7 @@ TEST(RpcSessionOpening, AnAddressThatWasNotShownToBeReachedIsToldNothing) {
 }
 
 TEST(RpcSessionOpening, AClientThatEndsBeforeItConfirmsIsForgottenAtOnce) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   ByHand t;
   t.open();
   t.stream.reset();
@@ -194,6 +196,7 @@ TEST(RpcSessionOpening, AClientThatEndsBeforeItConfirmsIsForgottenAtOnce) {
 }
 
 TEST(RpcSessionOpening, AConfirmationForAnotherLifeOfTheServerIsNone) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   ByHand t;
   t.open();
   t.confirm(t.theirs.incarnation ^ 1);
@@ -202,6 +205,7 @@ TEST(RpcSessionOpening, AConfirmationForAnotherLifeOfTheServerIsNone) {
 }
 
 TEST(RpcSessionOpening, WhatWasConfirmedOutlivesItsStream) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   ByHand t;
   t.open();
   t.confirm(t.theirs.incarnation);
@@ -216,6 +220,7 @@ TEST(RpcSessionOpening, WhatWasConfirmedOutlivesItsStream) {
 }
 
 TEST(RpcSessionOpening, AConfirmationThatNeverComesEndsTheSession) {
+  if (device_name() != "softverbs") GTEST_SKIP() << kSoftverbsOnly << "a clock of its own";
   ByHand t;
   t.open();
   t.now += 3'000'000'000;  // longer than connections.handshake_timeout

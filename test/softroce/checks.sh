@@ -21,24 +21,49 @@ expect_equal() {
 
 expect_text() {
   grep -qF -e "$2" "$3" && return
-  echo "  failed: '$2' is not in $1:"
-  sed 's/^/  | /' "$3" | tail -n 30
+  echo "  failed: '$2' is not in $1"
   bad=1
 }
 
 # Runs a test of its own name, with a folder of its own as $dir; prints what it has to say at the
-# end.
+# end, in one piece, as others run beside it. What programs printed in $dir/out and $dir/err is shown
+# if it fails, indented: their tests are none of ours.
 run_test() {
   local name=$1 start=$SECONDS dir=$work/$1 bad=0
   mkdir "$dir"
   "$name" >"$dir/report" 2>&1 || bad=1
-  if ((bad == 0)); then
-    echo ok >"$dir/verdict"
-    echo "[       OK ] Softroce.$name ($(((SECONDS - start) * 1000)) ms)"
-  else
-    echo "[  FAILED  ] Softroce.$name ($(((SECONDS - start) * 1000)) ms)"
-    cat "$dir/report"
-  fi
+  {
+    echo "[ RUN      ] Softroce.$name"
+    sed 's/^\[/  [/' "$dir/report"
+    if ((bad == 0)); then
+      echo ok >"$dir/verdict"
+      echo "[       OK ] Softroce.$name ($(((SECONDS - start) * 1000)) ms)"
+    else
+      show_ends
+      echo "[  FAILED  ] Softroce.$name ($(((SECONDS - start) * 1000)) ms)"
+    fi
+  } >"$dir/told"
+  cat "$dir/told"
+}
+
+show_ends() {
+  local file
+  for file in "$dir/out" "$dir/err"; do
+    [[ -s "$file" ]] || continue
+    echo "  the end of what was printed (${file##*/}):"
+    tail -n 40 "$file" | tr -d '\r' | cut -c 1-300 | sed 's/^/  | /'
+  done
+}
+
+# Of each failed test in a GoogleTest program's output: its last lines.
+show_failed_tests() {
+  awk '
+    /^\[ RUN      \] / { lines = 0 }
+    { line[lines++] = $0 }
+    /^\[  FAILED  \] .*\([0-9]+ ms\)$/ {
+      for (i = lines > 25 ? lines - 25 : 0; i < lines; ++i) print "  | " line[i]
+      lines = 0
+    }' "$1" | cut -c 1-400 | tail -n 120
 }
 
 # run_tests ABREAST NAME...

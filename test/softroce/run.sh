@@ -19,6 +19,8 @@ fi
 source test/softroce/checks.sh
 # shellcheck source=test/softroce/suites.sh
 source test/softroce/suites.sh
+# shellcheck source=test/softroce/engine_tests.sh
+source test/softroce/engine_tests.sh
 
 work=$(mktemp -d) || exit
 export TMPDIR=$work # where the tool has its folders: nothing may be left there
@@ -32,10 +34,12 @@ if ! timeout 900 "$vm" --prepare; then
 fi
 
 # Booting leaves a processor idle now and then, so two at a time.
+plan_engine_tests >"$work/plan" 2>/dev/null
 chosen=()
-for name in "${tool_tests[@]}" "${suite_tests[@]}"; do
+for name in "${engine_tests[@]}" "${suite_tests[@]}" "${tool_tests[@]}"; do
   # shellcheck disable=SC2053  # a pattern
   [[ "$name" != ${FILTER:-*} ]] || chosen+=("$name")
 done
 run_tests 2 "${chosen[@]}"
+print_engine_table
 finish

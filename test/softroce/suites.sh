@@ -7,9 +7,8 @@ tool_tests=(
   TellsAPanicFromAFailure RunsForAnOrdinaryUser RefusesWhatMakesNoSense
 )
 suite_tests=(
-  IsTriedByTheSpecification RunsTheEnginesSuites RunsTheScenarios RunsTheTools ExchangesOverALossyNetwork
-  CallsOverALossyNetwork CallsWithoutDatagrams
-  StrangersHoldNoPoll SurvivesUnplugging LeavesNoObjectsBehind
+  IsTriedByTheSpecification RunsTheTools ExchangesOverALossyNetwork CallsOverALossyNetwork
+  CallsWithoutDatagrams StrangersHoldNoPoll SurvivesUnplugging NoticesLostPeers LeavesNoObjectsBehind
 )
 
 PassesOutputStatusAndSurroundings() {
@@ -187,36 +186,7 @@ IsTriedByTheSpecification() {
   expect_text output '[  PASSED  ]' "$dir/out"
   check 'departures are told' grep -q '^known departure, ' "$dir/out"
   grep '^known departure, ' "$dir/out"
-  ((status == 0)) || grep -E '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
-}
-
-# What is softverbs' own says so and is skipped.
-RunsTheEnginesSuites() {
-  local status=0
-  timeout 480 "$vm" --timeout 400 --env SPINWIRE_TEST_DEVICE=rxe0 \
-    --env SPINWIRE_TEST_ADDRESS=10.77.0.1 --env SPINWIRE_TEST_SLOWNESS=20 -- \
-    "$bin/spinwire-tests" --gtest_color=no \
-    --gtest_filter="Engine*:RdmaCm*:PeerLoss*:Credits.OneWay*:Credits.No*:Scenario21.*:RpcCalls*:RpcBulk.*:RpcEndures*" \
-    >"$dir/out" 2>&1 || status=$?
-  expect_equal 'exit status' $status 0
-  expect_text output '[  PASSED  ]' "$dir/out"
-  check 'connections through rdma_cm are tried' grep -q 'OK \] RdmaCm' "$dir/out"
-  ((status == 0)) || grep -E -A5 '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
-}
-
-# Those of an asynchronous framework's users, the ends in different processes where they can be.
-RunsTheScenarios() {
-  local status=0
-  timeout 480 "$vm" --timeout 400 --env SPINWIRE_TEST_DEVICE=rxe0 \
-    --env SPINWIRE_TEST_ADDRESS=10.77.0.1 --env SPINWIRE_TEST_SLOWNESS=20 -- \
-    "$bin/spinwire-tests" --gtest_color=no \
-    --gtest_filter='*Scenario*-*/OneProcess' \
-    >"$dir/out" 2>&1 || status=$?
-  expect_equal 'exit status' $status 0
-  expect_text output '[  PASSED  ]' "$dir/out"
-  check 'ends in two processes are tried' grep -q 'OK \].*/TwoProcesses' "$dir/out"
-  check 'an echo through rdma_cm is tried' grep -q 'OK \] Scenario22' "$dir/out"
-  ((status == 0)) || grep -E -A5 '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
+  ((status == 0)) || show_failed_tests "$dir/out"
 }
 
 RunsTheTools() {
@@ -272,7 +242,7 @@ CallsWithoutDatagrams() {
     >"$dir/out" 2>&1 || status=$?
   expect_equal 'exit status' $status 0
   expect_text output '[  PASSED  ]' "$dir/out"
-  ((status == 0)) || grep -E -A5 '^\[  FAILED  \]|Failure' "$dir/out" | tail -n 40
+  ((status == 0)) || show_failed_tests "$dir/out"
   timeout 270 "$vm" --timeout 200 --pair --ready-line serving --loss 1% \
     "$bin/softroce-calls serve \$SOFTROCE_ADDRESS" \
     "$bin/softroce-calls call \$SOFTROCE_PEER $calls connections" >"$dir/out" 2>&1 || status=$?
@@ -301,7 +271,7 @@ SurvivesUnplugging() {
   while ((tries-- > 0)); do
     status=0
     # shellcheck disable=SC2016
-    timeout 300 "$vm" --timeout 240 --pair --ready-line serving \
+    timeout 300 "$vm" --timeout 240 --grace 100 --pair --ready-line serving \
       "$bin/softroce-unplug serve \$SOFTROCE_ADDRESS" \
       "$bin/softroce-unplug client \$SOFTROCE_PEER eth0" >"$dir/out" 2>&1 || status=$?
     grep -q 'RIP: 0010:rxe_skb_tx_dtor' "$dir/out" || break
@@ -311,6 +281,22 @@ SurvivesUnplugging() {
   expect_text output 'event: port_error' "$dir/out"
   expect_text output 'event: device_failed' "$dir/out"
   expect_text output 'client: all survived' "$dir/out"
+}
+
+# A peer that is stopped, one that is killed, and one that the network does not reach any more.
+NoticesLostPeers() {
+  local status=0 what
+  # shellcheck disable=SC2016
+  timeout 300 "$vm" --timeout 240 --pair --ready-line 'all serve' \
+    "$bin/softroce-lost-peers serve \$SOFTROCE_ADDRESS" \
+    "$bin/softroce-lost-peers client \$SOFTROCE_PEER eth0" >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  for what in stopped killed 'cut off'; do
+    expect_text output "client: $what, its connection: peer_lost after" "$dir/out"
+    expect_text output "client: $what, its session: peer_lost after" "$dir/out"
+  done
+  expect_text output 'server: its client: peer_lost after' "$dir/out"
+  grep -oE '(client|server): .*: peer_lost after [0-9]+ ms' "$dir/out"
 }
 
 # The programs compare while they run; afterwards the system has nothing left of them either.

@@ -1,0 +1,152 @@
+# shellcheck shell=bash disable=SC2154  # run.sh has made $work and set $bin
+# The tests that run on an engine's device: which they are, which of them run in the machine, and the
+# table of both devices.
+#
+# The set is what the test program declares in the folders below. Exceptions stand in
+# engine_tests.txt, a pattern, a kind and a reason each:
+#
+#   left-out    not run on Soft-RoCE
+#   softroce    run there only: the embedded device skips it
+#
+# A row that names no test, or none that an earlier row does not name, is an error. So is a row
+# `softroce` whose test does run on the embedded device.
+
+engine_folders='agent|engine|rpc|scenarios'
+engine_shares=2
+engine_test_limit=150 # seconds of one test, which takes a second on average
+
+# "SUITE.TEST" of each test in these folders, from what the program itself says of them.
+declared_tests() {
+  "$bin/spinwire-tests" --gtest_list_tests "--gtest_output=json:$work/declared.json" >/dev/null ||
+    return
+  sed 's|\\/|/|g' "$work/declared.json" | awk -F'"' -v folders="^test/($engine_folders)/" '
+    $2 == "name" { name = $4 }
+    $2 == "testsuite" { suite = name }
+    $2 == "file" && $4 ~ folders { print suite "." name }'
+}
+
+# plan_engine_tests [ROWS]: prints "TEST|KIND|REASON" of each declared test. KIND is `run` or that of
+# its row. What is wrong with the rows goes to standard error.
+plan_engine_tests() {
+  declared_tests >"$work/declared" || return
+  awk -F' *[|] *' '
+    function matches(name, pattern) {
+      gsub(/[.]/, "[.]", pattern)
+      gsub(/[*]/, ".*", pattern)
+      return name ~ ("^" pattern "$")
+    }
+    FILENAME == ARGV[1] {
+      if ($0 ~ /^#/ || NF == 0) next
+      if (NF != 3 || $3 == "" || $2 !~ /^(left-out|softroce)$/) {
+        print "row \047" $0 "\047 is not PATTERN | KIND | REASON" >"/dev/stderr"
+        next
+      }
+      pattern[++rows] = $1; kind[rows] = $2; reason[rows] = $3
+      next
+    }
+    {
+      for (i = 1; i <= rows && !matches($1, pattern[i]); ++i);
+      ++used[i]
+      print $1 "|" (i <= rows ? kind[i] : "run") "|" (i <= rows ? reason[i] : "")
+    }
+    END {
+      for (i = 1; i <= rows; ++i)
+        if (!used[i]) print "row \047" pattern[i] "\047 names no test of its own" >"/dev/stderr"
+    }' "${1:-test/softroce/engine_tests.txt}" "$work/declared"
+}
+
+# planned KIND...: the names of those tests.
+planned() {
+  awk -F'|' -v kinds=" $* " 'index(kinds, " " $2 " ") { print $1 }' "$work/plan"
+}
+
+# Fails where the rows do not fit the tests. What they call Soft-RoCE's is skipped on the embedded
+# device, which takes no time.
+TheExceptionsFitTheTests() {
+  local ran
+  plan_engine_tests >/dev/null 2>"$dir/wrong"
+  expect_equal 'rows of engine_tests.txt that are wrong' "$(cat "$dir/wrong")" ''
+  check 'there are hundreds of tests' test "$(wc -l <"$work/plan")" -gt 500
+  ran=$(env -u SPINWIRE_TEST_DEVICE timeout 60 "$bin/spinwire-tests" --gtest_color=no \
+    --gtest_filter="$(planned softroce | paste -sd:)" | sed -n 's/^\[       OK \] \([^ ]*\).*/\1/p')
+  expect_equal 'tests that are said to run on Soft-RoCE only, and run on softverbs' "$ran" ''
+  # A row that names nothing, one that names what another does, and one without a reason.
+  printf '%s\n' 'NoSuchSuite.* | left-out | gone' 'RdmaCm* | softroce | a reason' \
+    'RdmaCm.* | softroce | twice' 'RpcCalls.* | left-out |' >"$dir/rows"
+  plan_engine_tests "$dir/rows" >/dev/null 2>"$dir/wrong"
+  expect_equal 'rows that are found wrong' "$(wc -l <"$dir/wrong")" 3
+}
+
+# One that hangs, one that dies and one that does not exist fail by themselves; the others run.
+AHangingTestFailsAlone() {
+  local status=0 name
+  cat >"$dir/program" <<'END'
+#!/bin/bash
+for name in $(tr : ' ' <<<"${2#--gtest_filter=}"); do
+  [[ "$name" != S.Gone ]] || continue
+  echo "[ RUN      ] $name"
+  [[ "$name" != S.Hangs ]] || sleep 1000
+  [[ "$name" != S.Dies ]] || kill -SEGV $$
+  echo "[       OK ] $name (0 ms)"
+done
+END
+  chmod +x "$dir/program"
+  printf '%s\n' S.First S.Hangs S.Gone S.Second S.Dies S.Last >"$dir/list"
+  timeout 60 test/softroce/run_each.sh 2 "$dir/program" "$dir/list" >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 1
+  for name in First Second Last; do expect_text output "[       OK ] S.$name" "$dir/out"; done
+  expect_text output 'S.Hangs takes longer than 2 s' "$dir/out"
+  expect_text output 'S.Dies ends the program with status 139' "$dir/out"
+  expect_text output 'S.Gone does not exist' "$dir/out"
+  expect_text output 'of these tests 3 failed' "$dir/out"
+}
+
+# run_engine_tests SHARE: each so many of them, in turn.
+run_engine_tests() {
+  local share=$1 status=0
+  planned run softroce | awk -v n="$engine_shares" -v share="$share" 'NR % n == share' >"$dir/list"
+  timeout 1300 "$vm" --timeout 1200 --env SPINWIRE_TEST_DEVICE=rxe0 \
+    --env SPINWIRE_TEST_ADDRESS=10.77.0.1 --env SPINWIRE_TEST_SLOWNESS=20 -- \
+    test/softroce/run_each.sh "$engine_test_limit" "$bin/spinwire-tests" "$dir/list" \
+    >"$dir/out" 2>&1 || status=$?
+  expect_equal 'exit status' $status 0
+  expect_text output 'of these tests 0 failed' "$dir/out"
+  ((status == 0)) || show_failed_tests "$dir/out"
+}
+engine_tests=(TheExceptionsFitTheTests AHangingTestFailsAlone)
+for ((share = 0; share < engine_shares; ++share)); do
+  engine_tests+=("RunsTheEnginesTests$((share + 1))")
+  eval "RunsTheEnginesTests$((share + 1))() { run_engine_tests $share; }"
+done
+
+# The table: each test, whether it runs on either device, and why not.
+print_engine_table() {
+  compgen -G "$work/RunsTheEnginesTests*/out" >/dev/null || return 0
+  cat "$work"/RunsTheEnginesTests*/out | awk -F'|' '
+    FILENAME != "-" { kind[$1] = $2; reason[$1] = $3; order[++count] = $1; next }
+    /^\[ RUN      \] / { text = ""; next }
+    /^\[       OK \] / { split($0, word, " "); result[word[4]] = "yes"; next }
+    /^\[  SKIPPED \] .*\(/ { split($0, word, " "); result[word[4]] = "no"; reason[word[4]] = text; next }
+    /^\[  FAILED  \] .*\(/ { split($0, word, "[], ]+"); result[word[3]] = "FAILED"; next }
+    /: Skipped$/ { text = ""; next }
+    /^[^ \[]/ { if (text == "") text = $0 }
+    END {
+      format = "%-86s %-10s %-9s %s\n"
+      printf format, "test", "softverbs", "Soft-RoCE", "reason if not"
+      for (i = 1; i <= count; ++i) {
+        name = order[i]
+        soft = kind[name] == "softroce" ? "no" : "yes"
+        real = kind[name] == "left-out" ? "no" : name in result ? result[name] : "not run"
+        why = reason[name]
+        sub(/^for softverbs only: /, "", why)
+        if (real == "yes" && name ~ /\/Window$/) why = "by registrations: windows are off"
+        printf format, name, soft, real, why
+        ++total[soft == "no" ? "Soft-RoCE" : real == "yes" ? "both" : "softverbs"]
+        if (soft == "yes" && real == "no") ++because[why]
+      }
+      printf "\non both devices: %d, on softverbs only: %d, on Soft-RoCE only: %d\n",
+        total["both"], total["softverbs"], total["Soft-RoCE"]
+      print "on softverbs only, by reason:"
+      for (why in because) printf "  %3d  %s\n", because[why], why | "sort -rn"
+    }' "$work/plan" -
+}

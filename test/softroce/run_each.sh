@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Runs tests of a GoogleTest program so that one that hangs or dies harms no other: it fails by itself,
+# with its name, and the rest runs on in a new process. Prints what the program prints, then which
+# tests failed. Runs in the machine, started by engine_tests.sh.
+#
+#   test/softroce/run_each.sh SECONDS PROGRAM LIST
+#
+# LIST is a file with one name a line. No test may take longer than SECONDS.
+set -uo pipefail
+limit=$1 program=$2 list=$3
+
+declare -A verdict=()   # of each test that has ended
+declare -a failed=()
+current=                # the test that runs
+deadline=               # when it has to have ended, or the program to have started or ended
+
+# Takes note of one line of the program.
+follow() {
+  local name=
+  case "$1" in
+    '[ RUN      ] '*)
+      # Children that are such programs too say the like.
+      [[ -z "$current" ]] || return 0
+      current=${1#*] }
+      deadline=$((SECONDS + limit))
+      ;;
+    '[       OK ] '* | '[  SKIPPED ] '* | '[  FAILED  ] '*)
+      name=${1#*] }
+      name=${name%% (*}
+      name=${name%%, where*}
+      [[ -n "$current" && "$name" == "$current" ]] || return 0
+      verdict[$current]=${1%%] *}
+      [[ "$1" != *FAILED* ]] || failed+=("$current")
+      current=
+      deadline=$((SECONDS + limit))
+      ;;
+  esac
+}
+
+# fail TEST WHY
+fail() {
+  echo "$1 $2"
+  echo "[  FAILED  ] $1 ($(((SECONDS - deadline + limit) * 1000)) ms)"
+  failed+=("$1")
+  verdict[$1]=FAILED
+  current=
+}
+
+# Runs those of the list that have no verdict, until the program ends or a test takes too long.
+run_the_rest() {
+  local filter='' name line pid status=0
+  while read -r name; do
+    [[ -n "${verdict[$name]:-}" ]] || filter+="${filter:+:}$name"
+  done <"$list"
+  [[ -n "$filter" ]] || return 1
+  local before=${#verdict[@]}
+  deadline=$((SECONDS + limit))
+  # A group of its own, so that a child that hangs goes with it.
+  exec {out}< <(exec setsid "$program" --gtest_color=no --gtest_filter="$filter" 2>&1)
+  pid=$!
+  while ((SECONDS < deadline)); do
+    if IFS= read -r -t $((deadline - SECONDS)) line <&"$out"; then
+      printf '%s\n' "$line"
+      follow "$line"
+    elif (($? <= 128)); then
+      wait "$pid" || status=$?
+      # With 1 it tells of failed tests, which have their verdicts.
+      if ((status > 1)) || [[ -n "$current" ]]; then
+        fail "${current:-the program}" "ends the program with status $status"
+      fi
+      break
+    fi
+  done
+  ((SECONDS < deadline)) || fail "${current:-the program}" "takes longer than $limit s"
+  kill -KILL -- "-$pid" 2>/dev/null
+  exec {out}<&-
+  ((${#verdict[@]} > before))
+}
+
+while run_the_rest; do :; done
+deadline=$((SECONDS + limit))
+while read -r name; do
+  [[ -n "${verdict[$name]:-}" ]] || fail "$name" 'does not exist'
+done <"$list"
+echo "[==========] of these tests ${#failed[@]} failed"
+((${#failed[@]} == 0)) || printf '  %s\n' "${failed[@]}"
+((${#failed[@]} == 0))
