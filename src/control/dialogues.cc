@@ -283,20 +283,46 @@ void ServeSession::give_up(ControlPort& port, Handshake& h) const {
 
 // ---- probes ----
 
+namespace {
+
+ProbeOutcome outcome_of(Progress progress, const Exchange& exchange) noexcept {
+  if (progress == Progress::frame) {
+    const auto& body = exchange.received().body;
+    if (std::holds_alternative<wire::Ready>(body)) return ProbeOutcome::alive;
+    const auto* const no = std::get_if<wire::Refuse>(&body);
+    return no != nullptr && no->status == Status::peer_lost ? ProbeOutcome::restarted
+                                                            : ProbeOutcome::none;
+  }
+  if (progress != Progress::failed) return ProbeOutcome::none;
+  switch (exchange.error().status) {
+    case Status::refused:
+      return ProbeOutcome::no_listener;
+    case Status::timed_out:
+    case Status::system:  // no route
+      return ProbeOutcome::unreachable;
+    default:
+      return ProbeOutcome::none;
+  }
+}
+
+}  // namespace
+
 void ProbePeer::advance(ControlPort& port, Handshake& h) {
   const Progress progress = h.exchange.advance();
   if (progress == Progress::waiting) return port.watch(h);
-  // Only an engine that says that it is another one proves anything.
-  const auto* no = progress == Progress::frame
-                       ? std::get_if<wire::Refuse>(&h.exchange.received().body)
-                       : nullptr;
-  const bool gone = no != nullptr && no->status == Status::peer_lost;
-  const ProbePeer over = *this;
-  port.drop(h);
-  if (gone) over.owner->on_peer_gone(over.incarnation);
+  end(port, h, outcome_of(progress, h.exchange));
 }
 
-void ProbePeer::on_timeout(ControlPort& port, Handshake& h) { port.drop(h); }
+void ProbePeer::on_timeout(ControlPort& port, Handshake& h) {
+  const bool connected = h.exchange.state() == Exchange::State::open;
+  end(port, h, connected ? ProbeOutcome::silent : ProbeOutcome::unreachable);
+}
+
+void ProbePeer::end(ControlPort& port, Handshake& h, ProbeOutcome outcome) const {
+  const ProbePeer over = *this;
+  port.drop(h);
+  over.owner->on_probe_ended(over.incarnation, outcome);
+}
 
 // ---- refusals ----
 

@@ -135,6 +135,7 @@ struct ProbePeer {
   std::uint64_t incarnation = 0;
 
   [[nodiscard]] static bool waits_for_peer() noexcept { return false; }
+  void end(ControlPort& port, Handshake& h, ProbeOutcome outcome) const;
   void give_up(ControlPort&, Handshake&) {}
   void advance(ControlPort& port, Handshake& h);
   void on_timeout(ControlPort& port, Handshake& h);

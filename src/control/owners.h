@@ -68,12 +68,23 @@ class ServedSessionOwner {
   virtual void on_challenge_due(std::uint64_t subject, std::uint64_t token) = 0;
 };
 
+/// What a probe finds at the address of a silent peer. Only `restarted` proves that the engine is
+/// gone: its listener may be closed or out of reach while the engine lives.
+enum class ProbeOutcome : std::uint8_t {
+  none,         ///< nothing was found out
+  alive,        ///< the engine answers
+  restarted,    ///< another engine, or the next incarnation, answers
+  silent,       ///< the connection is taken, and then nobody answers
+  no_listener,  ///< the host refuses the connection
+  unreachable,  ///< the host does not answer
+};
+
 /// Asks whether silent peers still are the engines that they were.
 class ProbeOwner {
  public:
   virtual ~ProbeOwner() = default;
-  /// Another engine answers at the address: the one of this incarnation is gone.
-  virtual void on_peer_gone(std::uint64_t incarnation) = 0;
+  /// The probe of the engine of this incarnation is over.
+  virtual void on_probe_ended(std::uint64_t incarnation, ProbeOutcome outcome) = 0;
 };
 
 /// A connection that a listener has taken.

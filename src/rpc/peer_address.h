@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "control/owners.h"
 #include "spinwire/status.h"
 #include "verbs/direct_datagrams.h"
 #include "wire/handshake.h"
@@ -44,6 +45,8 @@ struct SourceFilter {
 };
 SourceFilter make_source_filter(const wire::SessionEnd& peer) noexcept;
 
+inline constexpr std::uint64_t kProbeUnderWay = ~std::uint64_t{0};
+
 /// A peer engine, shared by all sessions with it. With Transport::datagram it has an address handle
 /// and a source filter; with Transport::connection the numbers only identify the peer.
 struct PeerAddress {
@@ -55,7 +58,8 @@ struct PeerAddress {
   std::uint16_t lid = 0;
   std::uint32_t references = 0;
   std::uint64_t incarnation = 0;
-  std::uint64_t next_probe_at = 0;  ///< tick
+  std::uint64_t next_probe_at = 0;  ///< tick, or kProbeUnderWay
+  control::ProbeOutcome last_probe = control::ProbeOutcome::none;
 };
 
 /// The address of a peer that its sessions share; each session takes a reference. Errors: those of

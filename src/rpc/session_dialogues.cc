@@ -214,16 +214,17 @@ Result<control::AcceptedConnection> SessionDialogues::accept_join(control::Hands
 // ---- silent servers ----
 
 // A probe that cannot begin is tried again after the next silence.
-void SessionDialogues::probe(const ClientSession& c) noexcept {
-  (void)base::no_throw("probe a silent server", [&]() -> Result<void> {
+bool SessionDialogues::probe(const ClientSession& c) noexcept {
+  const auto begun = base::no_throw("probe a silent server", [&]() -> Result<void> {
     auto to = control::Address::parse(c.address);
     if (!to) return tl::unexpected(to.error());
     return port_.probe(*to, c.peer_address->incarnation, *this);
   });
+  return begun.has_value();
 }
 
-void SessionDialogues::on_peer_gone(std::uint64_t incarnation) {
-  fail_silent_sessions(rpc_, incarnation);
+void SessionDialogues::on_probe_ended(std::uint64_t incarnation, control::ProbeOutcome outcome) {
+  on_server_probed(rpc_, incarnation, outcome);
 }
 
 }  // namespace spinwire::rpc

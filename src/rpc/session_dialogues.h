@@ -44,8 +44,8 @@ class SessionDialogues final : public control::SessionOwner,
   /// In each control step: begins connections as far as the control port has room.
   void begin_connections() noexcept;
 
-  /// Asks whether another engine, or its next incarnation, is at a silent server's address.
-  void probe(const ClientSession& session) noexcept;
+  /// Asks what is at a silent server's address. False: not now.
+  [[nodiscard]] bool probe(const ClientSession& session) noexcept;
 
   // For listeners. Each error goes to the peer.
   Result<control::AcceptedSession> accept(const control::Address& from,
@@ -63,7 +63,7 @@ class SessionDialogues final : public control::SessionOwner,
   void on_unconfirmed(std::uint64_t subject, std::uint64_t opened_at) override;
   void on_challenge_due(std::uint64_t subject, std::uint64_t token) override;
   // control::ProbeOwner
-  void on_peer_gone(std::uint64_t incarnation) override;
+  void on_probe_ended(std::uint64_t incarnation, control::ProbeOutcome outcome) override;
 
  private:
   [[nodiscard]] ClientSession* find_opening(std::uint64_t subject) noexcept;

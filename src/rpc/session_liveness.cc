@@ -12,6 +12,7 @@
 
 namespace spinwire::rpc {
 
+using control::ProbeOutcome;
 using wire::RpcHeader;
 using wire::RpcKind;
 
@@ -34,8 +35,30 @@ bool has_timed_out(const Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
 /// at its address. One probe serves all sessions with it.
 void probe_if_silent(Rpc& r, const ClientSession& c, std::uint64_t now) noexcept {
   if (c.silent_ticks < 2 * r.keepalive_interval || now < c.peer_address->next_probe_at) return;
-  c.peer_address->next_probe_at = now + r.keepalive_interval;
-  r.dialogues.probe(c);
+  const bool begun = r.dialogues.probe(c);
+  c.peer_address->next_probe_at = begun ? kProbeUnderWay : now + r.keepalive_interval;
+}
+
+/// What is known of a server that sends no datagrams any more.
+const char* why_silent(ProbeOutcome probe) noexcept {
+  switch (probe) {
+    case ProbeOutcome::alive:
+      return "no datagram comes from it, but its control port answers: datagrams are lost on the "
+             "way";
+    case ProbeOutcome::restarted:
+      return "another engine, or the next incarnation of this one, is at its address";
+    case ProbeOutcome::silent:
+      return "no datagram comes from it, and its control port takes connections and says nothing: "
+             "its process hangs or was stopped";
+    case ProbeOutcome::no_listener:
+      return "no datagram comes from it, and nobody listens at its address: its process is gone";
+    case ProbeOutcome::unreachable:
+      return "no datagram comes from it, and its host does not answer: the host or the network is "
+             "down";
+    case ProbeOutcome::none:
+      break;
+  }
+  return "no datagram came from it any more";
 }
 
 /// All calls with lower numbers are over. A session without calls in flight aligns its slots first,
@@ -70,7 +93,7 @@ ForgottenSession& forgotten_slot(ForgottenSessions& ones, std::uint32_t name) no
 bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept {
   if (c.transport == Transport::connection) return true;  // the connection notices by itself
   if (has_timed_out(r, c, now)) {
-    fail_session(r, c, Status::peer_lost, "no datagram came from it any more");
+    fail_session(r, c, Status::peer_lost, why_silent(c.peer_address->last_probe));
     return false;
   }
   probe_if_silent(r, c, now);
@@ -79,14 +102,16 @@ bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept
   return true;
 }
 
-void fail_silent_sessions(Rpc& r, std::uint64_t incarnation) noexcept {
+void on_server_probed(Rpc& r, std::uint64_t incarnation, ProbeOutcome outcome) noexcept {
   for (std::uint32_t i = 0; i < r.clients.capacity(); ++i) {
     if (!r.clients.in_use(i)) continue;
     ClientSession& c = r.clients.at(i);
-    if (c.state != SessionState::ready || c.silent_ticks == 0) continue;
-    if (c.transport == Transport::datagram && c.peer_address->incarnation == incarnation)
-      fail_session(r, c, Status::peer_lost,
-                   "another engine, or another life of it, is at its address");
+    if (c.peer_address == nullptr || c.peer_address->incarnation != incarnation) continue;
+    if (c.transport != Transport::datagram) continue;
+    c.peer_address->last_probe = outcome;
+    c.peer_address->next_probe_at = r.context.clock.now() + r.keepalive_interval;
+    if (outcome == ProbeOutcome::restarted && c.silent_ticks != 0)
+      fail_session(r, c, Status::peer_lost, why_silent(outcome));
   }
 }
 

@@ -9,8 +9,9 @@ namespace spinwire::rpc {
 
 /// Sends a ping to a silent server, asks for its probe, or ends the session: then false.
 bool check_server_liveness(Rpc& r, ClientSession& c, std::uint64_t now) noexcept;
-/// Ends the silent sessions with an engine that another one has replaced.
-void fail_silent_sessions(Rpc& r, std::uint64_t incarnation) noexcept;
+/// A silent server was probed: its sessions end with that reason, at once if another engine has
+/// replaced it.
+void on_server_probed(Rpc& r, std::uint64_t incarnation, control::ProbeOutcome outcome) noexcept;
 /// Checks a served session whose timer has expired.
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;
 /// Releases the session of a silent client, which is told if it is heard again.

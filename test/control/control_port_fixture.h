@@ -117,7 +117,11 @@ struct Owner : control::ConnectionOwner,
     add("challenge", subject);
     challenge = token;
   }
-  void on_peer_gone(std::uint64_t incarnation) override { add("gone", incarnation); }
+  void on_probe_ended(std::uint64_t incarnation, control::ProbeOutcome outcome) override {
+    constexpr std::array kWords = {"none",   "alive",       "restarted",
+                                   "silent", "no_listener", "unreachable"};
+    add(kWords.at(static_cast<std::size_t>(outcome)), incarnation);
+  }
 };
 
 /// Takes everything that peers ask for, or refuses with `refusal`.

@@ -209,19 +209,20 @@ TEST_F(RpcForgottenSessions, AServerThatLivesAgainIsAnotherOne) {
   EXPECT_EQ(second.state(), SessionState::closed);
   EXPECT_EQ(ended_, (std::vector<Status>{Status::ok, Status::peer_lost}));
   EXPECT_EQ(runs_, 1);
-  expect_lost("another life");
+  expect_lost("next incarnation");
 }
 
 TEST_F(RpcForgottenSessions, NewsOfAnotherLifeConcernsSilentSessionsWithTheFirstAlone) {
   rpc::Rpc& calls = *client_->core->calls;
   const std::uint64_t incarnation = ours().peer_address->incarnation;
-  rpc::fail_silent_sessions(calls, incarnation);
+  constexpr auto kRestarted = spinwire::control::ProbeOutcome::restarted;
+  rpc::on_server_probed(calls, incarnation, kRestarted);
   ASSERT_TRUE(session_.ready()) << "it hears from its server";
   ours().silent_ticks = 1;
-  rpc::fail_silent_sessions(calls, incarnation ^ 1);
+  rpc::on_server_probed(calls, incarnation ^ 1, kRestarted);
   ASSERT_TRUE(session_.ready()) << "its server is none of them";
-  rpc::fail_silent_sessions(calls, incarnation);
-  expect_lost("another life");
+  rpc::on_server_probed(calls, incarnation, kRestarted);
+  expect_lost("next incarnation");
 }
 
 TEST_F(RpcForgottenSessions, ASilentServerThatIsStillThereIsWaitedFor) {

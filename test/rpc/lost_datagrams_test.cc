@@ -212,6 +212,42 @@ TEST(RpcLoss, AClientThatDiesIsForgotten) {
   server.expect_clean();
 }
 
+TEST(RpcLoss, AServerThatHangsAndOneThatDiesAreToldApart) {
+  if (over_connections()) GTEST_SKIP() << "a connection finds that out by itself";
+  Config c = watchful();
+  c.connections.handshake_timeout = 200ms * slowness();
+  c.connections.peer_timeout = 2s * slowness();
+  const auto serve = [&](int, int out) {
+    Node server(c);
+    server.listen();
+    (void)server.engine.serve(kEcho, [](Request& r) { (void)r.reply(r.bytes()); });
+    const std::string line = server.listener.address() + "\n";
+    if (::write(out, line.data(), line.size()) < 0) return 1;
+    for (;;) (void)server.poll();
+    return 0;
+  };
+  Child hung(serve), dead(serve);
+  Node client(c);
+  std::vector<std::string> ended(2);
+  int ready = 0;
+  for (std::size_t i = 0; i < 2; ++i) {
+    SessionOptions options;
+    options.on_ready = [&](Session) { ++ready; };
+    options.on_closed = [&ended, i](Session, const Error& e) {
+      EXPECT_EQ(e.status, Status::peer_lost);
+      ended[i] = e.message();
+    };
+    ASSERT_TRUE(client.engine.open_session((i == 0 ? hung : dead).line(), options));
+  }
+  ASSERT_TRUE(until({&client}, [&] { return ready == 2; }));
+  hung.signal(SIGSTOP);
+  dead.kill(SIGKILL);
+  ASSERT_TRUE(until({&client}, [&] { return !ended[0].empty() && !ended[1].empty(); }));
+  EXPECT_NE(ended[0].find("its process hangs or was stopped"), std::string::npos) << ended[0];
+  EXPECT_NE(ended[1].find("its process is gone"), std::string::npos) << ended[1];
+  hung.kill(SIGKILL);
+}
+
 TEST(RpcLoss, AnEngineThatEndsTellsItsPeers) {
   Calls t;
   ASSERT_EQ(t.begin(kLater, filled(5, 1)), Status::ok);

@@ -295,6 +295,10 @@ NoticesLostPeers() {
     expect_text output "client: $what, its connection: peer_lost after" "$dir/out"
     expect_text output "client: $what, its session: peer_lost after" "$dir/out"
   done
+  # A session's error names what happened.
+  for what in 'stopped.*hangs or was stopped' 'killed.*process is gone' 'cut off.*does not answer'; do
+    check "a session's error tells: $what" grep -q "client: $what" "$dir/out"
+  done
   expect_text output 'server: its client: peer_lost after' "$dir/out"
   grep -oE '(client|server): .*: peer_lost after [0-9]+ ms' "$dir/out"
 }
