@@ -24,9 +24,18 @@ class SPINWIRE_API Clock {
   [[nodiscard]] std::uint64_t now() const noexcept {
 #if defined(__x86_64__)
     if (source_ == nullptr) [[likely]]
-      return __builtin_ia32_rdtsc();
+      return __builtin_ia32_rdtsc() + offset_;
 #endif
-    return read_slow();
+    return read_slow() + offset_;
+  }
+  /// As now(). A counter that has stepped back since `last`, as that of a virtual machine that was
+  /// restored does, goes on from there: deadlines in ticks stay right.
+  [[nodiscard]] std::uint64_t now_from(std::uint64_t last) noexcept {
+    const std::uint64_t read = now();
+    if (read >= last) [[likely]]
+      return read;
+    offset_ += last - read;
+    return last;
   }
   /// Conversions, rounded down; saturating.
   [[nodiscard]] std::uint64_t ticks(Nanoseconds duration) const noexcept;
@@ -38,6 +47,7 @@ class SPINWIRE_API Clock {
 
   const std::uint64_t* source_ = nullptr;  ///< null: counter
   double ticks_per_ns_ = 1.0;
+  std::uint64_t offset_ = 0;  ///< what steps back have taken away
 };
 
 }  // namespace spinwire

@@ -34,7 +34,8 @@ inline constexpr std::uint16_t kHandshakeTimer = 3;
 
 class ControlPort {
  public:
-  /// `timers` outlives the port; its user gives timers of kHandshakeTimer to on_timer().
+  /// `clock` and `timers` outlive the port; their user gives timers of kHandshakeTimer to
+  /// on_timer().
   ControlPort(const ControlOptions& options, const Clock& clock, base::TimerWheel& timers);
   ControlPort(const ControlPort&) = delete;
   ControlPort& operator=(const ControlPort&) = delete;
@@ -188,7 +189,7 @@ class ControlPort {
   void on_cm_request(const CmEvent& request);
 
   ControlOptions options_;
-  Clock clock_;
+  const Clock& clock_;
   base::TimerWheel& timers_;
   Network* network_ = nullptr;
   EpollSet epoll_;

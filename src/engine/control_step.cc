@@ -9,7 +9,7 @@ using agent::kNone;
 int EngineCore::poll_control() noexcept {
   if (!guard.enter()) [[unlikely]]
     return -static_cast<int>(guard.diagnose());
-  context.now = context.clock.now();
+  context.now = context.clock.now_from(context.now);
   const std::uint32_t events = control_step(context.now);
   if (calls != nullptr && rpc::finish_poll(*calls)) schedule.wake_soon();
   guard.leave();

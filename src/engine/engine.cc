@@ -41,7 +41,7 @@ EngineCore::EngineCore(const Config& config, const Clock& clock, base::OwnerGuar
       context(config, clock),
       control({config.connections.handshakes, config.connections.handshake_timeout,
                context.incarnation},
-              clock, context.timers),
+              context.clock, context.timers),
       device_watch(context, *this),
       connector(context, control, device_watch, *this, schedule) {
   guard.slot().core = this;

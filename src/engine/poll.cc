@@ -66,7 +66,7 @@ int EngineCore::poll() noexcept {
 
 int EngineCore::poll_owned() noexcept {
   ++polls;
-  context.now = context.clock.now();
+  context.now = context.clock.now_from(context.now);
   const int n = ibv_poll_cq(cq, poll_batch, completions.data());
   if (n > 0 || agent::has_work(context) || context.now >= schedule.next_wakeup) return poll_busy(n);
   return 0;

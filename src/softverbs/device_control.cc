@@ -164,7 +164,7 @@ bool has_unread_packets(Context& c, const Peer& peer) noexcept {
 }
 
 void check_liveness(Context& c) {
-  const std::uint64_t now = c.clock.now();
+  const std::uint64_t now = read_clock(c);
   if (now < c.next_liveness) return;
   c.next_liveness = now + c.clock.ticks(kLivenessInterval);
   epoll_event dead[16];

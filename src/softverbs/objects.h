@@ -371,6 +371,7 @@ struct Context {
   Peer* held_first = nullptr;          ///< peers with an unpublished line
   // Cold.
   Clock clock = Clock::real();
+  std::uint64_t last_tick = 0;  ///< see read_clock()
   Driving driving = Driving::by_user;
   bool one_thread = false;  ///< one thread drives all peers: see keep_to_thread()
   std::uint64_t nonce = 0;
@@ -409,6 +410,11 @@ struct Context {
 
 inline Context& context_of(ibv_context* c) noexcept {
   return *reinterpret_cast<Context*>(reinterpret_cast<std::byte*>(c) - sizeof(Context::extension));
+}
+
+/// The tick for the device's timers, which go on if the counter has stepped back.
+inline std::uint64_t read_clock(Context& c) noexcept {
+  return c.last_tick = c.clock.now_from(c.last_tick);
 }
 
 void raise_event(Context& c, ibv_event_type type, void* element) noexcept;

@@ -95,6 +95,25 @@ TEST(PeerLoss, AnIdlePeerThatStopsPollingIsLostThoughItsDeviceAnswers) {
   p.finish();
 }
 
+TEST(PeerLoss, IsNoticedThoughTheClockHasSteppedBack) {
+  std::uint64_t ticks = 1'000'000 * kMillisecond;
+  Pair p(timed_config(), &ticks);
+  pass(ticks, 300, {&p.client, &p.server});
+  ticks = kMillisecond;
+  pass(ticks, 3000, {&p.client, &p.server});
+  EXPECT_TRUE(p.ends.client.ready() && p.ends.server.ready()) << "both poll";
+  pass(ticks, 1400, {&p.client});
+  ASSERT_EQ(p.client.closed.size(), 1u);
+  EXPECT_EQ(p.client.closed[0].status, Status::peer_lost);
+  p.server.stale_allowed = p.client.stale_allowed = true;
+  (void)p.ends.server.close();
+  ASSERT_TRUE(until({&p.client, &p.server}, [&] {
+    ticks += kMillisecond / 10;
+    return p.server.engine.stats().connections == 0 && p.client.engine.stats().connections == 0;
+  }));
+  p.finish();
+}
+
 TEST(PeerLoss, OneSidedOperationsThatSucceedAreNoSignOfThePeersProcess) {
   std::uint64_t ticks = kMillisecond;
   Pair p(timed_config(), &ticks);

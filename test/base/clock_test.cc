@@ -33,6 +33,22 @@ TEST(Clock, ManualClockReadsWhatItWasGiven) {
   EXPECT_EQ(clock.duration(123), 123ns);
 }
 
+TEST(Clock, GoesOnFromTheLastTickWhenItStepsBack) {
+  std::uint64_t ticks = 1000;
+  Clock clock = Clock::manual(&ticks);
+  EXPECT_EQ(clock.now_from(0), 1000u);
+  EXPECT_EQ(clock.now_from(1000), 1000u);
+  ticks = 10;
+  EXPECT_EQ(clock.now_from(1000), 1000u);
+  ticks = 15;
+  EXPECT_EQ(clock.now(), 1005u);
+  EXPECT_EQ(clock.now_from(1000), 1005u);
+  ticks = 0;
+  EXPECT_EQ(clock.now_from(1005), 1005u);
+  ticks = 3;
+  EXPECT_EQ(clock.now_from(1005), 1008u);
+}
+
 TEST(Clock, ManualConversionsAreExactOverTheWholeRange) {
   std::uint64_t ticks = 0;
   const Clock clock = Clock::manual(&ticks);

@@ -169,8 +169,7 @@ inline constexpr std::uint64_t kClientIncarnation = 1, kServerIncarnation = 2;
 /// A port with a clock of its own.
 struct Port {
   explicit Port(std::uint64_t incarnation, std::uint32_t handshakes = 4)
-      : timers(1, 0),
-        port({handshakes, 500ms, incarnation}, spinwire::Clock::manual(&now), timers) {
+      : timers(1, 0), port({handshakes, 500ms, incarnation}, clock, timers) {
     const auto opened = port.open();
     EXPECT_TRUE(opened);
   }
@@ -185,6 +184,7 @@ struct Port {
   void pass(Nanoseconds time) { now += static_cast<std::uint64_t>(time.count()); }
 
   std::uint64_t now = 0;
+  spinwire::Clock clock = spinwire::Clock::manual(&now);
   spinwire::base::TimerWheel timers;
   ControlPort port;
 };

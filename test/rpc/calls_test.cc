@@ -411,6 +411,25 @@ TEST(RpcCalls, ALateReplyTellsThatTheServerIsThere) {
   t.finish();
 }
 
+TEST(RpcCalls, DeadlinesPassThoughTheClockHasSteppedBack) {
+  std::uint64_t now = 3'600'000'000'000;
+  Calls t(rpc_config(), &now);
+  CallOptions options;
+  options.timeout = 1s;
+  ASSERT_EQ(t.begin(kLater, filled(5, 1), options), Status::ok);
+  ASSERT_TRUE(t.until([&] { return t.later.size() == 1; }));
+  now = 1000;  // as in a virtual machine that was restored
+  ASSERT_TRUE(t.until([&] {
+    now += 1'000'000;
+    return t.ended[0].times == 1;
+  }));
+  EXPECT_EQ(t.ended[0].status, Status::timed_out);
+  EXPECT_GE(now, 900'000'000u);
+  EXPECT_LT(now, 1'100'000'000u);
+  EXPECT_EQ(t.call(kEcho, filled(5, 2)).status, Status::ok);
+  t.finish();
+}
+
 TEST(RpcCalls, DeadlinesEndCallsAndTheSessionGoesOn) {
   std::uint64_t now = 1'000'000'000;
   Calls t(rpc_config(), &now);

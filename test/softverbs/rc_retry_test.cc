@@ -59,6 +59,20 @@ TEST(SoftverbsRnr, RetriedByTimerAndDeliveredOnceInOrder) {
   EXPECT_EQ(t.link.at_b.size(), 10u);
 }
 
+TEST(SoftverbsRnr, IsRetriedThoughTheClockHasSteppedBack) {
+  Timed t;
+  ASSERT_EQ(Send(1, t.link.a.sge(0, 40)).post(t.link.qa), 0);
+  t.settle();
+  ASSERT_EQ(t.link.b.post_recv(100, 0, 4096), 0);
+  t.settle();
+  t.now = 1000;
+  t.settle();
+  EXPECT_TRUE(t.link.at_b.empty()) << "not before the timer";
+  t.now += kRnrNs;
+  t.settle();
+  EXPECT_EQ(t.link.at_b.size(), 1u);
+}
+
 TEST(SoftverbsRnr, TheReceiversTimerCounts) {
   // The delay is the one that the receiver asked for, not the sender's own setting.
   Timed t;

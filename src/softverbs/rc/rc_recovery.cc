@@ -262,7 +262,7 @@ void run_timers(Context& c) noexcept {
     control(c);
   }
   if (c.waiting.empty()) return;
-  const std::uint64_t now = c.clock.now();
+  const std::uint64_t now = read_clock(c);
   for (std::size_t i = 0; i < c.waiting.size();) {
     Qp& qp = *c.waiting[i];
     if (now < qp.retry_at) {
