@@ -33,6 +33,7 @@ Config lost_config() {
   Config c = config();
   c.connections.keepalive_interval = 200ms;
   c.connections.peer_timeout = kPeerTimeout;
+  c.connections.handshake_timeout = 2s;  // a probe that nobody answers is over before
   c.memory.receive_bytes = 8u << 20;
   c.queues.completion_depth = 8192;
   c.rpc.sessions = 64;
