@@ -24,9 +24,9 @@ class SPINWIRE_API Clock {
   [[nodiscard]] std::uint64_t now() const noexcept {
 #if defined(__x86_64__)
     if (source_ == nullptr) [[likely]]
-      return __builtin_ia32_rdtsc() + offset_;
+      return __builtin_ia32_rdtsc();
 #endif
-    return read_slow() + offset_;
+    return read_slow();
   }
   /// As now(). A counter that has stepped back since `last`, as that of a virtual machine that was
   /// restored does, goes on from there: deadlines in ticks stay right.
@@ -34,8 +34,7 @@ class SPINWIRE_API Clock {
     const std::uint64_t read = now();
     if (read >= last) [[likely]]
       return read;
-    offset_ += last - read;
-    return last;
+    return go_on_from(last, read);
   }
   /// Conversions, rounded down; saturating.
   [[nodiscard]] std::uint64_t ticks(Nanoseconds duration) const noexcept;
@@ -44,8 +43,9 @@ class SPINWIRE_API Clock {
 
  private:
   [[nodiscard]] std::uint64_t read_slow() const noexcept;
+  std::uint64_t go_on_from(std::uint64_t last, std::uint64_t read) noexcept;
 
-  const std::uint64_t* source_ = nullptr;  ///< null: counter
+  const std::uint64_t* source_ = nullptr;  ///< null: the counter, which has not stepped back
   double ticks_per_ns_ = 1.0;
   std::uint64_t offset_ = 0;  ///< what steps back have taken away
 };

@@ -105,10 +105,11 @@ std::uint32_t process_completions(EngineContext& ctx, const ibv_wc* wcs, int cou
 void deliver(EngineContext& ctx, Agent& a, Message& message) noexcept;
 /// The end of a poll: refills and posts receives, flushes operations, advertises credit.
 void finish_poll(EngineContext& ctx) noexcept;
-/// Whether finish_poll() has anything to do.
-inline bool has_work(const EngineContext& ctx) noexcept {
-  return std::bit_cast<std::uint64_t>(ctx.work) != 0;
+/// Not 0 if finish_poll() has anything to do.
+inline std::uint64_t listed_work(const EngineContext& ctx) noexcept {
+  return std::bit_cast<std::uint64_t>(ctx.work);
 }
+inline bool has_work(const EngineContext& ctx) noexcept { return listed_work(ctx) != 0; }
 /// A receive ended with an error at the device. Cold.
 void on_receive_failed(EngineContext& ctx, Agent& a, const ibv_wc& wc) noexcept;
 /// An operation ended with an error at the device. Cold.

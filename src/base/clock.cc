@@ -16,8 +16,10 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-/// Only its address counts: a source there means CLOCK_MONOTONIC.
+/// Only their addresses count. A source there means CLOCK_MONOTONIC, or the counter once it has
+/// stepped back: a counter that has not is read without adding anything.
 constexpr std::uint64_t kSystemClock = 0;
+constexpr std::uint64_t kSteppedCounter = 0;
 
 std::uint64_t system_nanoseconds() noexcept {
   timespec time{};
@@ -161,9 +163,20 @@ Nanoseconds Clock::duration(std::uint64_t ticks) const noexcept {
 }
 
 std::uint64_t Clock::read_slow() const noexcept {
-  if (source_ == nullptr || source_ == &kSystemClock) return system_nanoseconds();
+#if defined(__x86_64__)
+  if (source_ == &kSteppedCounter) return __rdtsc() + offset_;
+#endif
+  if (source_ == nullptr || source_ == &kSystemClock) return system_nanoseconds() + offset_;
   // Another thread may step the clock.
-  return __atomic_load_n(source_, __ATOMIC_RELAXED);
+  return __atomic_load_n(source_, __ATOMIC_RELAXED) + offset_;
+}
+
+std::uint64_t Clock::go_on_from(std::uint64_t last, std::uint64_t read) noexcept {
+  offset_ += last - read;
+#if defined(__x86_64__)
+  if (source_ == nullptr) source_ = &kSteppedCounter;
+#endif
+  return last;
 }
 
 }  // namespace spinwire

@@ -55,8 +55,18 @@ class EngineCore final : private engine::CompletionDrain, private rpc::Host {
 
   // Hot, in poll.cc.
   int poll() noexcept;
-  /// The same, for a caller who has seen that it may.
-  int poll_owned() noexcept;
+  /// The same, for a caller who has seen that it may. Inline: an idle poll is mostly this.
+  [[gnu::always_inline]] int poll_owned() noexcept {
+    ++polls;
+    std::uint64_t now = context.clock.now();
+    if (now < context.now) [[unlikely]]
+      now = go_on();
+    context.now = now;
+    const int n = ibv_poll_cq(cq, poll_batch, completions.data());
+    const bool found = (static_cast<std::uint64_t>(n) | agent::listed_work(context)) != 0;
+    if (found || context.now >= schedule.next_wakeup) return poll_busy(n);
+    return 0;
+  }
   Status flush() noexcept;
 
   // In control_step.cc.
@@ -107,6 +117,8 @@ class EngineCore final : private engine::CompletionDrain, private rpc::Host {
   /// Errors: not_connected once the engine is being destroyed.
   [[nodiscard]] Result<void> check_open(const char* asked) const;
   [[gnu::noinline]] int poll_busy(int count) noexcept;
+  /// The tick of a poll whose clock has stepped back. Cold.
+  [[gnu::noinline]] std::uint64_t go_on() noexcept { return context.clock.now_from(context.now); }
   std::uint32_t handle_batch(int count) noexcept;
   [[gnu::noinline]] std::uint32_t handle_mixed_batch(int count) noexcept;
   std::uint32_t handle_further_batches() noexcept;

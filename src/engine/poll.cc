@@ -64,14 +64,6 @@ int EngineCore::poll() noexcept {
   return poll_owned();
 }
 
-int EngineCore::poll_owned() noexcept {
-  ++polls;
-  context.now = context.clock.now_from(context.now);
-  const int n = ibv_poll_cq(cq, poll_batch, completions.data());
-  if (n > 0 || agent::has_work(context) || context.now >= schedule.next_wakeup) return poll_busy(n);
-  return 0;
-}
-
 Status EngineCore::flush() noexcept {
   if (!guard.owned()) [[unlikely]]
     return guard.diagnose();
