@@ -1,4 +1,5 @@
-// The C library's ways to the heap, replaced by functions that count calls while a test asks.
+// The C library's ways to the heap, replaced by functions that count calls, or fail, while a
+// test asks.
 #include "engine/zero_cost.h"
 
 #if SPINWIRE_TEST_COUNTS_HEAP
@@ -12,20 +13,24 @@ void __libc_free(void* block) noexcept;
 
 __attribute__((visibility("default"))) void* malloc(std::size_t size) noexcept {
   using namespace zero_cost_test;
+  if (is_to_fail()) return nullptr;
   return count_heap_call(__libc_malloc(size), Moved::taken);
 }
 __attribute__((visibility("default"))) void* calloc(std::size_t count, std::size_t size) noexcept {
   using namespace zero_cost_test;
+  if (is_to_fail()) return nullptr;
   return count_heap_call(__libc_calloc(count, size), Moved::taken);
 }
 __attribute__((visibility("default"))) void* realloc(void* old, std::size_t size) noexcept {
   using namespace zero_cost_test;
+  if (is_to_fail()) return nullptr;
   count_heap_call(old, Moved::given_back);
   return count_heap_call(__libc_realloc(old, size), Moved::taken);
 }
 __attribute__((visibility("default"))) void* aligned_alloc(std::size_t alignment,
                                                            std::size_t size) noexcept {
   using namespace zero_cost_test;
+  if (is_to_fail()) return nullptr;
   return count_heap_call(__libc_memalign(alignment, size), Moved::taken);
 }
 __attribute__((visibility("default"))) void free(void* block) noexcept {

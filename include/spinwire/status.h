@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <tl/expected.hpp>
+#include <utility>
 
 #include "spinwire/export.h"
 
@@ -51,15 +52,45 @@ inline constexpr int kStatusCount = static_cast<int>(Status::lease_expired) + 1;
 /// The status's name, as written above. Any thread; never allocates.
 SPINWIRE_API std::string_view to_string(Status status) noexcept;
 
-/// Why a set-up call failed: what was asked for, what was found, and what to do about it.
+/// A part of an error's text. Never throws: where memory has run out it is empty.
+struct ErrorText {
+  ErrorText() noexcept = default;
+  ErrorText(const char* text) noexcept : ErrorText(std::string_view(text)) {}
+  ErrorText(std::string_view text) noexcept {
+    try {
+      value = text;
+    } catch (...) {  // the status says enough
+    }
+  }
+  ErrorText(const std::string& text) noexcept : ErrorText(std::string_view(text)) {}
+  ErrorText(std::string&& text) noexcept : value(std::move(text)) {}
+
+  std::string value;
+};
+
+/// Why a set-up call failed: what was asked for, what was found, and what to do about it. To make
+/// and to copy one never throws: where memory has run out, texts are empty.
 struct Error {
+  Error() noexcept = default;
+  Error(Status what, ErrorText ask, ErrorText find, ErrorText advice) noexcept
+      : status(what),
+        asked(std::move(ask.value)),
+        found(std::move(find.value)),
+        remedy(std::move(advice.value)) {}
+  Error(Error&&) noexcept = default;
+  Error& operator=(Error&&) noexcept = default;
+  Error(const Error& from) noexcept
+      : Error(from.status, ErrorText(from.asked), ErrorText(from.found), ErrorText(from.remedy)) {}
+  Error& operator=(const Error& from) noexcept { return *this = Error(from); }
+  ~Error() = default;
+
   Status status = Status::system;
   std::string asked;
   std::string found;
   std::string remedy;
 
   /// One line: "asked: found; remedy".
-  [[nodiscard]] SPINWIRE_API std::string message() const;
+  [[nodiscard]] SPINWIRE_API std::string message() const noexcept;
 };
 
 template <typename T>

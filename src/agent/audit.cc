@@ -49,7 +49,7 @@ class Auditor {
   }
 
   void check_agent(const Agent& a) {
-    where_ = fmt::format("connection {}: ", a.index);
+    where_ = base::format("connection {}: ", a.index);
     expect(a.generation == ctx_.agents.generation(a.index), "its handle names another");
     expect(a.qp == nullptr || find_by_qpn(ctx_, a.qp->qp_num) == &a,
            "its queue pair is not its own");

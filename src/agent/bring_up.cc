@@ -1,6 +1,5 @@
 // The set-up steps of a queue pair to RTS, and the endpoints that both ends exchange. Cold: one
 // control verb a step.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <new>
@@ -46,14 +45,14 @@ bool step_expose(EngineContext& ctx, Agent& a) noexcept {
 
 bool step_create(EngineContext& ctx, Agent& a) noexcept {
   ibv_pd* const domain = a.domain != nullptr ? a.domain->domain.pd : nullptr;
-  auto qp = ctx.device->create_qp(a.attributes.queue_pair, domain);
-  if (!qp) return set_up_failed(ctx, a, qp.error());
-  a.qp = *qp;
-  try {
+  const auto made = base::no_throw("make a queue pair", [&]() -> Result<void> {
+    const auto qp = ctx.device->create_qp(a.attributes.queue_pair, domain);
+    if (!qp) return tl::unexpected(qp.error());
+    a.qp = *qp;
     qpn_map_of(ctx, a).set(a.qp->qp_num, &a);
-  } catch (const std::bad_alloc&) {
-    return set_up_failed(ctx, a, base::out_of_memory());
-  }
+    return {};
+  });
+  if (!made) return set_up_failed(ctx, a, made.error());
   const std::int32_t psn = a.attributes.psn;
   a.setup.psn = static_cast<std::uint32_t>(psn >= 0 ? static_cast<std::uint64_t>(psn)
                                                     : base::random_seed() & 0xffffff);
@@ -114,7 +113,7 @@ bool receives_refused(EngineContext& ctx, Agent& a, int error) noexcept {
   return set_up_failed(
       ctx, a,
       {Status::system, "post receives to a queue pair",
-       "ibv_post_recv: errno " + std::to_string(error),
+       base::format("ibv_post_recv: errno {}", error),
        "set queues.shared_receive_queue = \"automatic\", or report this as a defect"});
 }
 
@@ -190,11 +189,12 @@ Endpoint endpoint(const EngineContext& ctx, const Agent& a) noexcept {
 
 Result<void> accept_endpoint(EngineContext& ctx, Agent& a, const Endpoint& peer) {
   if (peer.gid_type != gid_type(a)) {
-    return base::fail(Status::unsupported,
-                      fmt::format("connect a GID of type {} to the peer's", to_string(gid_type(a))),
-                      fmt::format("the peer's GID is of type {}", to_string(peer.gid_type)),
-                      "open the same kind of device at both ends; on RoCE set device.gid_index or "
-                      "device.address, so that both take the same version");
+    return base::fail(
+        Status::unsupported,
+        base::format("connect a GID of type {} to the peer's", to_string(gid_type(a))),
+        base::format("the peer's GID is of type {}", to_string(peer.gid_type)),
+        "open the same kind of device at both ends; on RoCE set device.gid_index or "
+        "device.address, so that both take the same version");
   }
   // An inbound connection is checked after on_accept, which may change its settings.
   if (auto agreed = a.setup.outbound ? agree_on_raw(a, peer.raw) : Result<void>{}; !agreed)
@@ -233,15 +233,15 @@ Error no_more_connections(const agent::EngineContext& s, std::string asked) {
   if (s.device->srq() == nullptr && !s.agents.full()) {
     const std::uint32_t count = s.agents.size() + 1;
     return {Status::limit, std::move(asked),
-            fmt::format("asked {} receives for {} connections, have {}",
-                        s.own_queues->share.slots * count, count,
-                        s.receives.size() - s.receive_shortage),
+            base::format("asked {} receives for {} connections, have {}",
+                         s.own_queues->share.slots * count, count,
+                         s.receives.size() - s.receive_shortage),
             "without a shared receive queue each connection has its own: raise "
             "queues.receive_depth there; messages that are kept count, too"};
   }
   return {Status::limit, std::move(asked),
-          fmt::format("{} connections, {} of {} receives reserved", s.agents.size(),
-                      s.reserved_receives, s.reservable_receives),
+          base::format("{} connections, {} of {} receives reserved", s.agents.size(),
+                       s.reserved_receives, s.reservable_receives),
           "raise connections.maximum or queues.receive_depth there"};
 }
 

@@ -1,5 +1,4 @@
 // What a failed completion means for its connection, and the text of its error. Cold.
-#include <fmt/format.h>
 
 #include <utility>
 
@@ -92,13 +91,13 @@ Error operation_error(const EngineContext& ctx, const Agent& a, OperationKind ki
   const bool failed = wc.status == IBV_WC_WR_FLUSH_ERR;
   return base::make_error(
       failed ? Status::local_error : status_of(wc.status),
-      fmt::format("{} on queue pair {:#x} ({}) to {}, queue pair {:#x} ({})", kind_text(kind),
-                  wc.qp_num, verbs::gid_text(ours.place.gid), a.peer.name.data(),
-                  a.peer.queue_pair.qp_num, verbs::gid_text(a.peer.queue_pair.gid)),
-      fmt::format("completion status {} ({}), vendor error {:#x}; ack_timeout {}, retry_count {}, "
-                  "rnr_retry {}",
-                  static_cast<int>(wc.status), ibv_wc_status_str(wc.status), wc.vendor_err,
-                  ours.retry.ack_timeout, ours.retry.retry_count, ours.retry.rnr_retry),
+      base::format("{} on queue pair {:#x} ({}) to {}, queue pair {:#x} ({})", kind_text(kind),
+                   wc.qp_num, verbs::gid_text(ours.place.gid), a.peer.name.data(),
+                   a.peer.queue_pair.qp_num, verbs::gid_text(a.peer.queue_pair.gid)),
+      base::format("completion status {} ({}), vendor error {:#x}; ack_timeout {}, retry_count {}, "
+                   "rnr_retry {}",
+                   static_cast<int>(wc.status), ibv_wc_status_str(wc.status), wc.vendor_err,
+                   ours.retry.ack_timeout, ours.retry.retry_count, ours.retry.rnr_retry),
       likely_cause(ctx, wc.status));
 }
 
@@ -109,9 +108,9 @@ Error receive_error(const Agent& a, const ibv_wc& wc) {
                      wc.status == IBV_WC_REM_INV_REQ_ERR;
   return base::make_error(
       peers ? Status::protocol : status_of(wc.status),
-      fmt::format("receive a message from {}", a.peer.name.data()),
-      fmt::format("completion status {} ({}), vendor error {:#x}", static_cast<int>(wc.status),
-                  ibv_wc_status_str(wc.status), wc.vendor_err),
+      base::format("receive a message from {}", a.peer.name.data()),
+      base::format("completion status {} ({}), vendor error {:#x}", static_cast<int>(wc.status),
+                   ibv_wc_status_str(wc.status), wc.vendor_err),
       peers ? "the peer sent more than the limit it was told"
             : "the local memory of a receive is gone, or the device has failed: see its events");
 }

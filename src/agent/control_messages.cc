@@ -4,6 +4,7 @@
 
 #include "agent/agent.h"
 #include "agent/submit.h"
+#include "base/error.h"
 #include "memory/window_binding.h"
 
 namespace spinwire::agent {
@@ -71,7 +72,7 @@ void queue_control_message(EngineContext& ctx, Agent& a, const ControlMessage& w
   if (index == kNone) {
     return fail_bad(ctx, a,
                     {Status::protocol, "answer the peer",
-                     std::to_string(queue.waiting) + " answers wait for its credit",
+                     base::format("{} answers wait for its credit", queue.waiting),
                      "the peer grants no credit for answers: it is broken or hostile"});
   }
   ++queue.waiting;

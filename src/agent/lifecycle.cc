@@ -1,7 +1,6 @@
 // A connection's stages, from its record to its end. bring_up.cc has the steps to RTS,
 // completion_errors.cc what failed completions mean, liveness.cc how a peer's death is noticed.
 // Cold: each step uses at most one control verb.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <new>
@@ -192,9 +191,9 @@ Error set_up_timed_out(const Agent& a) {
           ? "see whether the peer polls its engine, or raise connections.connect_timeout"
           : "see what connects there, or raise connections.handshake_timeout";
   return {Status::timed_out,
-          fmt::format("{} {} within {} ms", a.setup.outbound ? "connect to" : "shake hands with",
-                      a.peer.name.data(), ms),
-          fmt::format("still {}", to_string(a.state)), remedy};
+          base::format("{} {} within {} ms", a.setup.outbound ? "connect to" : "shake hands with",
+                       a.peer.name.data(), ms),
+          base::format("still {}", to_string(a.state)), remedy};
 }
 
 }  // namespace

@@ -10,12 +10,12 @@
 // no cell: there the device's answers to outstanding operations count.
 //
 // Cold.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "agent/agent.h"
+#include "base/error.h"
 #include "wire/credit_word.h"
 
 namespace spinwire::agent {
@@ -62,8 +62,8 @@ void lose_silent_peer(EngineContext& ctx, Agent& a) noexcept {
                      (a.raw == nullptr && !a.credit.write_pending);
   const char* const found = hangs ? "its device answers, but its process has not polled"
                                   : "neither its process nor its device has answered";
-  peer_lost(ctx, a, fmt::format("stay connected to {}", a.peer.name.data()),
-            fmt::format("{} for {} ms", found, ms.count()),
+  peer_lost(ctx, a, base::format("stay connected to {}", a.peer.name.data()),
+            base::format("{} for {} ms", found, ms.count()),
             hangs ? "the peer's process hangs, was stopped, or polls too rarely"
                   : "the peer's host or the network between is down");
 }

@@ -5,6 +5,7 @@
 
 #include "agent/agent.h"
 #include "agent/completion.h"
+#include "base/error.h"
 #include "base/internals.h"
 
 namespace spinwire::agent {
@@ -30,7 +31,7 @@ inline void use_credit(EngineContext& ctx, Agent& a, bool wants_more, bool held)
 
 void malformed(EngineContext& ctx, Agent& a, std::uint32_t bytes) noexcept {
   fail_bad(ctx, a,
-           {Status::protocol, "receive a message of " + std::to_string(bytes) + " bytes",
+           {Status::protocol, base::format("receive a message of {} bytes", bytes),
             "no valid header in front of it", "the peer is broken or hostile"});
 }
 

@@ -4,6 +4,7 @@
 
 #include "agent/completion.h"
 #include "agent/submit.h"
+#include "base/error.h"
 #include "wire/credit_word.h"
 
 namespace spinwire::agent {
@@ -37,7 +38,7 @@ inline void join_deferred(Agent& a) noexcept {
   }
   fail(ctx, a,
        {Status::local_error, "post a list of send work requests",
-        "ibv_post_send: errno " + std::to_string(error), "report this as a defect"});
+        base::format("ibv_post_send: errno {}", error), "report this as a defect"});
 }
 
 }  // namespace

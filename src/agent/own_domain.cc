@@ -1,7 +1,6 @@
 #include "agent/own_domain.h"
 
 #include <errno.h>
-#include <fmt/format.h>
 
 #include <memory>
 #include <new>
@@ -23,8 +22,8 @@ bool failed(EngineContext& ctx, Agent& a, const Error& error) noexcept {
 
 Error too_many(const EngineContext& ctx) {
   return {Status::limit, kAsked,
-          fmt::format("{} connections have one, connections.own_domains = {}", ctx.own_domains,
-                      ctx.config.connections.own_domains),
+          base::format("{} connections have one, connections.own_domains = {}", ctx.own_domains,
+                       ctx.config.connections.own_domains),
           "raise connections.own_domains to the number of connections that have one at a time"};
 }
 
@@ -65,8 +64,8 @@ bool step_slab(EngineContext& ctx, Agent& a) noexcept {
     const int error = errno;
     const auto why = base::no_throw(kAsked, [&]() -> Result<void> {
       return tl::unexpected(memory::registration_error(
-          fmt::format("register the pools, {} in all, in a connection's own domain (own_domain)",
-                      base::bytes_text(slab.size())),
+          base::format("register the pools, {} in all, in a connection's own domain (own_domain)",
+                       base::bytes_text(slab.size())),
           slab.size(), error));
     });
     return failed(ctx, a, why.error());

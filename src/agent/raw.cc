@@ -1,7 +1,5 @@
 #include "agent/raw.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <utility>
@@ -85,11 +83,11 @@ Result<std::unique_ptr<RawQueue>> make_raw(EngineContext& ctx,
     if (others > room || asked > room - others) {
       const std::uint32_t left = room - std::min(others, room);
       return base::fail(
-          Status::limit, fmt::format("raw.receive_depth = {}", asked),
-          fmt::format("queues.completion_depth = {} leaves room for {} receives of raw "
-                      "connections, of which {} are others'",
-                      ctx.config.queues.completion_depth, room, others),
-          fmt::format("raise it by {}, or lower receive_depth", asked - left));
+          Status::limit, base::format("raw.receive_depth = {}", asked),
+          base::format("queues.completion_depth = {} leaves room for {} receives of raw "
+                       "connections, of which {} are others'",
+                       ctx.config.queues.completion_depth, room, others),
+          base::format("raise it by {}, or lower receive_depth", asked - left));
     }
     return std::make_unique<RawQueue>(*ctx.raw, attributes.queue_pair);
   });
@@ -109,8 +107,8 @@ Result<void> agree_on_raw(const Agent& a, bool peers) {
   const bool ours = a.raw != nullptr;
   if (ours == peers) return {};
   return base::fail(
-      Status::unsupported, fmt::format("connect to {}{}", ours ? "raw, " : "", a.peer.name.data()),
-      fmt::format("the end at {} is not raw, the other is", ours ? "the peer" : "this engine"),
+      Status::unsupported, base::format("connect to {}{}", ours ? "raw, " : "", a.peer.name.data()),
+      base::format("the end at {} is not raw, the other is", ours ? "the peer" : "this engine"),
       "give both ends ConnectionSettings::raw, or neither");
 }
 

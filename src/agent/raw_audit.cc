@@ -1,9 +1,9 @@
-#include <fmt/format.h>
 
 #include <string>
 
 #include "agent/agent.h"
 #include "agent/raw.h"
+#include "base/error.h"
 
 namespace spinwire::agent {
 namespace {
@@ -12,24 +12,24 @@ std::string audit_receives(RawQueue& q) {
   const std::uint32_t outstanding = q.accepted - q.completed;
   if (outstanding > q.depth || q.posted - q.completed > outstanding ||
       q.notified - q.completed > q.posted - q.completed) {
-    return fmt::format("of {} receives, {} are outstanding, {} posted and {} notified of", q.depth,
-                       outstanding, q.posted - q.completed, q.notified - q.completed);
+    return base::format("of {} receives, {} are outstanding, {} posted and {} notified of", q.depth,
+                        outstanding, q.posted - q.completed, q.notified - q.completed);
   }
   std::uint32_t callbacks_due = 0;
   for (std::uint32_t i = q.completed; i != q.accepted; ++i) {
     const RawSlot& slot = q.slot(i);
     const auto count = static_cast<std::uint32_t>(slot.wr.num_sge);
     if (slot.wr.wr_id != raw_receive_id(i) || count > q.receive_elements)
-      return fmt::format("receive {} is not its own", i - q.completed);
+      return base::format("receive {} is not its own", i - q.completed);
     for (std::uint32_t k = 0; k < count; ++k) {
       if (q.blocks_of(i)[k]->refs == 0)
-        return fmt::format("receive {} goes into a free block", i - q.completed);
+        return base::format("receive {} goes into a free block", i - q.completed);
     }
     if (i - q.completed >= q.notified - q.completed && slot.on_posted) ++callbacks_due;
   }
   if (callbacks_due == q.callbacks_due) return {};
-  return fmt::format("{} receives are to be notified of, {} counted", callbacks_due,
-                     q.callbacks_due);
+  return base::format("{} receives are to be notified of, {} counted", callbacks_due,
+                      q.callbacks_due);
 }
 
 /// Each list is free, or of one operation.
@@ -48,7 +48,7 @@ std::string audit_lists(const EngineContext& ctx, const Agent& a) {
     if (op.agent == &a && !op.with_device) count(op);
   }
   if (found == q.lists()) return {};
-  return fmt::format("{} lists of elements are free or in use, of {}", found, q.lists());
+  return base::format("{} lists of elements are free or in use, of {}", found, q.lists());
 }
 
 }  // namespace

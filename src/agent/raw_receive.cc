@@ -1,6 +1,5 @@
 // Receives of raw connections, from their acceptance to their callback. Hot.
 #include <endian.h>
-#include <fmt/format.h>
 
 #include <utility>
 
@@ -59,7 +58,7 @@ int post_accepted(EngineContext& ctx, Agent& a) noexcept {
 [[gnu::cold]] void fail_post(EngineContext& ctx, Agent& a, int error) noexcept {
   fail(ctx, a,
        {Status::local_error, "post a list of receive work requests",
-        "ibv_post_recv: errno " + std::to_string(error), "report this as a defect"});
+        base::format("ibv_post_recv: errno {}", error), "report this as a defect"});
 }
 
 inline void post_or_fail(EngineContext& ctx, Agent& a) noexcept {
@@ -139,9 +138,9 @@ Error receive_error(const Agent& a, const ibv_wc& wc, Status status) {
           ? "give the receive as many bytes as the peer sends at once"
           : "the local memory of a receive is gone, or the device has failed: see its events";
   return base::make_error(
-      flushed ? Status::local_error : status, fmt::format("receive from {}", a.peer.name.data()),
-      fmt::format("completion status {} ({}), vendor error {:#x}", static_cast<int>(wc.status),
-                  ibv_wc_status_str(wc.status), wc.vendor_err),
+      flushed ? Status::local_error : status, base::format("receive from {}", a.peer.name.data()),
+      base::format("completion status {} ({}), vendor error {:#x}", static_cast<int>(wc.status),
+                   ibv_wc_status_str(wc.status), wc.vendor_err),
       remedy);
 }
 

@@ -59,9 +59,8 @@ Result<void> post_first_receives(EngineContext& ctx) {
   const std::size_t bytes = ctx.config.connections.eager_bytes + wire::kMessageHeaderBytes;
   for (std::uint32_t i = 0; i < count; ++i) {
     if (!fill_any_slot(ctx, i)) {
-      return base::fail(Status::no_memory,
-                        std::to_string(count) + " receives of " + std::to_string(bytes) + " bytes",
-                        "memory.receive_bytes has room for " + std::to_string(i),
+      return base::fail(Status::no_memory, base::format("{} receives of {} bytes", count, bytes),
+                        base::format("memory.receive_bytes has room for {}", i),
                         "raise memory.receive_bytes, or lower queues.receive_depth or "
                         "connections.own_domains");
     }

@@ -1,7 +1,5 @@
 #include "agent/reconnect.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <new>
 #include <utility>
@@ -108,8 +106,8 @@ Error final_cause(Agent& a) noexcept {
     return std::move(a.cause);
   Error first = std::move(a.reconnect->first);
   try {
-    first.found += fmt::format("; {} attempts to reconnect failed, the last one: {}",
-                               a.reconnect->attempts, a.cause.message());
+    first.found += base::format("; {} attempts to reconnect failed, the last one: {}",
+                                a.reconnect->attempts, a.cause.message());
   } catch (...) {  // without memory, the first cause alone
   }
   return first;

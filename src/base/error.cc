@@ -1,34 +1,32 @@
 #include "base/error.h"
 
-#include <fmt/core.h>
-
 #include <cstring>
 
 namespace spinwire::base {
 
-Error make_error(Status status, std::string asked, std::string found, std::string remedy) {
+Error make_error(Status status, ErrorText asked, ErrorText found, ErrorText remedy) noexcept {
   return Error{status, std::move(asked), std::move(found), std::move(remedy)};
 }
 
-tl::unexpected<Error> fail(Status status, std::string asked, std::string found,
-                           std::string remedy) {
+tl::unexpected<Error> fail(Status status, ErrorText asked, ErrorText found,
+                           ErrorText remedy) noexcept {
   return tl::unexpected<Error>(
       make_error(status, std::move(asked), std::move(found), std::move(remedy)));
 }
 
-tl::unexpected<Error> fail_errno(Status status, std::string asked, std::string_view call, int error,
-                                 std::string remedy) {
-  return fail(status, std::move(asked), fmt::format("{}: {}", call, errno_text(error)),
+tl::unexpected<Error> fail_errno(Status status, ErrorText asked, std::string_view call, int error,
+                                 ErrorText remedy) noexcept {
+  return fail(status, std::move(asked), format("{}: {}", call, errno_text(error)),
               std::move(remedy));
 }
 
-std::string errno_text(int error) {
+std::string errno_text(int error) noexcept {
   // Neither touches a static buffer, unlike strerror(); both answer null for unknown values.
   const char* text = strerrordesc_np(error);
   const char* name = strerrorname_np(error);
-  if (text == nullptr || name == nullptr) return fmt::format("error {}", error);
-  if (error == 0) return "no error";
-  return fmt::format("{} ({})", text, name);
+  if (text == nullptr || name == nullptr) return format("error {}", error);
+  if (error == 0) return "no error";  // short enough to need no memory
+  return format("{} ({})", text, name);
 }
 
 Error out_of_memory() noexcept {
@@ -36,12 +34,7 @@ Error out_of_memory() noexcept {
 }
 
 Error unexpected_exception(std::string_view asked, std::string_view what) noexcept {
-  try {
-    return Error{Status::system, std::string(asked), std::string(what),
-                 "see what the exception says"};
-  } catch (const std::bad_alloc&) {
-    return out_of_memory();
-  }
+  return Error{Status::system, asked, what, "see what the exception says"};
 }
 
 }  // namespace spinwire::base

@@ -1,6 +1,8 @@
 // Ways to make an Error, and to keep exceptions of the standard library inside set-up calls.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <exception>
 #include <new>
 #include <string>
@@ -12,21 +14,32 @@
 
 namespace spinwire::base {
 
-/// An Error of these parts; give them with fmt::format where they hold values. Set-up.
-[[nodiscard]] Error make_error(Status status, std::string asked, std::string found,
-                               std::string remedy);
+/// fmt::format for the texts of errors and of the log: empty where memory has run out, as no error
+/// may end a process. Set-up.
+template <typename... Args>
+[[nodiscard]] std::string format(fmt::format_string<Args...> how, Args&&... args) noexcept {
+  try {
+    return fmt::format(how, std::forward<Args>(args)...);
+  } catch (...) {
+    return {};
+  }
+}
+
+/// An Error of these parts; give them with format() where they hold values. Set-up.
+[[nodiscard]] Error make_error(Status status, ErrorText asked, ErrorText found,
+                               ErrorText remedy) noexcept;
 
 /// The same, ready to be returned from a function that answers Result<T>. Set-up.
-[[nodiscard]] tl::unexpected<Error> fail(Status status, std::string asked, std::string found,
-                                         std::string remedy);
+[[nodiscard]] tl::unexpected<Error> fail(Status status, ErrorText asked, ErrorText found,
+                                         ErrorText remedy) noexcept;
 
 /// A system call refused: `found` becomes "CALL: TEXT OF THE ERRNO VALUE". Set-up.
-[[nodiscard]] tl::unexpected<Error> fail_errno(Status status, std::string asked,
+[[nodiscard]] tl::unexpected<Error> fail_errno(Status status, ErrorText asked,
                                                std::string_view call, int error,
-                                               std::string remedy);
+                                               ErrorText remedy) noexcept;
 
 /// What an errno value means and its name, e.g. "Permission denied (EACCES)". Any thread. Set-up.
-[[nodiscard]] std::string errno_text(int error);
+[[nodiscard]] std::string errno_text(int error) noexcept;
 
 /// Memory ran out. Its texts are short enough to need none.
 [[nodiscard]] Error out_of_memory() noexcept;

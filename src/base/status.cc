@@ -63,11 +63,13 @@ std::string_view to_string(Status status) noexcept {
   return "unknown status";
 }
 
-std::string Error::message() const {
+std::string Error::message() const noexcept try {
   std::string text = asked;
   if (!found.empty()) text += (text.empty() ? "" : ": ") + found;
   if (!remedy.empty()) text += (text.empty() ? "" : "; ") + remedy;
   return text.empty() ? std::string(to_string(status)) : text;
+} catch (...) {  // out of memory
+  return {};
 }
 
 }  // namespace spinwire

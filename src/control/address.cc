@@ -1,7 +1,6 @@
 #include "control/address.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <net/if.h>
 
 #include <algorithm>
@@ -23,7 +22,7 @@ tl::unexpected<Error> bad(std::string_view text, std::string found, std::string_
   for (char& c : shown) c = c >= 0x20 && c < 0x7f ? c : '?';
   return base::fail(
       Status::invalid_argument,
-      fmt::format("parse the address \"{}{}\"", shown, text.size() > kShownMax ? "..." : ""),
+      base::format("parse the address \"{}{}\"", shown, text.size() > kShownMax ? "..." : ""),
       std::move(found), std::string(remedy));
 }
 
@@ -135,19 +134,19 @@ Result<Address> Address::parse(std::string_view text) {
 }
 
 Result<Address> Address::from(const sockaddr* address, socklen_t size) {
-  const std::string asked = "read a socket address";
+  constexpr const char* asked = "read a socket address";
   if (size < sizeof(sa_family_t)) {
-    return base::fail(Status::invalid_argument, asked, fmt::format("{} bytes", size),
+    return base::fail(Status::invalid_argument, asked, base::format("{} bytes", size),
                       "pass a whole sockaddr");
   }
   const int family = address->sa_family;
   if (family != AF_INET && family != AF_INET6) {
-    return base::fail(Status::unsupported, asked, fmt::format("address family {}", family),
+    return base::fail(Status::unsupported, asked, base::format("address family {}", family),
                       "use an IPv4 or IPv6 socket");
   }
   const socklen_t need = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
   if (size < need) {
-    return base::fail(Status::invalid_argument, asked, fmt::format("{} bytes of {}", size, need),
+    return base::fail(Status::invalid_argument, asked, base::format("{} bytes of {}", size, need),
                       "pass a whole sockaddr");
   }
   Address result;

@@ -1,6 +1,5 @@
 #include "control/address_resolver.h"
 
-#include <fmt/format.h>
 #include <rdma/rdma_cma.h>
 
 #include <algorithm>
@@ -28,9 +27,10 @@ std::string text_of(const std::array<std::uint8_t, 16>& gid) {
   return verbs::gid_text(raw);
 }
 
-Error unreachable(const std::string& address, std::string found) {
+Error unreachable(const std::string& address, ErrorText found) noexcept {
   return {
-      Status::peer_lost, fmt::format("reach the peer's RDMA address {}", address), std::move(found),
+      Status::peer_lost, base::format("reach the peer's RDMA address {}", address),
+      std::move(found),
       "see that the RDMA interfaces of both hosts are up and in networks that reach each other"};
 }
 
@@ -101,11 +101,12 @@ void CmAddressResolver::on_readable() {
       port_.on_resolved(over.what, {});
       continue;
     }
-    const std::string why = event->status == ETIMEDOUT ? "nobody answers there"
-                            : event->status != 0       ? base::errno_text(event->status)
-                                                 : fmt::format("{} came instead of the answer",
-                                                               rdma_event_str(event->kind));
-    port_.on_resolved(over.what, tl::unexpected(unreachable(over.address, why)));
+    ErrorText why =
+        event->status == ETIMEDOUT ? ErrorText("nobody answers there")
+        : event->status != 0
+            ? ErrorText(base::errno_text(event->status))
+            : ErrorText(base::format("{} came instead of the answer", rdma_event_str(event->kind)));
+    port_.on_resolved(over.what, tl::unexpected(unreachable(over.address, std::move(why))));
   }
 }
 

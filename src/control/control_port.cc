@@ -1,7 +1,5 @@
 #include "control/control_port.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -247,8 +245,8 @@ Result<Handshake*> ControlPort::dial(const Address& to, wire::KindSet expected,
                                      const Dialogue& dialogue) {
   Handshake* const h = begin_handshake(false);
   if (h == nullptr) {
-    return base::fail(Status::limit, fmt::format("connect to {}", to.str()),
-                      fmt::format("{} handshakes are under way already", outbound_),
+    return base::fail(Status::limit, base::format("connect to {}", to.str()),
+                      base::format("{} handshakes are under way already", outbound_),
                       "wait until some are over, or raise connections.handshakes");
   }
   h->dialogue = dialogue;

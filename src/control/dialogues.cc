@@ -1,5 +1,6 @@
 #include "control/dialogues.h"
 
+#include "base/error.h"
 #include "base/log.h"
 #include "control/control_port.h"
 
@@ -106,7 +107,7 @@ void Connect::advance(ControlPort& port, Handshake& h) {
     return to.on_confirmed(about);
   }
   if (progress == Progress::waiting) return port.watch(h);
-  const Error why{Status::peer_lost, "connect to " + std::string(h.exchange.peer_address()),
+  const Error why{Status::peer_lost, base::format("connect to {}", h.exchange.peer_address()),
                   "the peer closed the TCP connection in the handshake",
                   "see the peer's log; it may have reached a limit or have been stopped"};
   port.drop(h);

@@ -1,6 +1,5 @@
 #include "control/epoll_set.h"
 
-#include <fmt/format.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/error.h"
 #include "control/socket.h"
 
 namespace spinwire::control {
@@ -36,7 +36,7 @@ Result<void> EpollSet::control(int operation, int fd, std::uint64_t token, Inter
   has_changed_ = true;
   if (epoll_ctl(fd_.get(), operation, fd, &event) == 0) return {};
   const int reason = errno;
-  Error error = system_error(fmt::format("watch descriptor {}", fd), "epoll_ctl", reason);
+  Error error = system_error(base::format("watch descriptor {}", fd), "epoll_ctl", reason);
   if (reason == EEXIST) error.status = Status::in_use;
   if (reason == ENOENT) error.status = Status::invalid_argument;
   if (reason == ENOSPC) {

@@ -1,6 +1,5 @@
 #include "control/exchange.h"
 
-#include <fmt/format.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -117,7 +116,7 @@ Progress Exchange::pump() {
   if (write_error == 0 || progress == Progress::frame || progress == Progress::failed) {
     return progress;
   }
-  return fail(system_error(fmt::format("send a frame to {}", peer_address()), "send", write_error),
+  return fail(system_error(base::format("send a frame to {}", peer_address()), "send", write_error),
               false);
 }
 
@@ -160,8 +159,8 @@ Progress Exchange::take_header() {
   if (expected_.has(header_.kind)) return Progress::waiting;
   return fail(
       base::make_error(Status::protocol,
-                       fmt::format("receive {} from {}", names(expected_), peer_address()),
-                       fmt::format("a frame of kind {}", wire::to_string(header_.kind)),
+                       base::format("receive {} from {}", names(expected_), peer_address()),
+                       base::format("a frame of kind {}", wire::to_string(header_.kind)),
                        "check that one end connects and the other listens, and that both ends run "
                        "compatible releases of Spinwire"),
       true);
@@ -185,9 +184,9 @@ Progress Exchange::read_surplus() {
   if (got == 0) return end_of_stream();
   return fail(
       base::make_error(Status::protocol,
-                       fmt::format("receive no more than the handshake from {}", peer_address()),
-                       fmt::format("{} or more bytes after it, the first of them {:#04x}", got,
-                                   std::to_integer<unsigned>(surplus[0])),
+                       base::format("receive no more than the handshake from {}", peer_address()),
+                       base::format("{} or more bytes after it, the first of them {:#04x}", got,
+                                    std::to_integer<unsigned>(surplus[0])),
                        "check that both ends run compatible releases of Spinwire"),
       true);
 }
@@ -201,9 +200,9 @@ Progress Exchange::end_of_stream() {
   const std::size_t whole = wire::kHeaderBytes + (headed ? header_.body_length : 0u);
   return fail(
       base::make_error(Status::peer_lost,
-                       fmt::format("receive {} from {}", names(expected_), peer_address()),
-                       fmt::format("the stream ended after {} of {} bytes of a {}", have_, whole,
-                                   headed ? wire::to_string(header_.kind) : "header"),
+                       base::format("receive {} from {}", names(expected_), peer_address()),
+                       base::format("the stream ended after {} of {} bytes of a {}", have_, whole,
+                                    headed ? wire::to_string(header_.kind) : "header"),
                        "see the peer's own log for why it closed the connection"),
       false);
 }
@@ -283,7 +282,7 @@ Progress Exchange::fail(Error error, bool answerable) noexcept {
 }
 
 Error Exchange::read_error(int error) const {
-  return system_error(fmt::format("receive from {}", peer_address()), "recv", error);
+  return system_error(base::format("receive from {}", peer_address()), "recv", error);
 }
 
 }  // namespace spinwire::control

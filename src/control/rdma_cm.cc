@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -69,8 +68,8 @@ void copy_parameters(const rdma_conn_param& p, CmEvent& event) noexcept {
 
 }  // namespace
 
-std::string CmEvent::found() const {
-  std::string text = rdma_event_str(kind);
+std::string CmEvent::found() const noexcept {
+  const char* const text = rdma_event_str(kind);
   if (kind == RDMA_CM_EVENT_REJECTED) {
     // InfiniBand specification volume 1, table 114; those that RDMA_PS_TCP meets.
     constexpr int kInvalidService = 8, kStale = 10, kByApplication = 28;
@@ -78,10 +77,10 @@ std::string CmEvent::found() const {
                          : status == kStale         ? "the peer still knows an older connection"
                          : status == kByApplication ? "by the peer's application"
                                                     : "see the reason's number";
-    return fmt::format("{}, reason {} ({})", text, status, reason);
+    return base::format("{}, reason {} ({})", text, status, reason);
   }
-  if (status < 0) text += fmt::format(", {}", base::errno_text(-status));
-  return text;
+  if (status < 0) return base::format("{}, {}", text, base::errno_text(-status));
+  return base::format("{}", text);
 }
 
 Result<CmChannel> CmChannel::open() {

@@ -43,7 +43,7 @@ struct CmEvent {
   std::array<std::byte, 256> storage;
   [[nodiscard]] std::span<const std::byte> data() const noexcept { return {storage.data(), size}; }
   /// What happened, for an Error.
-  [[nodiscard]] std::string found() const;
+  [[nodiscard]] std::string found() const noexcept;
 };
 
 /// The channel that all identifiers of one engine report to.

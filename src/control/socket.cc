@@ -1,6 +1,5 @@
 #include "control/socket.h"
 
-#include <fmt/format.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -67,7 +66,7 @@ Result<void> set_option(int fd, int level, int option, std::string_view name) {
   const int on = 1;
   if (::setsockopt(fd, level, option, &on, sizeof(on)) == 0) return {};
   return tl::make_unexpected(
-      system_error(fmt::format("set socket option {}", name), "setsockopt", errno));
+      system_error(base::format("set socket option {}", name), "setsockopt", errno));
 }
 
 // What accept4 answers for a connection that was gone before we took it, or for a network error
@@ -107,15 +106,14 @@ bool is_connected_to_itself(int fd) noexcept {
 
 }  // namespace
 
-Error system_error(std::string asked, std::string_view call, int error) {
+Error system_error(ErrorText asked, std::string_view call, int error) noexcept {
   const Meaning m = meaning(error);
   return base::make_error(m.status, std::move(asked),
-                          fmt::format("{}: {}", call, base::errno_text(error)),
-                          std::string(m.remedy));
+                          base::format("{}: {}", call, base::errno_text(error)), m.remedy);
 }
 
 Result<ListenSocket> ListenSocket::open(const Address& address, int backlog, Network* network) {
-  const std::string asked = fmt::format("listen on {}", address.text().view());
+  const std::string asked = base::format("listen on {}", address.text().view());
   if (network != nullptr) {
     auto simulated = network->listen(address);
     if (!simulated) return tl::make_unexpected(std::move(simulated.error()));
@@ -162,7 +160,7 @@ Result<std::optional<Accepted>> ListenSocket::accept() {
     if (concerns_one_connection(error)) return std::nullopt;
     if (error == EMFILE || error == ENFILE) drop_one();
     return tl::make_unexpected(system_error(
-        fmt::format("accept a connection on {}", local_.text().view()), "accept4", error));
+        base::format("accept a connection on {}", local_.text().view()), "accept4", error));
   }
   auto parsed = Address::from(address, size);
   if (!parsed) return tl::make_unexpected(std::move(parsed.error()));
@@ -180,7 +178,7 @@ void ListenSocket::drop_one() noexcept {
 
 Result<Connecting> begin_connect(const Address& remote, Network* network) {
   // The text is made only for an error, so that a pooled exchange connects without heap.
-  const auto asked = [&] { return fmt::format("connect to {}", remote.text().view()); };
+  const auto asked = [&] { return base::format("connect to {}", remote.text().view()); };
   if (remote.port() == 0) {
     return base::fail(Status::invalid_argument, asked(), "port 0 stands for no port",
                       "give the port that the peer listens on");
@@ -198,7 +196,7 @@ Result<Connecting> begin_connect(const Address& remote, Network* network) {
 Result<bool> finish_connect(const Connecting& connecting, const Address& remote) {
   const auto failed = [&](std::string_view call, int error) {
     return tl::make_unexpected(
-        system_error(fmt::format("connect to {}", remote.text().view()), call, error));
+        system_error(base::format("connect to {}", remote.text().view()), call, error));
   };
   if (connecting.error != 0) return failed("connect", connecting.error);
   pollfd waiting{connecting.fd.get(), POLLOUT, 0};

@@ -16,7 +16,7 @@ namespace spinwire::control {
 /// What a failed system call means for its caller: `limit` for descriptors and ephemeral ports,
 /// `no_memory`, `in_use`, `invalid_argument` (the address), `unsupported` (the IP version),
 /// `refused`, `timed_out`, `peer_lost` or else `system`; with what to do.
-Error system_error(std::string asked, std::string_view call, int error);
+Error system_error(ErrorText asked, std::string_view call, int error) noexcept;
 
 /// A connection that a listener took.
 struct Accepted {

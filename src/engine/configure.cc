@@ -1,5 +1,4 @@
 // Settings of a connection that exists, and memory that is opened to its peer.
-#include <fmt/format.h>
 
 #include "base/error.h"
 #include "base/internals.h"
@@ -36,8 +35,8 @@ Result<void> EngineCore::configure(agent::Agent& a, const ConnectionSettings& se
   if (type != a.attributes.queue_pair.place.gid_type) {
     return base::fail(
         Status::unsupported, kAsked,
-        fmt::format("that place has a GID of type {}, the peer's is of type {}", to_string(type),
-                    to_string(a.attributes.queue_pair.place.gid_type)),
+        base::format("that place has a GID of type {}, the peer's is of type {}", to_string(type),
+                     to_string(a.attributes.queue_pair.place.gid_type)),
         "give a place with a GID of the peer's type");
   }
   if (a.raw != nullptr && a.raw->accepted != a.raw->completed) {

@@ -1,7 +1,5 @@
 #include "engine/connector.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -22,7 +20,7 @@ Result<void> check(const Reconnect& r) {
   if (r.first_delay >= kLeast && r.first_delay <= r.max_delay && r.max_delay <= kMost) return {};
   return base::fail(
       Status::invalid_argument, "connect with reconnecting",
-      fmt::format("delays from {} ns to {} ns", r.first_delay.count(), r.max_delay.count()),
+      base::format("delays from {} ns to {} ns", r.first_delay.count(), r.max_delay.count()),
       "delays are 1 us to 1 h, and first_delay is at most max_delay");
 }
 
@@ -124,7 +122,8 @@ Result<Connection> Connector::connect(std::string_view text, const ConnectOption
   Agent* const a = agent::acquire(context_, ConnectionState::resolving, true, timeout);
   if (a == nullptr) {
     port_.drop(attempt->handshake);
-    return tl::unexpected(agent::no_more_connections(context_, fmt::format("connect to {}", text)));
+    return tl::unexpected(
+        agent::no_more_connections(context_, base::format("connect to {}", text)));
   }
   agent::name_peer(*a, address->text().view());
   agent::set_attributes(*a, *attributes);
@@ -141,7 +140,7 @@ void Connector::reconnect(Agent& a) noexcept {
   const auto begun = base::no_throw("connect again", [&]() -> Result<void> {
     if (!agent::start_attempt(context_, a)) {
       return tl::unexpected(agent::no_more_connections(
-          context_, fmt::format("connect to {} again", a.peer.name.data())));
+          context_, base::format("connect to {} again", a.peer.name.data())));
     }
     auto attempt = begin(a.reconnect->address, a.reconnect->via, a.setup.timeout);
     if (!attempt) return tl::unexpected(attempt.error());
@@ -206,13 +205,13 @@ void Connector::on_refused(std::uint64_t subject, const wire::Refuse& refusal) {
   if (a == nullptr || a->setup.was_ready || a->state == ConnectionState::draining) return;
   // A full peer may have room later. Any other refusal is final.
   if (a->reconnect != nullptr) a->reconnect->permanent = refusal.status != Status::limit;
-  agent::fail(
-      context_, *a,
-      {refusal.status,
-       a->setup.outbound ? fmt::format("connect to {}", a->peer.name.data())
-                         : fmt::format("accept a connection from {}", a->peer.name.data()),
-       fmt::format("the peer {}: {}", a->setup.outbound ? "refused" : "gave up", refusal.message()),
-       "see the peer's reason"});
+  agent::fail(context_, *a,
+              {refusal.status,
+               a->setup.outbound ? base::format("connect to {}", a->peer.name.data())
+                                 : base::format("accept a connection from {}", a->peer.name.data()),
+               base::format("the peer {}: {}", a->setup.outbound ? "refused" : "gave up",
+                            refusal.message()),
+               "see the peer's reason"});
 }
 
 void Connector::on_failed(std::uint64_t subject, const Error& why) {

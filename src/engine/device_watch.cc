@@ -94,7 +94,7 @@ LogLevel level_of(Kind kind) noexcept {
 Result<void> DeviceWatch::check_present(const char* asked) const {
   if (lost_ == nullptr) return {};
   return base::fail(Status::no_device, asked,
-                    std::string("device ") + context_.device->info().name + " has failed: " + lost_,
+                    base::format("device {} has failed: {}", context_.device->info().name, lost_),
                     "open another engine when the device is back");
 }
 
@@ -104,9 +104,10 @@ void DeviceWatch::fail_all(const char* event) noexcept {
     if (!context_.agents.in_use(i)) continue;
     Agent& a = context_.agents.at(i);
     if (a.reconnect != nullptr) a.reconnect->permanent = true;
-    agent::fail(context_, a,
-                {Status::local_error, "keep the connection", std::string("device event: ") + event,
-                 "see the system's log for the device, then open another engine"});
+    agent::fail(
+        context_, a,
+        {Status::local_error, "keep the connection", base::format("device event: {}", event),
+         "see the system's log for the device, then open another engine"});
   }
 }
 
@@ -132,7 +133,7 @@ void DeviceWatch::on_event(const ibv_async_event& found) noexcept {
   if (Agent* a = agent::find_by_qpn(context_, qp_num); a != nullptr) {
     agent::fail(context_, *a,
                 {Status::remote_error, "serve the peer's requests",
-                 std::string("device event: ") + event.text.data(),
+                 base::format("device event: {}", event.text),
                  "the peer asked for what it may not do, or its end has failed"});
   }
 }

@@ -2,7 +2,6 @@
 #include "spinwire/engine.h"
 
 #include <errno.h>
-#include <fmt/format.h>
 #include <net/if.h>
 
 #include <algorithm>
@@ -100,7 +99,7 @@ Result<void> EngineCore::open_memory(bool sparse) {
   if (mr == nullptr) {
     const int error = errno;
     return tl::unexpected(memory::registration_error(
-        fmt::format("register the pools, {} in all", base::bytes_text(bytes.size())), bytes.size(),
+        base::format("register the pools, {} in all", base::bytes_text(bytes.size())), bytes.size(),
         error));
   }
   context.arena->set_lkey(mr->lkey);

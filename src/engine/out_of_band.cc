@@ -1,6 +1,5 @@
 // Connections whose endpoints the application exchanges out-of-band. Cold.
 #include <arpa/inet.h>
-#include <fmt/format.h>
 
 #include "base/error.h"
 #include "engine/api/operate.h"
@@ -45,7 +44,7 @@ Result<void> Connector::join(Agent& a, const Endpoint& peer) {
   if (auto taken = agent::accept_endpoint(context_, a, peer); !taken) return taken;
   std::array<char, INET6_ADDRSTRLEN> gid{};
   ::inet_ntop(AF_INET6, peer.gid.data(), gid.data(), gid.size());
-  agent::name_peer(a, fmt::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
+  agent::name_peer(a, base::format("[{}] queue pair {:#x}", gid.data(), peer.qp_num));
   const auto resolved = port_.resolve(agent::subject_of(a), peer);
   a.setup.address_pending = resolved && !*resolved;
   if (!a.setup.address_pending)

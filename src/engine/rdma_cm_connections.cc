@@ -1,6 +1,5 @@
 // Connections set up through rdma_cm: addresses, route and handshake, which travels in private
 // data. Cold.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
@@ -22,7 +21,7 @@ namespace {
 constexpr int kByApplication = 28;  // a rejection's reason; IB specification volume 1, table 114
 
 Error cm_failed(const Agent& a, Status status, std::string found, const char* remedy) {
-  return {status, fmt::format("connect to {} through rdma_cm", a.peer.name.data()),
+  return {status, base::format("connect to {} through rdma_cm", a.peer.name.data()),
           std::move(found), remedy};
 }
 
@@ -31,8 +30,8 @@ Result<void> check_device(const DeviceInfo& open, const CmId& id) {
   if (id.device() == open.name && id.port() == open.port) return {};
   return base::fail(
       Status::no_device, "connect through rdma_cm",
-      fmt::format("the address leads over device {} port {}, the engine has {} port {} open",
-                  id.device(), id.port(), open.name, open.port),
+      base::format("the address leads over device {} port {}, the engine has {} port {} open",
+                   id.device(), id.port(), open.name, open.port),
       "open that device (device.name, device.port), or give an address of the other's network");
 }
 
@@ -64,7 +63,7 @@ Result<void> Connector::check_cm() const {
   if (context_.device->provider().reaches_other_hosts) return {};
   return base::fail(
       Status::unsupported, "connect through rdma_cm",
-      fmt::format("device {} is embedded: rdma_cm does not know it", context_.device->info().name),
+      base::format("device {} is embedded: rdma_cm does not know it", context_.device->info().name),
       "use Via::tcp, or prepare() and join()");
 }
 
@@ -156,7 +155,7 @@ void Connector::on_cm_rejected(Agent& a, const CmEvent& event) {
   const wire::Refuse no = wire::decode_cm_refusal(event.data());
   if (a.reconnect != nullptr) a.reconnect->permanent = no.status != Status::limit;
   agent::fail(context_, a,
-              cm_failed(a, no.status, fmt::format("the peer refused: {}", no.message()),
+              cm_failed(a, no.status, base::format("the peer refused: {}", no.message()),
                         "see the peer's reason"));
 }
 
@@ -164,7 +163,7 @@ void Connector::on_cm_disconnected(Agent& a) {
   // A goodbye that the peer has sent comes first.
   completions_.drain();
   if (a.state == ConnectionState::draining || a.closing) return;
-  agent::peer_lost(context_, a, fmt::format("the connection to {}", a.peer.name.data()),
+  agent::peer_lost(context_, a, base::format("the connection to {}", a.peer.name.data()),
                    "rdma_cm reports that the peer disconnected", "the peer has ended");
 }
 

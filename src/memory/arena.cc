@@ -32,8 +32,8 @@ Result<ArenaPtr> Arena::make(const ArenaOptions& options) {
     if (total == 0 || total > kMaxChunks) {
       return base::fail(
           Status::invalid_argument, "make an arena",
-          fmt::format("its pools have {} chunks of {}", total, base::bytes_text(kChunkBytes)),
-          fmt::format("give the pools 1 to {} chunks together", kMaxChunks));
+          base::format("its pools have {} chunks of {}", total, base::bytes_text(kChunkBytes)),
+          base::format("give the pools 1 to {} chunks together", kMaxChunks));
     }
     Result<base::SharedMemory> memory =
         options.populate

@@ -36,7 +36,7 @@ class Arena::Auditor {
   bool expect(bool condition, fmt::format_string<Args...> format, const Args&... args) {
     if (!condition && ok()) {
       fault_ =
-          fmt::format("pool {}: ", pool_) + fmt::vformat(format, fmt::make_format_args(args...));
+          base::format("pool {}: ", pool_) + fmt::vformat(format, fmt::make_format_args(args...));
     }
     return condition;
   }

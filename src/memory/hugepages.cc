@@ -32,7 +32,7 @@ namespace {
 std::atomic<bool> fallback_logged{false};
 
 std::string sysfs_folder(std::size_t page) {
-  return fmt::format("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
+  return base::format("/sys/kernel/mm/hugepages/hugepages-{}kB", page / 1024);
 }
 
 /// A number in a file of one line; 0 if it cannot be read.
@@ -75,12 +75,12 @@ const HugepageSize& size_to_provide(std::span<const HugepageSize> sizes, std::si
 }
 
 std::string command_for(const HugepageSize& page, std::uint64_t pages) {
-  if (page.is_default) return fmt::format("sysctl -w vm.nr_hugepages={}", pages);
-  return fmt::format("echo {} > {}/nr_hugepages", pages, sysfs_folder(page.bytes));
+  if (page.is_default) return base::format("sysctl -w vm.nr_hugepages={}", pages);
+  return base::format("echo {} > {}/nr_hugepages", pages, sysfs_folder(page.bytes));
 }
 
 std::string asked_text(std::size_t size) {
-  return fmt::format("take {} of memory in hugepages", base::bytes_text(size));
+  return base::format("take {} of memory in hugepages", base::bytes_text(size));
 }
 
 Result<base::SharedMemory> map_hugepages(std::size_t size, const std::string& name) {
@@ -127,7 +127,7 @@ Result<base::SharedMemory> map_ordinary_pages(std::size_t size, const std::strin
   ::madvise(memory->data(), memory->size(), MADV_HUGEPAGE);  // only a hint
   if (const int error = populate(*memory); error != 0) {
     return base::fail_errno(Status::no_memory,
-                            fmt::format("take {} of memory", base::bytes_text(size)), "madvise",
+                            base::format("take {} of memory", base::bytes_text(size)), "madvise",
                             error, "ask for less, or free memory of this machine or its cgroup");
   }
   return memory;
@@ -144,7 +144,7 @@ Result<void> lock(const base::SharedMemory& memory, LockPolicy policy) {
   if (::mlock(memory.data(), memory.size()) == 0) return {};
   const int error = errno;
   Error failure = base::lock_error(
-      fmt::format("lock {} of memory (memory.lock)", base::bytes_text(memory.size())), "mlock",
+      base::format("lock {} of memory (memory.lock)", base::bytes_text(memory.size())), "mlock",
       error, memory.size(), base::LockUse::lock, base::lock_limits());
   if (policy == LockPolicy::require) return tl::unexpected(std::move(failure));
   base::log(LogLevel::warning, "memory stays unlocked: {}", failure.message());
@@ -190,9 +190,9 @@ Error missing_hugepages(std::span<const HugepageSize> sizes, std::size_t size) {
   const std::uint64_t free = page.available();
   const std::uint64_t missing = needed > free ? needed - free : 0;
   return base::make_error(Status::no_memory, asked_text(size),
-                          fmt::format("{} pages of {} are needed, {} are free", needed,
-                                      base::bytes_text(page.bytes), free),
-                          fmt::format("run as root: {}", command_for(page, page.total + missing)));
+                          base::format("{} pages of {} are needed, {} are free", needed,
+                                       base::bytes_text(page.bytes), free),
+                          base::format("run as root: {}", command_for(page, page.total + missing)));
 }
 
 bool is_hugetlb(const base::SharedMemory& memory) noexcept {

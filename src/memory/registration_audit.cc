@@ -14,26 +14,27 @@ std::string RegistrationTable::fault_of(std::uint32_t index) const {
   const Entry& entry = entries_.at(index);
   const bool ended = entry.state == State::ended;
   if ((entry.mr == nullptr) != ended)
-    return fmt::format("registration {} is {} the device", index,
-                       ended ? "still with" : "not with");
+    return base::format("registration {} is {} the device", index,
+                        ended ? "still with" : "not with");
   if (!entry.exposure) {
     // Dropped memory waits for the device without its control words.
     if (entry.own == nullptr && entry.state == State::live)
-      return fmt::format("registration {} is nobody's", index);
+      return base::format("registration {} is nobody's", index);
     const bool linked =
         entry.own == nullptr || (entry.own->table == this && entry.own->entry == index &&
                                  entry.own->block.owner == entry.own && entry.own->block.refs != 0);
     return linked ? std::string()
-                  : fmt::format("control words of registered memory {} were overwritten", index);
+                  : base::format("control words of registered memory {} were overwritten", index);
   }
   if ((entry.held == nullptr) != ended)
-    return fmt::format("exposure {} holds {}", index, ended ? "a block after its end" : "no block");
+    return base::format("exposure {} holds {}", index,
+                        ended ? "a block after its end" : "no block");
   if (entry.held != nullptr && entry.held->refs == 0)
-    return fmt::format("exposure {} holds a block that is free", index);
+    return base::format("exposure {} holds a block that is free", index);
   std::uint32_t at = buckets_[bucket_of(entry.rkey)];
   for (std::uint32_t left = limit(); at != index; at = entries_.at(at).chain, --left) {
     if (at >= limit() || left == 0)
-      return fmt::format("exposure {} is not found by its key {:#x}", index, entry.rkey);
+      return base::format("exposure {} is not found by its key {:#x}", index, entry.rkey);
   }
   return {};
 }
@@ -45,16 +46,16 @@ std::string RegistrationTable::fault_of(const List& list, State state) const {
        before = at, at = entries_.at(at).next) {
     if (!entries_.in_use(at) || entries_.at(at).state != state || entries_.at(at).prev != before ||
         ++count > list.size) {
-      return fmt::format("the list of {} registrations is broken at {}",
-                         state == State::pending ? "pending" : "ended", at);
+      return base::format("the list of {} registrations is broken at {}",
+                          state == State::pending ? "pending" : "ended", at);
     }
   }
   std::uint32_t there = 0;
   for (std::uint32_t i = 0; i < limit(); ++i)
     there += entries_.in_use(i) && entries_.at(i).state == state ? 1 : 0;
   if (count == list.size && there == count) return {};
-  return fmt::format("{} registrations are {}, {} listed, {} counted", there,
-                     state == State::pending ? "pending" : "ended", count, list.size);
+  return base::format("{} registrations are {}, {} listed, {} counted", there,
+                      state == State::pending ? "pending" : "ended", count, list.size);
 }
 
 std::string RegistrationTable::find_fault() const {

@@ -54,17 +54,17 @@ Error registration_error(std::string asked, std::uint64_t bytes, int error) {
     case EFAULT:
     case EINVAL:
       return base::make_error(Status::invalid_argument, std::move(asked),
-                              fmt::format("reg_mr: {}", base::errno_text(error)),
+                              base::format("reg_mr: {}", base::errno_text(error)),
                               "give bytes that are mapped for reading and writing, in memory that "
                               "the device can reach and no more than it registers at once");
     case ENOSPC:
     case EMFILE:
       return base::make_error(Status::limit, std::move(asked),
-                              fmt::format("reg_mr: {}", base::errno_text(error)),
+                              base::format("reg_mr: {}", base::errno_text(error)),
                               "register less often: the device has no more keys");
     default:
       return base::make_error(Status::system, std::move(asked),
-                              fmt::format("reg_mr: {}", base::errno_text(error)),
+                              base::format("reg_mr: {}", base::errno_text(error)),
                               "see whether the device is still there and may be used");
   }
 }
@@ -134,7 +134,7 @@ Result<RemoteRegion> RegistrationTable::expose(const BufferSlice& slice, Access 
 /// Registers with the device. Returns the entry's index.
 Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int flags,
                                              std::string_view what, Group* group) {
-  std::string asked = fmt::format("{} {} of memory", what, base::bytes_text(bytes.size()));
+  std::string asked = base::format("{} {} of memory", what, base::bytes_text(bytes.size()));
   if (bytes.empty() || bytes.data() == nullptr) {
     return base::fail(Status::invalid_argument, std::move(asked), "there are no bytes",
                       "give at least one byte");
@@ -146,8 +146,8 @@ Result<std::uint32_t> RegistrationTable::add(std::span<std::byte> bytes, int fla
   const std::uint32_t index = acquire_entry();
   if (index == kNone) {
     return base::fail(Status::limit, std::move(asked),
-                      fmt::format("all {} registrations are in use, {} of them being revoked",
-                                  limit(), pending()),
+                      base::format("all {} registrations are in use, {} of them being revoked",
+                                   limit(), pending()),
                       "revoke or drop some first, or register larger ranges");
   }
   errno = 0;

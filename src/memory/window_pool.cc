@@ -25,8 +25,8 @@ Result<WindowPool> WindowPool::make(const verbs::Provider& provider, ibv_pd* pd,
       const int error = errno;
       return base::fail_errno(
           error == ENOMEM ? Status::limit : Status::system,
-          fmt::format("make {} memory windows", count), "ibv_alloc_mw", error,
-          fmt::format("the device gave {}: set memory.windows to that, or to 0", i));
+          base::format("make {} memory windows", count), "ibv_alloc_mw", error,
+          base::format("the device gave {}: set memory.windows to that, or to 0", i));
     }
     pool.windows_.push_back(window);
     pool.ring_.push_back(i);

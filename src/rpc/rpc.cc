@@ -1,4 +1,3 @@
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
@@ -60,7 +59,7 @@ Result<void> check_transport(const agent::EngineContext& s) {
   if (s.config.rpc.transport != RpcTransport::datagram || device.datagrams) return {};
   return base::fail(Status::unsupported,
                     "make remote calls possible with rpc.transport = \"datagram\"",
-                    fmt::format("device {} has no unreliable datagrams", device.name),
+                    base::format("device {} has no unreliable datagrams", device.name),
                     "set rpc.transport to \"automatic\" or \"connection\", or open another device");
 }
 
@@ -72,10 +71,10 @@ Result<void> check_completion_depth(const agent::EngineContext& s) {
   if (needed <= c.queues.completion_depth) return {};
   return base::fail(
       Status::limit, "make remote calls possible",
-      fmt::format("queues.completion_depth = {}, and {} can complete at once with "
-                  "rpc.send_depth = {} and rpc.receive_depth = {}",
-                  c.queues.completion_depth, needed, c.rpc.send_depth, c.rpc.receive_depth),
-      fmt::format("give at least {}, or lower one of the others", needed));
+      base::format("queues.completion_depth = {}, and {} can complete at once with "
+                   "rpc.send_depth = {} and rpc.receive_depth = {}",
+                   c.queues.completion_depth, needed, c.rpc.send_depth, c.rpc.receive_depth),
+      base::format("give at least {}, or lower one of the others", needed));
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "rpc/session_dialogues.h"
 
-#include <fmt/format.h>
-
 #include <bit>
 #include <cstring>
 
@@ -26,15 +24,15 @@ Result<ClientSession*> SessionDialogues::open(std::string_view text,
       options.window != 0 ? options.window : rpc_.context.config.rpc.window;
   if (!std::has_single_bit(window) || window > kWindowMax) {
     return base::fail(Status::invalid_argument, "open a session",
-                      fmt::format("a window of {} calls", window), "give a power of two up to 64");
+                      base::format("a window of {} calls", window), "give a power of two up to 64");
   }
   if (auto valid = config::check_timeout("open a session", options.timeout); !valid)
     return tl::unexpected(valid.error());
   std::string name(address->text().view());
   ClientSession* const c = make_client_session(rpc_, window);
   if (c == nullptr) {
-    return base::fail(Status::limit, fmt::format("open a session with {}", name),
-                      fmt::format("rpc.sessions = {} are open", rpc_.context.config.rpc.sessions),
+    return base::fail(Status::limit, base::format("open a session with {}", name),
+                      base::format("rpc.sessions = {} are open", rpc_.context.config.rpc.sessions),
                       "close some, or raise it");
   }
   const auto handshake = port_.open_session(
@@ -67,7 +65,7 @@ void SessionDialogues::on_opened(std::uint64_t subject, control::HandshakeId han
   if (c == nullptr) return;
   const auto peer = base::no_throw("address a peer", [&]() -> Result<PeerAddress*> {
     if (server.window != c->window || server.first != first_call_number(*c)) {
-      return base::fail(Status::protocol, fmt::format("open a session with {}", c->address),
+      return base::fail(Status::protocol, base::format("open a session with {}", c->address),
                         "the peer has another window than was asked for", "see the peer's version");
     }
     return acquire_peer_address(rpc_, server);
@@ -85,8 +83,8 @@ void SessionDialogues::on_path_challenge(const ClientSession& c, std::uint64_t t
 void SessionDialogues::on_open_refused(std::uint64_t subject, const wire::Refuse& refusal) {
   ClientSession* const c = find_opening(subject);
   if (c == nullptr) return;
-  const Error why{refusal.status, fmt::format("open a session with {}", c->address),
-                  fmt::format("the peer refused: {}", refusal.message()), "see the peer's reason"};
+  const Error why{refusal.status, base::format("open a session with {}", c->address),
+                  base::format("the peer refused: {}", refusal.message()), "see the peer's reason"};
   fail_session(rpc_, *c, why);
 }
 
@@ -106,8 +104,8 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
     if (!make_room(rpc_, from)) {
       return base::fail(
           Status::limit, "open a session",
-          fmt::format("{} of rpc.sessions = {} are of {}, which is its share", rpc_.share_of_source,
-                      rpc_.context.config.rpc.sessions, from.str()),
+          base::format("{} of rpc.sessions = {} are of {}, which is its share",
+                       rpc_.share_of_source, rpc_.context.config.rpc.sessions, from.str()),
           "raise rpc.sessions_per_source there, or rpc.sessions");
     }
     auto peer = acquire_peer_address(rpc_, client);
@@ -117,7 +115,7 @@ Result<control::AcceptedSession> SessionDialogues::accept(const control::Address
       release_peer_address(rpc_, *peer);
       return base::fail(
           Status::limit, "open a session",
-          fmt::format("rpc.sessions = {} are served", rpc_.context.config.rpc.sessions),
+          base::format("rpc.sessions = {} are served", rpc_.context.config.rpc.sessions),
           "raise it there");
     }
     count_source(rpc_, *s, from);
@@ -169,7 +167,7 @@ Result<void> SessionDialogues::connect(ClientSession& c) {
   if (a == nullptr) {
     port_.drop(*handshake);
     return tl::unexpected(agent::no_more_connections(
-        rpc_.context, fmt::format("connect a session with {} for its calls", c.address)));
+        rpc_.context, base::format("connect a session with {} for its calls", c.address)));
   }
   agent::name_peer(*a, c.address);
   agent::set_attributes(*a, connection_attributes(rpc_.context));

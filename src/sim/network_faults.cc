@@ -1,5 +1,4 @@
 // What a simulated network does to what goes through it.
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -15,23 +14,23 @@ constexpr std::uint32_t kHeldDatagrams = 1024;
 
 Result<void> bad_field(const char* name, std::string value, const char* range) {
   return base::fail(Status::invalid_argument,
-                    fmt::format("set faults of the network: {} = {}", name, value),
-                    "it is out of range", fmt::format("give {}", range));
+                    base::format("set faults of the network: {} = {}", name, value),
+                    "it is out of range", base::format("give {}", range));
 }
 
 Result<void> check_probability(const char* name, double value) {
   if (value >= 0 && value <= 1) return {};
-  return bad_field(name, fmt::format("{}", value), "a probability between 0 and 1");
+  return bad_field(name, base::format("{}", value), "a probability between 0 and 1");
 }
 
 Result<void> check_count(const char* name, std::uint32_t value) {
   if (value >= 1 && value <= 65536) return {};
-  return bad_field(name, fmt::format("{}", value), "1 to 65536");
+  return bad_field(name, base::format("{}", value), "1 to 65536");
 }
 
 Result<void> check_delays(const char* name, Nanoseconds least, Nanoseconds most) {
   if (least.count() >= 0 && least <= most && most <= kLongestDelay) return {};
-  return bad_field(name, fmt::format("{} to {} ns", least.count(), most.count()),
+  return bad_field(name, base::format("{} to {} ns", least.count(), most.count()),
                    "delays of 0 to 24 h, the lower first");
 }
 
@@ -161,7 +160,7 @@ namespace {
 Result<void> check_pair(const Simulation& simulation, NodeId a, NodeId b, const char* asked) {
   if (a < simulation.size() && b < simulation.size() && a != b) return {};
   return base::fail(Status::invalid_argument, asked,
-                    fmt::format("nodes {} and {} of {}", a, b, simulation.size()),
+                    base::format("nodes {} and {} of {}", a, b, simulation.size()),
                     "give two different ones that there are");
 }
 

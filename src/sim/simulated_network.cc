@@ -1,6 +1,5 @@
 #include "sim/simulated_network.h"
 
-#include <fmt/format.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -62,7 +61,7 @@ void SimulatedListener::add(Accepted connection) {
 Address SimulatedHost::address(std::uint16_t port) const { return address_of(number_, port); }
 
 Result<control::Network::Listening> SimulatedHost::listen(const Address& address) {
-  const std::string asked = fmt::format("listen on {}", address.text().view());
+  const std::string asked = base::format("listen on {}", address.text().view());
   const std::uint32_t ipv4 = ipv4_of(address);
   if (!address.is_any() && !is_loopback(ipv4) && ipv4 != kFirstHost + number_)
     return tl::unexpected(system_error(asked, "bind", EADDRNOTAVAIL));
@@ -87,7 +86,7 @@ Result<control::Network::Listening> SimulatedHost::listen(const Address& address
 Result<Connecting> SimulatedHost::connect(const Address& remote) {
   const auto failed = [&](const char* call) {
     return tl::unexpected(
-        system_error(fmt::format("connect to {}", remote.text().view()), call, errno));
+        system_error(base::format("connect to {}", remote.text().view()), call, errno));
   };
   int near[2] = {-1, -1}, far[2] = {-1, -1};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, near) != 0)

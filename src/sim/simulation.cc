@@ -1,5 +1,4 @@
 // Nodes, their lives, and the public face.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
@@ -37,7 +36,7 @@ const std::shared_ptr<base::MemoryStore>& old_memory() {
 Result<void> check_options(const SimulationOptions& o) {
   const auto bad = [](const char* name, const char* range) {
     return base::fail(Status::invalid_argument, "make a simulation",
-                      fmt::format("{} is out of range", name), fmt::format("give {}", range));
+                      base::format("{} is out of range", name), base::format("give {}", range));
   };
   if (o.poll_time_min.count() < 0 || o.poll_time_max < o.poll_time_min ||
       o.poll_time_max > std::chrono::milliseconds(1) || o.poll_time_max.count() == 0)
@@ -47,14 +46,14 @@ Result<void> check_options(const SimulationOptions& o) {
 }
 
 Result<void> no_such_node(const char* asked, NodeId node, const char* found) {
-  return base::fail(Status::invalid_argument, asked, fmt::format("node {} {}", node, found),
+  return base::fail(Status::invalid_argument, asked, base::format("node {} {}", node, found),
                     "see Simulation::size() and alive()");
 }
 
 Result<void> check_config(const Config& config) {
   if (config.device.name != "softverbs" && config.device.name != "softverbs:softverbs")
     return base::fail(Status::invalid_argument, "add a node to a simulation",
-                      fmt::format("device.name = {}", config.device.name),
+                      base::format("device.name = {}", config.device.name),
                       "only the embedded device, softverbs, can be simulated");
   if (config.memory.hugepages == HugepagePolicy::require ||
       config.memory.lock == LockPolicy::require)
@@ -88,7 +87,7 @@ Simulation::State::~State() {
 Result<NodeId> Simulation::State::add(const Config& config) {
   if (nodes.size() == sim::kMostNodes)
     return base::fail(Status::limit, "add a node to a simulation",
-                      fmt::format("it has {}", nodes.size()), "do with fewer");
+                      base::format("it has {}", nodes.size()), "do with fewer");
   if (auto good = check_config(config); !good) return tl::unexpected(good.error());
   auto node = std::make_unique<Node>();
   node->config = config;
@@ -208,7 +207,7 @@ Engine& Simulation::engine(NodeId node) noexcept { return state_->nodes[node]->e
 
 std::string Simulation::address(NodeId node, std::uint16_t port) {
   const std::uint32_t host = node + 1;
-  return fmt::format("10.{}.{}.{}:{}", host >> 16 & 0xff, host >> 8 & 0xff, host & 0xff, port);
+  return base::format("10.{}.{}.{}:{}", host >> 16 & 0xff, host >> 8 & 0xff, host & 0xff, port);
 }
 
 Result<void> Simulation::kill(NodeId number) {
@@ -242,7 +241,7 @@ Result<void> Simulation::pause(NodeId number, Nanoseconds how_long) {
   auto node = state_->living(number, kAsked);
   if (!node) return tl::unexpected(node.error());
   if (how_long.count() < 0 || how_long > std::chrono::hours(1))
-    return base::fail(Status::invalid_argument, kAsked, fmt::format("for {} ns", how_long.count()),
+    return base::fail(Status::invalid_argument, kAsked, base::format("for {} ns", how_long.count()),
                       "give up to an hour");
   (*node)->paused_until = state_->now + static_cast<std::uint64_t>(how_long.count());
   return {};

@@ -1,5 +1,4 @@
 // How a simulation gets on: polls in turn, and time.
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -169,7 +168,7 @@ Result<void> Simulation::State::audit() const {
   for (NodeId i = 0; i < nodes.size(); ++i) {
     if (!nodes[i]->engine) continue;
     const auto fails = [i](Error error) {
-      error.asked = fmt::format("{} of node {}", error.asked, i);
+      error.asked = base::format("{} of node {}", error.asked, i);
       return tl::make_unexpected(std::move(error));
     };
     if (auto good = nodes[i]->engine.audit(); !good) return fails(std::move(good.error()));
@@ -180,8 +179,8 @@ Result<void> Simulation::State::audit() const {
         sim::datagram_receives(core) + port.receives_waiting() + port.missing();
     if (have != port.posted_receives())
       return fails({Status::system, "audit the receives of remote calls",
-                    fmt::format("{} are posted, taken, waiting or missing, of {}", have,
-                                port.posted_receives()),
+                    base::format("{} are posted, taken, waiting or missing, of {}", have,
+                                 port.posted_receives()),
                     "a defect of the library"});
   }
   return {};

@@ -1,7 +1,6 @@
 #include "softverbs/softverbs_device.h"
 
 #include <errno.h>
-#include <fmt/format.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

@@ -10,7 +10,7 @@ namespace {
 
 tl::unexpected<Error> refused(const char* asked, const char* call, int error) {
   return base::fail(error == ENOMEM ? Status::no_memory : Status::system, asked,
-                    std::string(call) + ": " + base::errno_text(error),
+                    base::format("{}: {}", call, base::errno_text(error)),
                     error == EOPNOTSUPP || error == EINVAL
                         ? "the device may have no unreliable datagrams"
                         : "see whether the device is still there and may be used");

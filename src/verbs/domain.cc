@@ -1,6 +1,5 @@
 // Protection domains of single connections. Set-up.
 #include <errno.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -21,9 +20,9 @@ Result<void> Device::make_domain(Domain& domain) {
   return base::fail(
       full ? Status::limit : Status::system,
       "make a protection domain for a connection (own_domain)",
-      fmt::format("ibv_alloc_pd: {}; connections of this engine have {}, device {} has {} for all "
-                  "programs",
-                  base::errno_text(error), domains_, info_.name, max_domains_),
+      base::format("ibv_alloc_pd: {}; connections of this engine have {}, device {} has {} for all "
+                   "programs",
+                   base::errno_text(error), domains_, info_.name, max_domains_),
       "close others first, or let the connection share the engine's domain");
 }
 

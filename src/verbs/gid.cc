@@ -1,10 +1,11 @@
 #include "verbs/gid.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
+
+#include "base/error.h"
 
 namespace spinwire::verbs {
 namespace {
@@ -40,7 +41,7 @@ bool has_address(const GidEntry& entry, const GidWish& wish) noexcept {
 
 GidVerdict judge_ethernet(const GidEntry& entry, const GidWish& wish) {
   if (!entry.netdev_up)
-    return {GidRank::none, fmt::format("its interface {} is down", entry.netdev)};
+    return {GidRank::none, base::format("its interface {} is down", entry.netdev)};
   if (entry.type == GidType::roce_v1) {
     return {GidRank::v1, has_address(entry, wish)
                              ? "RoCEv1 of the address asked for, which no router passes on"
@@ -58,7 +59,7 @@ GidVerdict judge(LinkLayer layer, const GidEntry& entry, const GidWish& wish) {
   if (is_zero(entry.gid)) return {GidRank::none, "empty slot"};
   if (wish.index >= 0) {
     if (entry.index == wish.index) return {GidRank::asked, "its index was asked for"};
-    return {GidRank::none, fmt::format("index {} was asked for", wish.index)};
+    return {GidRank::none, base::format("index {} was asked for", wish.index)};
   }
   if (entry.type == GidType::embedded) return {GidRank::own, "the embedded device has this one"};
   if (layer != LinkLayer::infiniband) return judge_ethernet(entry, wish);

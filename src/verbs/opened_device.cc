@@ -1,7 +1,6 @@
 #include "verbs/opened_device.h"
 
 #include <errno.h>
-#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -36,9 +35,9 @@ tl::unexpected<Error> short_of_memory(std::string asked, const char* call, int e
 
 tl::unexpected<Error> over_limit(const char* setting, std::uint64_t asked, std::uint64_t has,
                                  const std::string& device) {
-  return base::fail(Status::limit, fmt::format("{} = {}", setting, asked),
-                    fmt::format("device {} has {}", device, has),
-                    fmt::format("lower {} to at most {}", setting, has));
+  return base::fail(Status::limit, base::format("{} = {}", setting, asked),
+                    base::format("device {} has {}", device, has),
+                    base::format("lower {} to at most {}", setting, has));
 }
 
 bool shares_receives(const ibv_device_attr& device) noexcept {
@@ -71,8 +70,8 @@ Result<void> check_limits(const ibv_device_attr& device, const DeviceOptions& as
     if (limit.asked > has) return over_limit(limit.setting, limit.asked, has, name);
   }
   if (device.max_sge < static_cast<int>(kSendElements)) {
-    return base::fail(Status::limit, fmt::format("{} elements a work request", kSendElements),
-                      fmt::format("device {} has {}", name, device.max_sge), "use another device");
+    return base::fail(Status::limit, base::format("{} elements a work request", kSendElements),
+                      base::format("device {} has {}", name, device.max_sge), "use another device");
   }
   return {};
 }
@@ -135,7 +134,7 @@ Result<void> Device::make_queues() {
   cq_ = provider().create_cq(context(), queue);
   if (cq_ == nullptr) {
     return short_of_memory(
-        fmt::format("make a completion queue of {} entries", options_.completion_depth),
+        base::format("make a completion queue of {} entries", options_.completion_depth),
         "ibv_create_cq", errno, std::uint64_t{options_.completion_depth} * kEntryBytes);
   }
   if (auto made = make_shared_receives(); !made) return made;
@@ -154,7 +153,7 @@ Result<void> Device::make_shared_receives() {
     const int error = errno;
     if (error != EOPNOTSUPP && error != ENOSYS) {
       return short_of_memory(
-          fmt::format("make a shared receive queue of {}", options_.receive_depth),
+          base::format("make a shared receive queue of {}", options_.receive_depth),
           "ibv_create_srq", error, std::uint64_t{options_.receive_depth} * kEntryBytes);
     }
   }
@@ -220,8 +219,8 @@ Result<void> Device::probe_queue_pair() {
     }
     if (bytes == 0) {
       return short_of_memory(
-          fmt::format("make a queue pair with queues.send_depth = {} and {} receives of its own",
-                      options_.send_depth, info_.own_receives),
+          base::format("make a queue pair with queues.send_depth = {} and {} receives of its own",
+                       options_.send_depth, info_.own_receives),
           "ibv_create_qp", errno,
           std::uint64_t{options_.send_depth + info_.own_receives} * kEntryBytes);
     }

@@ -1,7 +1,6 @@
 // Devices of libibverbs as a provider.
 #include <errno.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <net/if.h>
 #include <pthread.h>
 #include <sys/ioctl.h>
@@ -100,7 +99,7 @@ std::vector<std::string> names() {
 tl::unexpected<Error> not_opened(const std::string& name, int error) {
   const bool rights = error == EACCES || error == EPERM;
   return base::fail_errno(
-      Status::no_device, fmt::format("open device {}", name), "ibv_open_device", error,
+      Status::no_device, base::format("open device {}", name), "ibv_open_device", error,
       rights ? "give this user the right to read and write /dev/infiniband/uverbs*"
              : "see whether the device's driver is loaded and its provider library installed "
                "(Debian: ibverbs-providers)");
@@ -121,7 +120,7 @@ Result<ibv_context*> open(const std::string& name, const Clock&) {
     }
     const int error = errno;
     (void)ibv_close_device(context);
-    return base::fail_errno(Status::system, fmt::format("open device {}", name), "fcntl", error,
+    return base::fail_errno(Status::system, base::format("open device {}", name), "fcntl", error,
                             "report this");
   }
   return not_opened(name, ENODEV);

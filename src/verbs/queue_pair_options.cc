@@ -1,6 +1,5 @@
 // What a queue pair may be asked to have, against what the device has. Cold.
 #include <errno.h>
-#include <fmt/format.h>
 
 #include <utility>
 
@@ -13,8 +12,8 @@ namespace {
 std::string reasons(std::span<const GidEntry> table, std::span<const GidVerdict> verdicts) {
   std::string text;
   for (std::size_t i = 0; i < table.size(); ++i)
-    text += fmt::format("{}GID {} ({}): {}", i == 0 ? "" : "; ", table[i].index,
-                        gid_text(table[i].gid), verdicts[i].reason);
+    text += base::format("{}GID {} ({}): {}", i == 0 ? "" : "; ", table[i].index,
+                         gid_text(table[i].gid), verdicts[i].reason);
   return text.empty() ? "it has no GID" : text;
 }
 
@@ -37,8 +36,8 @@ Result<Place> Device::find_place(std::uint8_t port, int gid_index) {
   if (port == 0) port = place_.port;
   if (port == place_.port && (gid_index < 0 || gid_index == place_.gid_index)) return place_;
   if (port > ports_) return over_limit("port", port, ports_, info_.name);
-  std::string asked = fmt::format("use port {}", port);
-  if (gid_index >= 0) asked += fmt::format(", GID index {}", gid_index);
+  std::string asked = base::format("use port {}", port);
+  if (gid_index >= 0) asked += base::format(", GID index {}", gid_index);
   ibv_port_attr attr{};
   if (const int error = provider().query_port(context(), port, &attr); error != 0)
     return base::fail_errno(Status::system, std::move(asked), "ibv_query_port", error, "");
@@ -89,15 +88,15 @@ Result<void> Device::check(const QueuePairOptions& asked) {
   if (raw) {
     return base::fail_errno(
         Status::limit,
-        fmt::format("raw.receive_depth = {}, max_send_sge = {}, max_recv_sge = {}, with "
-                    "send_depth = {} and inline_bytes = {}",
-                    asked.receive_depth, asked.send_elements, asked.receive_elements,
-                    asked.send_depth, asked.inline_bytes),
+        base::format("raw.receive_depth = {}, max_send_sge = {}, max_recv_sge = {}, with "
+                     "send_depth = {} and inline_bytes = {}",
+                     asked.receive_depth, asked.send_elements, asked.receive_elements,
+                     asked.send_depth, asked.inline_bytes),
         "ibv_create_qp", error, "lower one of them: no attribute tells what goes together");
   }
-  return base::fail_errno(Status::limit, fmt::format("send_depth = {}", asked.send_depth),
+  return base::fail_errno(Status::limit, base::format("send_depth = {}", asked.send_depth),
                           "ibv_create_qp", error,
-                          fmt::format("lower send_depth; {} is had", options_.send_depth));
+                          base::format("lower send_depth; {} is had", options_.send_depth));
 }
 
 }  // namespace spinwire::verbs

@@ -42,7 +42,7 @@ class Search {
     ibv_context* const context = *opened;
     ibv_device_attr attr{};
     if (const int error = provider.query_device(context, &attr); error != 0) {
-      reject(of_device, fmt::format("ibv_query_device: {}", base::errno_text(error)));
+      reject(of_device, base::format("ibv_query_device: {}", base::errno_text(error)));
     } else if (context->device != nullptr &&
                context->device->transport_type == IBV_TRANSPORT_IWARP) {
       reject(of_device,
@@ -87,7 +87,7 @@ class Search {
                   unsigned ports) {
     if (wish_.port > ports) {
       of_port.port = wish_.port;
-      return reject(of_port, fmt::format("it has {} port{}", ports, ports == 1 ? "" : "s"));
+      return reject(of_port, base::format("it has {} port{}", ports, ports == 1 ? "" : "s"));
     }
     for (unsigned port = 1; port <= ports; ++port) {
       if (wish_.port != 0 && wish_.port != port) continue;
@@ -99,14 +99,14 @@ class Search {
   void scan_port(const Provider& provider, ibv_context* context, DeviceCandidate of_port) {
     ibv_port_attr attr{};
     if (const int error = provider.query_port(context, of_port.port, &attr); error != 0)
-      return reject(of_port, fmt::format("ibv_query_port: {}", base::errno_text(error)));
+      return reject(of_port, base::format("ibv_query_port: {}", base::errno_text(error)));
     of_port.link_layer = layer_of(attr);
     if (std::string trouble = port_trouble(attr); !trouble.empty())
       return reject(of_port, std::move(trouble));
     const std::vector<GidEntry> table = provider.gid_table(context, of_port.port, attr.gid_tbl_len);
     if (wish_.gid.index >= attr.gid_tbl_len) {
-      return reject(of_port, fmt::format("GID index {} was asked for, its table ends at {}",
-                                         wish_.gid.index, attr.gid_tbl_len - 1));
+      return reject(of_port, base::format("GID index {} was asked for, its table ends at {}",
+                                          wish_.gid.index, attr.gid_tbl_len - 1));
     }
     const std::vector<GidVerdict> verdicts = judge_gids(of_port.link_layer, table, wish_.gid);
     const std::size_t first = candidates_.size();
@@ -114,9 +114,9 @@ class Search {
     const int best = best_gid(verdicts);
     if (best < 0) {
       const bool asked = wish_.gid.index >= 0;
-      return reject(of_port, asked ? fmt::format("there is nothing at GID index {}, which was "
-                                                 "asked for",
-                                                 wish_.gid.index)
+      return reject(of_port, asked ? base::format("there is nothing at GID index {}, which was "
+                                                  "asked for",
+                                                  wish_.gid.index)
                                    : "no GID serves: give its interface an address and set it up");
     }
     const auto at = static_cast<std::size_t>(best);
@@ -170,8 +170,8 @@ std::string all_names(std::span<const Provider* const> providers) {
   std::string text;
   for (const Provider* provider : providers) {
     const std::vector<std::string> names = provider->device_names();
-    text += fmt::format("{}{} has {}", text.empty() ? "" : "; ", provider->name,
-                        names.empty() ? "no device" : fmt::format("{}", fmt::join(names, ", ")));
+    text += base::format("{}{} has {}", text.empty() ? "" : "; ", provider->name,
+                         names.empty() ? "no device" : base::format("{}", fmt::join(names, ", ")));
   }
   return text;
 }
@@ -179,14 +179,14 @@ std::string all_names(std::span<const Provider* const> providers) {
 std::string reasons(const std::vector<DeviceCandidate>& candidates) {
   std::string text;
   for (const DeviceCandidate& c : candidates)
-    text += fmt::format("{}{}", text.empty() ? "" : "; ", c.text());
+    text += base::format("{}{}", text.empty() ? "" : "; ", c.text());
   return text;
 }
 
 std::string asked_text(const DeviceWish& wish) {
-  std::string text = fmt::format("open device \"{}\"", wish.name);
-  if (wish.port != 0) text += fmt::format(", port {}", wish.port);
-  if (wish.gid.index >= 0) text += fmt::format(", GID index {}", wish.gid.index);
+  std::string text = base::format("open device \"{}\"", wish.name);
+  if (wish.port != 0) text += base::format(", port {}", wish.port);
+  if (wish.gid.index >= 0) text += base::format(", GID index {}", wish.gid.index);
   return text;
 }
 
@@ -207,13 +207,13 @@ std::string port_trouble(const ibv_port_attr& port) {
     case IBV_PORT_ACTIVE_DEFER:
       return {};
     case IBV_PORT_DOWN:
-      return fmt::format("the port is DOWN; {}", link);
+      return base::format("the port is DOWN; {}", link);
     case IBV_PORT_INIT:
       return "the port is in INIT; no subnet manager has configured it: start opensm on the fabric";
     case IBV_PORT_ARMED:
       return "the port is ARMED; the subnet manager has yet to activate it";
     default:
-      return fmt::format("the port is in state {}", static_cast<int>(port.state));
+      return base::format("the port is in state {}", static_cast<int>(port.state));
   }
 }
 
@@ -255,7 +255,7 @@ std::vector<DeviceCandidate> survey_devices(std::span<const Provider* const> pro
   }
   for (DeviceCandidate& c : others.candidates()) {
     c.usable = false;
-    c.reason = fmt::format("device {} was asked for; {}", wish.name, c.reason);
+    c.reason = base::format("device {} was asked for; {}", wish.name, c.reason);
     result.push_back(std::move(c));
   }
   return result;
@@ -294,13 +294,13 @@ std::string_view to_string(GidType type) noexcept {
 }
 
 std::string DeviceCandidate::text() const {
-  std::string text = fmt::format("{}:{}", provider, device);
-  if (port != 0) text += fmt::format(" port {}", port);
+  std::string text = base::format("{}:{}", provider, device);
+  if (port != 0) text += base::format(" port {}", port);
   if (gid_index >= 0) {
-    text += fmt::format(" GID {} ({}, {}{}{})", gid_index, to_string(gid_type), gid,
-                        netdev.empty() ? "" : ", ", netdev);
+    text += base::format(" GID {} ({}, {}{}{})", gid_index, to_string(gid_type), gid,
+                         netdev.empty() ? "" : ", ", netdev);
   }
-  return fmt::format("{}: {}{}", text, chosen ? "chosen: " : "", reason);
+  return base::format("{}: {}{}", text, chosen ? "chosen: " : "", reason);
 }
 
 }  // namespace spinwire

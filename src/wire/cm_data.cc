@@ -1,7 +1,5 @@
 #include "wire/cm_data.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "base/error.h"
@@ -49,7 +47,7 @@ Result<void> decode_cm(std::span<const std::byte> data, Endpoint& e, VersionRang
   e.max_rd_atomic = r.get<std::uint8_t>(cm_at::max_rd_atomic);
   if (!r.ok()) {
     return base::fail(Status::protocol, "decode the peer's rdma_cm private data",
-                      fmt::format("it has {} bytes, {} are needed", data.size(), kCmDataBytes),
+                      base::format("it has {} bytes, {} are needed", data.size(), kCmDataBytes),
                       "check that a compatible release of Spinwire listens at that address");
   }
   if (auto agreed = agree(theirs, ours); !agreed) return tl::unexpected(agreed.error());

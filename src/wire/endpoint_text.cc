@@ -1,6 +1,5 @@
 // An endpoint as a line of text.
 #include <arpa/inet.h>
-#include <fmt/format.h>
 
 #include <charconv>
 #include <limits>
@@ -92,16 +91,16 @@ Result<void> set_number(Endpoint& e, const Number& field, std::string_view value
   const auto [end, error] =
       std::from_chars(digits.data(), digits.data() + digits.size(), read, hex ? 16 : 10);
   if (error != std::errc{} || end != digits.data() + digits.size())
-    return bad_text(fmt::format("{} is '{}', no number", field.name, value));
+    return bad_text(base::format("{} is '{}', no number", field.name, value));
   if (!field.set(e, read))
-    return bad_text(fmt::format("{} is {}, more than the field holds", field.name, value));
+    return bad_text(base::format("{} is {}, more than the field holds", field.name, value));
   return {};
 }
 
 Result<void> set_field(Endpoint& e, std::size_t field, std::string_view value) {
   if (field == kGidField) {
     if (::inet_pton(AF_INET6, std::string(value).c_str(), e.gid.data()) != 1)
-      return bad_text(fmt::format("gid is '{}', no GID in the notation of IPv6", value));
+      return bad_text(base::format("gid is '{}', no GID in the notation of IPv6", value));
     return {};
   }
   if (field == kTypeField) {
@@ -112,7 +111,7 @@ Result<void> set_field(Endpoint& e, std::size_t field, std::string_view value) {
       }
     }
     return bad_text(
-        fmt::format("type is '{}', allowed are ib, rocev1, rocev2 and softverbs", value));
+        base::format("type is '{}', allowed are ib, rocev1, rocev2 and softverbs", value));
   }
   return set_number(e, kNumbers[field], value);
 }
@@ -131,17 +130,17 @@ Result<void> set_word(Endpoint& e, std::array<bool, kFields>& seen, std::string_
   const std::string_view name = word.substr(0, equals);
   for (std::size_t field = 0; field < kFields; ++field) {
     if (field_name(field) != name || equals == word.size()) continue;
-    if (std::exchange(seen[field], true)) return bad_text(fmt::format("{} is there twice", name));
+    if (std::exchange(seen[field], true)) return bad_text(base::format("{} is there twice", name));
     return set_field(e, field, word.substr(equals + 1));
   }
-  return bad_text(fmt::format("'{}' is no part of an endpoint", word));
+  return bad_text(base::format("'{}' is no part of an endpoint", word));
 }
 
 Result<Endpoint> parse_words(std::string_view text) {
   constexpr std::size_t kShown = 40;
   const std::string_view first = take_word(text);
   if (first != kName)
-    return bad_text(fmt::format("it begins with '{}', not '{}'", first.substr(0, kShown), kName));
+    return bad_text(base::format("it begins with '{}', not '{}'", first.substr(0, kShown), kName));
   Endpoint e;
   std::array<bool, kFields> seen{};
   for (std::string_view word = take_word(text); !word.empty(); word = take_word(text)) {
@@ -153,7 +152,7 @@ Result<Endpoint> parse_words(std::string_view text) {
   }
   for (std::size_t field = 0; field < kFields; ++field) {
     if (!seen[field] && is_needed(e, field))
-      return bad_text(fmt::format("{} is missing", field_name(field)));
+      return bad_text(base::format("{} is missing", field_name(field)));
   }
   if (auto valid = wire::check(e); !valid) return tl::unexpected(valid.error());
   return e;
@@ -164,13 +163,13 @@ Result<Endpoint> parse_words(std::string_view text) {
 std::string Endpoint::text() const {
   std::array<char, INET6_ADDRSTRLEN> address{};
   ::inet_ntop(AF_INET6, gid.data(), address.data(), address.size());
-  std::string line = fmt::format("{} gid={} type={}", kName, address.data(), type_word(gid_type));
-  if (raw) line += fmt::format(" {}", kRaw);
+  std::string line = base::format("{} gid={} type={}", kName, address.data(), type_word(gid_type));
+  if (raw) line += base::format(" {}", kRaw);
   for (const Number& field : kNumbers) {
     if (raw && !field.of_raw) continue;
     const std::uint64_t value = field.get(*this);
-    line += field.hex ? fmt::format(" {}={:#x}", field.name, value)
-                      : fmt::format(" {}={}", field.name, value);
+    line += field.hex ? base::format(" {}={:#x}", field.name, value)
+                      : base::format(" {}={}", field.name, value);
   }
   return line;
 }

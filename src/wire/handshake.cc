@@ -1,7 +1,5 @@
 #include "wire/handshake.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -33,19 +31,19 @@ constexpr std::size_t kShownMax = 16;
 constexpr bool printable(char c) noexcept { return c >= 0x20 && c < 0x7f; }
 
 tl::unexpected<Error> bad(std::string_view what, std::string found) {
-  return base::fail(Status::protocol, fmt::format("decode the peer's {}", what), std::move(found),
+  return base::fail(Status::protocol, base::format("decode the peer's {}", what), std::move(found),
                     "check that both ends run compatible releases of Spinwire and that nothing "
                     "between them alters the stream");
 }
 
 tl::unexpected<Error> bad_field(std::string_view what, std::string_view field,
                                 const std::string& value, std::string_view limit) {
-  return bad(what, fmt::format("{} is {}, allowed is {}", field, value, limit));
+  return bad(what, base::format("{} is {}, allowed is {}", field, value, limit));
 }
 
 std::string show(VersionRange range) {
-  return range.min == range.max ? fmt::format("{}", range.min)
-                                : fmt::format("{} to {}", range.min, range.max);
+  return range.min == range.max ? base::format("{}", range.min)
+                                : base::format("{} to {}", range.min, range.max);
 }
 
 // Both as text and as numbers, since either alone hides something.
@@ -55,9 +53,9 @@ std::string show(std::span<const std::byte> bytes) {
   for (const std::byte b : bytes.first(std::min(bytes.size(), kShownMax))) {
     const char c = static_cast<char>(b);
     text += printable(c) ? c : '.';
-    hex += fmt::format("{}{:02x}", hex.empty() ? "" : " ", std::to_integer<unsigned>(b));
+    hex += base::format("{}{:02x}", hex.empty() ? "" : " ", std::to_integer<unsigned>(b));
   }
-  return fmt::format("'{}' ({})", text, hex);
+  return base::format("'{}' ({})", text, hex);
 }
 
 // Names what commonly reaches a port that it was not meant for.
@@ -177,7 +175,7 @@ Frame encode_session(FrameKind kind, const SessionEnd& e, const Speaker& speaker
 
 Result<void> check_qp_num(std::string_view what, std::uint32_t qp_num) {
   if (qp_num >= kQpNumMin && qp_num <= kQpNumMax) return {};
-  return bad_field(what, "qp_num", fmt::format("{:#x}", qp_num), "0x2 to 0xfffffe");
+  return bad_field(what, "qp_num", base::format("{:#x}", qp_num), "0x2 to 0xfffffe");
 }
 
 /// Of an Endpoint or a SessionEnd.
@@ -191,7 +189,7 @@ Result<void> check_address(std::string_view what, const End& e) {
     return bad_field(what, "gid", "all zero", "the address of a port");
   }
   if (e.gid_type == GidType::infiniband && (e.lid == 0 || e.lid > kLidMax)) {
-    return bad_field(what, "lid", fmt::format("{:#x}", e.lid), "0x1 to 0xbfff on ib");
+    return bad_field(what, "lid", base::format("{:#x}", e.lid), "0x1 to 0xbfff on ib");
   }
   return {};
 }
@@ -283,8 +281,8 @@ Result<void> check_magic(std::span<const std::byte> seen) {
   for (std::size_t i = 0; i < known; ++i) {
     if (std::to_integer<std::uint8_t>(seen[i]) == kMagic[i]) continue;
     return bad("handshake",
-               fmt::format("the stream begins with {}, {}; ours begins with {}", show(seen),
-                           guess(seen), show(std::as_bytes(std::span(kMagic)))));
+               base::format("the stream begins with {}, {}; ours begins with {}", show(seen),
+                            guess(seen), show(std::as_bytes(std::span(kMagic)))));
   }
   return {};
 }
@@ -298,7 +296,7 @@ Result<std::uint16_t> agree(VersionRange theirs, VersionRange ours) {
   if (version >= std::max(theirs.min, ours.min)) return version;
   return base::fail(
       Status::unsupported, "agree on a handshake version",
-      fmt::format("the peer speaks version {}, we speak version {}", show(theirs), show(ours)),
+      base::format("the peer speaks version {}, we speak version {}", show(theirs), show(ours)),
       "upgrade the older end");
 }
 
@@ -326,9 +324,9 @@ Result<FrameHeader> decode_header(std::span<const std::byte> bytes, VersionRange
   }
   const std::size_t max = newer(header, ours) ? kFrameBytesMax - kHeaderBytes : sizes.max;
   if (header.body_length < sizes.min || header.body_length > max) {
-    return bad_field(fmt::format("{} header", to_string(header.kind)), "body length",
+    return bad_field(base::format("{} header", to_string(header.kind)), "body length",
                      std::to_string(header.body_length),
-                     fmt::format("{} to {} bytes", sizes.min, max));
+                     base::format("{} to {} bytes", sizes.min, max));
   }
   return header;
 }
@@ -338,7 +336,7 @@ Result<void> check(const Endpoint& e) {
   if (auto address = check_address(kWhat, e); !address) return address;
   if (auto number = check_qp_num(kWhat, e.qp_num); !number) return number;
   if (e.psn > kPsnMax) {
-    return bad_field(kWhat, "psn", fmt::format("{:#x}", e.psn), "0 to 0xffffff");
+    return bad_field(kWhat, "psn", base::format("{:#x}", e.psn), "0 to 0xffffff");
   }
   if (e.mtu < 256 || e.mtu > 4096 || (e.mtu & (e.mtu - 1)) != 0) {
     return bad_field(kWhat, "mtu", std::to_string(e.mtu), "256, 512, 1024, 2048 or 4096 bytes");
@@ -349,14 +347,14 @@ Result<void> check(const Endpoint& e) {
   }
   if (e.eager_bytes == 0 || e.eager_bytes > e.max_message) {
     return bad_field(kWhat, "eager_bytes", std::to_string(e.eager_bytes),
-                     fmt::format("1 to max_message, {} bytes", e.max_message));
+                     base::format("1 to max_message, {} bytes", e.max_message));
   }
   if (e.credits > kCreditsMax) {
     return bad_field(kWhat, "credits", std::to_string(e.credits), "0 to 32768");
   }
   if (e.incarnation == 0) return bad_field(kWhat, "incarnation", "0", "any other number");
   if (e.control_address == 0 || e.control_address % 8 != 0) {
-    return bad_field(kWhat, "control_address", fmt::format("{:#x}", e.control_address),
+    return bad_field(kWhat, "control_address", base::format("{:#x}", e.control_address),
                      "a multiple of 8 above 0");
   }
   if (e.control_rkey == 0) return bad_field(kWhat, "control_rkey", "0", "any other number");
@@ -442,7 +440,7 @@ Result<SessionEnd> decode_session(std::span<const std::byte> body, bool of_serve
   if (e.mtu < 256 || e.mtu > 4096)
     return bad_field(kWhat, "mtu", std::to_string(e.mtu), "256 to 4096 bytes");
   if ((e.qkey & 0x80000000) != 0)
-    return bad_field(kWhat, "qkey", fmt::format("{:#x}", e.qkey), "0 to 0x7fffffff");
+    return bad_field(kWhat, "qkey", base::format("{:#x}", e.qkey), "0 to 0x7fffffff");
   if (e.incarnation == 0) return bad_field(kWhat, "incarnation", "0", "any other number");
   if (e.first % kSessionWindowMax != 0)
     return bad_field(kWhat, "first", std::to_string(e.first), "a multiple of 64");
@@ -476,7 +474,7 @@ Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer) {
   const bool known = status != 0 && status < kStatusCount;
   if (!known && !(newer_peer && status != 0)) {
     return bad_field("refuse frame", "status", std::to_string(status),
-                     fmt::format("1 to {}", kStatusCount - 1));
+                     base::format("1 to {}", kStatusCount - 1));
   }
   const auto text = body.subspan(refuse_at::text);
   return make_refuse(known ? static_cast<Status>(status) : Status::refused,
@@ -486,9 +484,9 @@ Result<Refuse> decode_refuse(std::span<const std::byte> body, bool newer_peer) {
 Result<Received> decode_body(const FrameHeader& header, std::span<const std::byte> body,
                              VersionRange ours) {
   if (body.size() != header.body_length) {
-    return bad_field(fmt::format("{} frame", to_string(header.kind)), "its body",
-                     fmt::format("{} bytes", body.size()),
-                     fmt::format("{} bytes, as announced", header.body_length));
+    return bad_field(base::format("{} frame", to_string(header.kind)), "its body",
+                     base::format("{} bytes", body.size()),
+                     base::format("{} bytes, as announced", header.body_length));
   }
   const bool skips = newer(header, ours);
   const auto known =

@@ -34,6 +34,13 @@ inline std::atomic<bool> armed{false};
 inline std::atomic<std::uint64_t> heap_calls{0};
 inline std::atomic<std::int64_t> heap_bytes{0};
 
+/// While not 0, every so many-th call for memory of this thread gets none.
+inline thread_local std::uint32_t fail_every = 0;
+[[nodiscard]] inline bool is_to_fail() noexcept {
+  thread_local std::uint32_t calls = 0;
+  return fail_every != 0 && ++calls % fail_every == 0;
+}
+
 enum class Moved : std::uint8_t { taken, given_back };
 inline void* count_heap_call(void* block, Moved moved) noexcept {
   if (armed.load(std::memory_order_relaxed) && block != nullptr) {

@@ -84,7 +84,7 @@ struct Client {
   bool due = false;                // a message is to be sent
   bool wrong = false;              // an answer was not what we had sent
   bool closed = false;
-  Error reason{.status = Status::ok, .asked = {}, .found = {}, .remedy = {}};  // why it was closed
+  Error reason;                 // why it was closed
   Status refusal = Status::ok;  // why a message was not taken
   tools::Histogram round_trips;
 

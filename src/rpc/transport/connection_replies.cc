@@ -148,12 +148,9 @@ void end_active_calls(Rpc& r, ConnectionClient& b, Status status) noexcept {
 
 /// The error of a session whose connection could not be made again.
 Error reconnect_error(const ClientSession& c, const Error& why) noexcept {
-  try {
-    return {Status::peer_lost, "talk with " + c.address,
-            "its connection was lost, and another could not be made: " + why.found, why.remedy};
-  } catch (...) {
-    return base::out_of_memory();
-  }
+  return {Status::peer_lost, base::format("talk with {}", c.address),
+          base::format("its connection was lost, and another could not be made: {}", why.found),
+          why.remedy};
 }
 
 /// The connection of a session without datagrams has ended. A lost connection is made again, unless

@@ -1,8 +1,6 @@
 // Transport::connection: what the client's and the server's end of a session's connection share.
 #include "rpc/transport/connection_transport.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
 
 #include "agent/submit.h"

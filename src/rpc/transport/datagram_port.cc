@@ -1,7 +1,5 @@
 #include "rpc/transport/datagram_port.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 
@@ -83,7 +81,7 @@ Result<void> DatagramPort::make_receives() {
   if (there != receive_depth_) {
     return base::fail(
         Status::limit, "open the port of remote calls",
-        fmt::format("the receive pool has blocks for {} of {} receives", there, receive_depth_),
+        base::format("the receive pool has blocks for {} of {} receives", there, receive_depth_),
         "raise memory.receive_bytes, or lower rpc.receive_depth");
   }
   if (shared_.config.rpc.direct_datagrams == DirectDatagrams::automatic)

@@ -2,7 +2,6 @@
 #include "softverbs/faults/fault_layer.h"
 
 #include <errno.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <new>
@@ -259,7 +258,7 @@ Result<void> set_faults(ibv_context* context, const ibv_gid& peer, const FaultPl
                               [&](const PeerPlan& each) { return same_gid(each.peer, peer); });
     if (found == plans.end() && plans.size() == kMaxLanes) {
       return base::fail(Status::limit, "set a fault plan for a peer",
-                        fmt::format("{} peers have plans", plans.size()),
+                        base::format("{} peers have plans", plans.size()),
                         "set one for the context, or take the others away");
     }
     if (found == plans.end()) found = plans.insert(plans.end(), {peer, {}});

@@ -1,8 +1,6 @@
 // A fault plan: checks it, and draws what it does to each request.
 #include "softverbs/faults/fault_plan.h"
 
-#include <fmt/format.h>
-
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -23,25 +21,26 @@ constexpr std::uint32_t kMostHeld = 1u << 16;
 // ---- validation -------------------------------------------------------------------------------
 
 Result<void> bad_field(const char* name, const std::string& value, std::string range) {
-  return base::fail(Status::invalid_argument, fmt::format("set a fault plan: {} = {}", name, value),
-                    "it is out of range", fmt::format("give {}", range));
+  return base::fail(Status::invalid_argument,
+                    base::format("set a fault plan: {} = {}", name, value), "it is out of range",
+                    base::format("give {}", range));
 }
 
 Result<void> check_probability(const char* name, double value) {
   if (value >= 0 && value <= 1) return {};  // false for what is not a number
-  return bad_field(name, fmt::format("{}", value), "a probability between 0 and 1");
+  return bad_field(name, base::format("{}", value), "a probability between 0 and 1");
 }
 
 Result<void> check_number(const char* name, std::uint64_t value, std::uint64_t least,
                           std::uint64_t most) {
   if (value >= least && value <= most) return {};
-  return bad_field(name, fmt::format("{}", value), fmt::format("{} to {}", least, most));
+  return bad_field(name, base::format("{}", value), base::format("{} to {}", least, most));
 }
 
 Result<void> check_delay(const char* name, Nanoseconds least, Nanoseconds value) {
   if (value >= least && value <= kLongestDelay) return {};
-  return bad_field(name, fmt::format("{} ns", value.count()),
-                   fmt::format("{} to {} ns", least.count(), kLongestDelay.count()));
+  return bad_field(name, base::format("{} ns", value.count()),
+                   base::format("{} to {} ns", least.count(), kLongestDelay.count()));
 }
 
 /// The first of all checks that fails.

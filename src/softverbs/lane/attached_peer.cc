@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -29,17 +28,17 @@ std::string reach_error(const GidParts& parts, int error) {
   switch (error) {
     case ENOENT:
     case ESRCH:
-      return fmt::format(
+      return base::format(
           "process {} is gone, or has closed its device, or lives in another PID namespace",
           parts.pid);
     case EACCES:
     case EPERM:
-      return fmt::format(
+      return base::format(
           "process {} belongs to another user, or has dropped its dumpable flag or gained "
           "capabilities; peers must run as one user",
           parts.pid);
     default:
-      return fmt::format("process {}: {}", parts.pid, base::errno_text(error));
+      return base::format("process {}: {}", parts.pid, base::errno_text(error));
   }
 }
 
@@ -52,8 +51,8 @@ Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why
     return nullptr;
   }
   if (!file.fd || file.size < sizeof(Segment)) {
-    why = fmt::format("process {} has no softverbs device of this version under that descriptor",
-                      parts.pid);
+    why = base::format("process {} has no softverbs device of this version under that descriptor",
+                       parts.pid);
     errno = ENODEV;
     return nullptr;
   }
@@ -66,7 +65,7 @@ Segment* map_segment(const GidParts& parts, const ibv_gid& gid, std::string& why
   if (segment->magic != kSegmentMagic || segment->version != kSegmentVersion ||
       !same_gid(segment->gid, gid) || segment->closed.load(std::memory_order_acquire) != 0) {
     munmap(at, sizeof(Segment));
-    why = fmt::format("process {} has closed that device, or is another process", parts.pid);
+    why = base::format("process {} has closed that device, or is another process", parts.pid);
     errno = ENODEV;
     return nullptr;
   }
@@ -135,7 +134,7 @@ void watch_process(Context& c, Peer& peer) {
 bool open_out_lane(Context& c, Peer& peer, std::string& why) {
   const std::uint32_t lane = claim_lane(*peer.segment, c.segment->gid, c.pid);
   if (lane == kMaxLanes) {
-    why = fmt::format("the peer's device has all of its {} lanes in use", kMaxLanes);
+    why = base::format("the peer's device has all of its {} lanes in use", kMaxLanes);
     errno = ENOSPC;
     return false;
   }
@@ -159,7 +158,7 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
     return nullptr;
   }
   if (c.peers.size() == kMaxLanes) {
-    why = fmt::format("this device has the maximum of {} peers", kMaxLanes);
+    why = base::format("this device has the maximum of {} peers", kMaxLanes);
     errno = ENOSPC;
     return nullptr;
   }
@@ -198,7 +197,8 @@ Peer* attach(Context& c, const ibv_gid& gid, std::string& why) {
 }  // namespace
 
 bool is_ending(std::uint32_t pid) {
-  const base::UniqueFd fd(::open(fmt::format("/proc/{}/statm", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  const base::UniqueFd fd(
+      ::open(base::format("/proc/{}/statm", pid).c_str(), O_RDONLY | O_CLOEXEC));
   char size[2] = {};  // "0 " where there is no memory
   return !fd || (read(fd.get(), size, sizeof size) == 2 && size[0] == '0' && size[1] == ' ');
 }

@@ -1,0 +1,130 @@
+// What peers and strangers bring about must not end a process whose memory has run out.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "attack/victim.h"
+#include "engine/zero_cost.h"
+
+namespace attack_test {
+namespace {
+
+#if SPINWIRE_TEST_COUNTS_HEAP
+
+Config hungry_config() {
+  Config c = rpc_test::rpc_config();
+  c.connections.keepalive_interval = 50ms;
+  c.connections.peer_timeout = 10s;
+  c.connections.handshake_timeout = 300ms;
+  return c;
+}
+
+/// Serves calls and sends messages back. What it is told: a digit, of how many calls for memory one
+/// fails (0: none); q, to end.
+int serve(int in, int out) {
+  Node node(hungry_config());  // without handlers of its own, which would need memory
+  ListenOptions options;
+  options.handlers.on_message = [](Connection c, Message& m) { (void)c.send(m.take()); };
+  auto listener = node.engine.listen("127.0.0.1:0", options);
+  if (!listener ||
+      !node.engine.serve(kEcho, [](spinwire::Request& r) { (void)r.reply(r.bytes()); }))
+    return 2;
+  write_line(out, listener->address());
+  for (char told = 0; told != 'q'; told = command(in)) {
+    if (told >= '0' && told <= '9') {
+      zero_cost_test::fail_every = static_cast<std::uint32_t>(told - '0');
+      if (told == '0') write_line(out, "there is memory");
+    }
+    for (int i = 0; i < 64; ++i) (void)node.engine.poll();
+  }
+  return node.engine.audit().has_value() ? 0 : 5;
+}
+
+/// A client that sends and calls for ever.
+int use(const std::string& address, int out) {
+  Node node(hungry_config());
+  Connection connection = node.begin(address);
+  auto session = node.engine.open_session(address, {});
+  if (!session) return 2;
+  const Buffer b = node.filled(100, 1);
+  bool said = false;
+  for (;;) {
+    (void)node.poll();
+    if (!connection.ready() || !session->ready()) continue;
+    if (!std::exchange(said, true)) write_line(out, "ready");
+    (void)connection.send(b);
+    (void)session->call(kEcho, b.slice(), [](spinwire::Reply&) {});
+  }
+}
+
+class AttackOnMemory : public testing::TestWithParam<char> {
+ protected:
+  AttackOnMemory() : victim_(serve), address_(victim_.line()), node_(rpc_test::rpc_config()) {}
+
+  /// Each kind of frame, whole and in part, and bytes that are none.
+  void attack() {
+    auto made = node_.engine.prepare({});
+    ASSERT_TRUE(made) << made.error().message();
+    ASSERT_TRUE(until({&node_}, [&] { return made->endpoint().has_value(); }));
+    wire::SessionEnd end;
+    end.name = 7;
+    end.window = 8;
+    end.mtu = 1024;
+    end.incarnation = 5;
+    const std::vector<wire::Frame> frames = {
+        wire::encode(wire::Hello{*made->endpoint()}),
+        wire::encode(wire::OpenSession{end}),
+        wire::encode(wire::JoinSession{*made->endpoint(), 1, 2}),
+        wire::encode(wire::Ready{3}),
+        wire::encode(wire::PathResponse{4}),
+        wire::encode(wire::Refuse{})};
+    std::vector<Stream> streams;
+    for (int i = 0; i < 5; ++i) {
+      for (const wire::Frame& frame : frames) {
+        streams.emplace_back(address_).send(frame);
+        streams.emplace_back(address_).send_part(frame, frame.bytes().size() / 2);
+      }
+      (void)::send(streams.emplace_back(address_).fd(), "GET / HTTP/1.1", 14, MSG_NOSIGNAL);
+      if (i % 2 == 0) streams.clear();
+    }
+    for (const Stream& stream : streams) {
+      pollfd end_of{stream.fd(), POLLIN, 0};
+      EXPECT_EQ(::poll(&end_of, 1, 20'000), 1) << "neither answered nor ended";
+    }
+    (void)made->close();
+  }
+
+  Child victim_;
+  std::string address_;
+  Node node_;
+};
+
+TEST_P(AttackOnMemory, EndsNoProcess) {
+  Child first([&](int, int out) { return use(address_, out); });
+  Child second([&](int, int out) { return use(address_, out); });
+  ASSERT_EQ(first.line(), "ready");
+  ASSERT_EQ(second.line(), "ready");
+  victim_.tell(GetParam());
+  first.kill(SIGKILL);
+  attack();
+  Child third([&](int, int out) { return use(address_, out); });  // may or may not come in
+  const auto begun = std::chrono::steady_clock::now();
+  ASSERT_TRUE(until({&node_}, [&] { return std::chrono::steady_clock::now() - begun > 500ms; }));
+  second.kill(SIGKILL);
+  third.kill(SIGKILL);
+  attack();
+  victim_.tell('0');
+  ASSERT_EQ(victim_.line(), "there is memory") << "it has died";
+  Child last([&](int, int out) { return use(address_, out); });
+  EXPECT_EQ(last.line(), "ready");
+  last.kill(SIGKILL);
+  victim_.tell('q');
+  EXPECT_EQ(victim_.wait(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(OneOf, AttackOnMemory, testing::Range('1', ':'));
+
+#endif
+
+}  // namespace
+}  // namespace attack_test
