@@ -5,7 +5,7 @@
 #include "agent/agent.h"
 #include "agent/submit.h"
 #include "base/error.h"
-#include "memory/window_binding.h"
+#include "memory/window_requests.h"
 
 namespace spinwire::agent {
 namespace {

@@ -8,7 +8,7 @@
 #include "agent/agent.h"
 #include "agent/lease_table.h"
 #include "base/internals.h"
-#include "memory/window_binding.h"
+#include "memory/window_requests.h"
 
 namespace spinwire::agent {
 namespace {

@@ -7,7 +7,7 @@
 #include "agent/lease_table.h"
 #include "agent/submit.h"
 #include "base/internals.h"
-#include "memory/window_binding.h"
+#include "memory/window_requests.h"
 
 namespace spinwire::agent {
 namespace {

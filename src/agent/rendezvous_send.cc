@@ -10,7 +10,7 @@
 #include "agent/rendezvous.h"
 #include "agent/submit.h"
 #include "base/internals.h"
-#include "memory/window_binding.h"
+#include "memory/window_requests.h"
 
 namespace spinwire::agent {
 namespace {

@@ -1,5 +1,5 @@
 // Remote keys: each opens exactly some bytes of a block to a peer. A key is a memory window's
-// (see window_binding.h) or a registration's, made and ended by control verbs.
+// (see window_requests.h) or a registration's, made and ended by control verbs.
 #pragma once
 
 #include <infiniband/verbs.h>

@@ -15,7 +15,7 @@
 #include "base/internals.h"
 #include "base/random.h"
 #include "engine/engine_core.h"
-#include "sim/simulated_network.h"
+#include "sim/control_network.h"
 #include "softverbs/faults/fault_plan.h"
 #include "spinwire/sim.h"
 

@@ -4,7 +4,7 @@
 #include <cerrno>
 
 #include "memory/arena.h"
-#include "memory/window_binding.h"
+#include "memory/window_requests.h"
 
 namespace remote_key_test {
 

@@ -1,4 +1,4 @@
-#include "sim/simulated_network.h"
+#include "sim/control_network.h"
 
 #include <sys/eventfd.h>
 #include <sys/socket.h>

@@ -1,5 +1,5 @@
 // The network of simulations: sockets whose bytes arrive when they are told to.
-#include "sim/simulated_network.h"
+#include "sim/control_network.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <string>
 
-namespace simulated_network_test {
+namespace control_network_test {
 namespace {
 
 using namespace spinwire::control;  // NOLINT: what it is made of
@@ -137,4 +137,4 @@ TEST(SimulatedNetwork, AddressesAreCheckedAndGivenOut) {
 }
 
 }  // namespace
-}  // namespace simulated_network_test
+}  // namespace control_network_test

@@ -1,4 +1,4 @@
-#include "memory/window_binding.h"
+#include "memory/window_requests.h"
 
 namespace spinwire::memory {
 
