@@ -1,4 +1,5 @@
-// The GID of a context, by which a peer finds the context's segment.
+// GIDs: of a context, by which a peer finds the context's segment; of a process, by which it finds
+// the directory of the process's contexts.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -9,8 +10,14 @@
 
 namespace spinwire::softverbs {
 
-/// fd53:57vv:pppp:pppp:ffff:ffnn:nnnn:nnnn, a unique local IPv6 address (RFC 4193): version, pid,
-/// descriptor of the segment, and a random nonce that distinguishes a reused pid.
+/// What a GID's descriptor is: the last byte of its prefix.
+enum class GidKind : std::uint8_t {
+  context = 1,  ///< a context's segment
+  process = 2,  ///< the directory of a process's contexts
+};
+
+/// fd53:57kk:pppp:pppp:ffff:ffnn:nnnn:nnnn, a unique local IPv6 address (RFC 4193): kind, pid,
+/// descriptor, and a random nonce that distinguishes a reused pid.
 struct GidParts {
   std::uint32_t pid;
   std::uint32_t fd;     ///< 24 bits
@@ -19,9 +26,9 @@ struct GidParts {
 
 inline constexpr std::uint64_t kNonceMask = (std::uint64_t{1} << 40) - 1;
 
-inline ibv_gid make_gid(const GidParts& parts) noexcept {
+inline ibv_gid make_gid(const GidParts& parts, GidKind kind = GidKind::context) noexcept {
   ibv_gid gid{};
-  const std::uint8_t prefix[4] = {0xfd, 0x53, 0x57, 0x01};
+  const std::uint8_t prefix[4] = {0xfd, 0x53, 0x57, static_cast<std::uint8_t>(kind)};
   std::memcpy(gid.raw, prefix, sizeof prefix);
   for (unsigned i = 0; i < 4; ++i)
     gid.raw[4 + i] = static_cast<std::uint8_t>(parts.pid >> (24 - 8 * i));
@@ -32,8 +39,9 @@ inline ibv_gid make_gid(const GidParts& parts) noexcept {
   return gid;
 }
 
-inline std::optional<GidParts> parse_gid(const ibv_gid& gid) noexcept {
-  const std::uint8_t prefix[4] = {0xfd, 0x53, 0x57, 0x01};
+inline std::optional<GidParts> parse_gid(const ibv_gid& gid,
+                                         GidKind kind = GidKind::context) noexcept {
+  const std::uint8_t prefix[4] = {0xfd, 0x53, 0x57, static_cast<std::uint8_t>(kind)};
   if (std::memcmp(gid.raw, prefix, sizeof prefix) != 0) return std::nullopt;
   GidParts parts{};
   for (unsigned i = 0; i < 4; ++i) parts.pid = parts.pid << 8 | gid.raw[4 + i];

@@ -14,6 +14,7 @@
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
 #include "softverbs/lane/segment.h"
+#include "softverbs/process_directory.h"
 #include "softverbs/ud/ud_direct.h"
 #include "spinwire/clock.h"
 
@@ -99,9 +100,16 @@ struct Srq : ibv_srq {
 /// An address handle: another context, as datagrams reach it.
 struct Ah : ibv_ah {
   Peer* peer = nullptr;
+  ibv_pd* usable_in = nullptr;           ///< its domain; null if a GID of a process is not enough
   std::uint32_t version_class_flow = 0;  ///< first word of the route header, in network order
   std::uint8_t hop_limit = 0;
   bool plain = true;  ///< traffic class and flow 0, kUsualHops: the receiver can build the header
+};
+
+/// One that names a process: the queue pair's number says which of its contexts is meant.
+struct ProcessAh : Ah {
+  ibv_ah_attr attr{};
+  std::vector<std::unique_ptr<Ah>> reached;  ///< to each context that was sent to
 };
 
 /// Why a datagram was dropped.
@@ -377,6 +385,7 @@ struct Context {
   std::uint64_t nonce = 0;
   std::uint64_t process = 0;  ///< process_word of ours
   std::uint32_t pid = 0;
+  ProcessSeat seat;  ///< none in Driving::by_user: the context keeps a GID of its own
   std::uint64_t next_pd = 1;
   std::uint32_t self_control = 0;  ///< polls until the next control() in Driving::by_poll
   std::vector<Qp*> waiting;

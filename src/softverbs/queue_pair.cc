@@ -14,6 +14,7 @@
 #include "softverbs/lane/attached_peer.h"
 #include "softverbs/memory/access_tracking.h"
 #include "softverbs/objects.h"
+#include "softverbs/process_directory.h"
 #include "softverbs/queues.h"
 #include "softverbs/softverbs_device.h"
 #include "softverbs/ud/ud_datagram.h"
@@ -202,7 +203,10 @@ void disconnect_peer(Qp& qp) noexcept {
 
 int to_rtr(Context& c, Qp& qp) noexcept {
   std::string why;
-  Peer* peer = attach_peer(c, qp.attr.ah_attr.grh.dgid, why);
+  ibv_gid gid{};
+  Peer* peer = find_context(qp.attr.ah_attr.grh.dgid, qp.attr.dest_qp_num, gid, why)
+                   ? attach_peer(c, gid, why)
+                   : nullptr;
   if (peer == nullptr) {
     const int error = errno;
     base::log(LogLevel::warning, "softverbs: the peer cannot be reached: {}", why);
@@ -382,7 +386,7 @@ int destroy_qp(ibv_qp* base) noexcept {
   drop_events(c, base);
   c.queue_pairs[qp->handle] = nullptr;
   c.free_queue_pairs.push_back(qp->handle);
-  ++c.queue_pair_generation[qp->handle];
+  if (!c.seat) ++c.queue_pair_generation[qp->handle];
   --static_cast<Pd*>(qp->pd)->users;
   --static_cast<Cq*>(qp->send_cq)->users;
   --static_cast<Cq*>(qp->recv_cq)->users;

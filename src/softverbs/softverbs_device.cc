@@ -23,6 +23,7 @@
 #include "softverbs/memory/atomic_lock.h"
 #include "softverbs/memory/memory_window.h"
 #include "softverbs/objects.h"
+#include "softverbs/process_directory.h"
 #include "softverbs/queues.h"
 
 namespace spinwire::softverbs {
@@ -63,6 +64,7 @@ void fill_segment(Context& c) {
   c.segment->version = kSegmentVersion;
   c.pid = c.segment->pid = static_cast<std::uint32_t>(getpid());
   c.segment->gid = make_gid({c.segment->pid, static_cast<std::uint32_t>(c.memory->fd()), c.nonce});
+  c.segment->shown_gid = c.segment->gid;
 }
 
 /// Publishes the table of atomic locks, the first object that peers may map.
@@ -117,6 +119,13 @@ Result<ibv_context*> open_checked(const Clock& clock, Driving driving) {
     return tl::unexpected(locks.error());
   }
   fill_segment(*c);
+  if (driving == Driving::by_poll) {
+    auto seat = ProcessSeat::take(c->segment->gid);
+    if (!seat) return tl::unexpected(seat.error());
+    c->seat = std::move(*seat);
+    c->segment->shown_gid = c->seat.gid();
+    std::ranges::fill(c->queue_pair_generation, static_cast<std::uint8_t>(c->seat.number()));
+  }
   publish_lock_table(*c);
   fill_context(*c);
   add_local_segment(c->segment->gid, c->memory);
@@ -209,7 +218,7 @@ int query_port(ibv_context*, std::uint8_t port, ibv_port_attr* attr) noexcept {
 
 int query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) noexcept {
   if (port != 1 || index != 0) return EINVAL;
-  *gid = context_of(context).segment->gid;
+  *gid = context_of(context).segment->shown_gid;
   return 0;
 }
 

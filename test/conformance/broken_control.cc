@@ -153,6 +153,7 @@ int modify_broken(ibv_qp* qp, const ibv_qp_attr& wanted, int mask) {
   if (broken("self-refused") && to == from) return EINVAL;
   ibv_qp_attr attr = wanted;
   change(attr, mask, from, to);
+  if (broken("own-gid-is-self") && to == IBV_QPS_RTR) attr.dest_qp_num = qp->qp_num;
   if (broken("reset-flushes") && to == IBV_QPS_RESET) (void)modify_to(qp, IBV_QPS_ERR);
   int error = modify(qp, attr, mask);
   if (error == EINVAL) error = forgive(known, attr, mask, to);
@@ -201,6 +202,8 @@ ibv_qp* make(ibv_pd* pd, ibv_qp_init_attr& wanted) {
   if (broken("caps-small"))
     wanted.cap = {init.cap.max_send_wr / 4, 1, 1, 1, init.cap.max_inline_data / 4};
   if (broken("qp-number")) qp->qp_num |= 1u << 24;
+  if (broken("number-again") && qp->context == ledger.second && !ledger.queue_pairs.empty())
+    qp->qp_num = ledger.queue_pairs.begin()->first;
   QueuePair& known = ledger.queue_pairs[qp->qp_num];
   known = {};
   known.qp = qp;
@@ -265,7 +268,9 @@ int ibv_query_device(ibv_context* context, ibv_device_attr* attr) {
 }
 int ibv_query_gid(ibv_context* context, std::uint8_t port, int index, ibv_gid* gid) {
   if (broken("any-port")) port = 1, index = 0;
-  return CONFORMANCE_NEXT(ibv_query_gid)(context, port, index, gid);
+  const int error = CONFORMANCE_NEXT(ibv_query_gid)(context, port, index, gid);
+  if (broken("gid-of-context") && context == ledger.second) gid->raw[15] ^= 1;
+  return error;
 }
 int _ibv_query_gid_ex(ibv_context* context, std::uint32_t port, std::uint32_t index,
                       ibv_gid_entry* entry, std::uint32_t flags, std::size_t size) {

@@ -211,6 +211,12 @@ bool keep(ibv_qp* qp, const Work& work) {
   return true;
 }
 
+/// Whether a datagram is for a queue pair of another context.
+bool lies_elsewhere(const ibv_qp* qp, const ibv_send_wr& wr) {
+  const QueuePair* to = ledger.find(wr.wr.ud.remote_qpn);
+  return to != nullptr && to->qp->context != qp->context;
+}
+
 void post_kept(QueuePair& to) {
   while (!to.kept.empty() && receives_now(to)) {
     const QueuePair* from = ledger.find(static_cast<std::uint32_t>(to.kept.front().wr.wr_id));
@@ -259,6 +265,7 @@ int post_one(ibv_qp* qp, const ibv_send_wr& wr) {
   Work work(wr);
   change(work, known);
   if (qp->qp_type == IBV_QPT_UD && keep(qp, work)) return 0;
+  if (broken("datagram-in-context") && lies_elsewhere(qp, wr)) work.wr.wr.ud.remote_qpn = 0;
   const bool late = (wr.send_flags & IBV_SEND_INLINE) != 0 || !ledger.late.empty();
   if (broken("inline-late") && late) {
     ledger.late.emplace_back(qp, work);

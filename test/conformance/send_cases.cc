@@ -1,4 +1,6 @@
 // SEND on a reliable connection: what arrives, where, and what both completions say.
+#include <set>
+
 #include "conformance/conformance_ends.h"
 
 namespace conformance::send_cases {
@@ -255,6 +257,94 @@ TEST_F(TwoContexts, AreConnectedLikeOne) {
       .on(a);
   expect_wc(a.sent(), a, 4, IBV_WC_SUCCESS, IBV_WC_FETCH_ADD);
   EXPECT_EQ(b.memory.word(16000), 5u);
+}
+
+/// An end in a context of its own.
+class OwnContext {
+ public:
+  explicit OwnContext(const EndOptions& options = {})
+      : pd(ibv_alloc_pd(context.get())), end(context.get(), pd.get(), options) {
+    must(pd != nullptr, "ibv_alloc_pd");
+  }
+  Context context = open_device();
+  Pd pd;
+  End end;
+};
+
+// A port has its GIDs and numbers its queue pairs, whichever context asks.
+TEST_F(TwoContexts, HaveOneGidAndNumbersOfTheirOwn) {
+  const End a(context.get(), pd.get());
+  const OwnContext other;
+  EXPECT_EQ(std::memcmp(a.gid().raw, other.end.gid().raw, sizeof(ibv_gid)), 0);
+  std::set<std::uint32_t> numbers{a.qp->qp_num, other.end.qp->qp_num};
+  const End c(context.get(), pd.get());
+  const End d(other.context.get(), other.pd.get());
+  numbers.insert({c.qp->qp_num, d.qp->qp_num});
+  EXPECT_EQ(numbers.size(), 4u);
+}
+
+// Programs that test themselves name the GID of their own port as destination.
+TEST_F(TwoContexts, AreReachedByTheGidOfTheOther) {
+  const End a(context.get(), pd.get());
+  const OwnContext other;
+  const End& b = other.end;
+  const auto connect_by_own_gid = [](const End& end, const End& peer) {
+    end.to_init();
+    ibv_qp_attr attr = end.rtr_attr(peer);
+    attr.ah_attr.grh.dgid = end.gid();
+    must(end.modify(attr, kRtrMask) == 0, "RTR");
+    end.to_rts();
+  };
+  connect_by_own_gid(a, b);
+  connect_by_own_gid(b, a);
+  fill(a.memory.at(0, 500), 7);
+  fill(b.memory.at(1000, 500), 8);
+  b.receive(1, 0, 500);
+  a.receive(2, 1000, 500);
+  Send(3, IBV_WR_SEND, {a.memory.sge(0, 500)}).on(a);
+  Send(4, IBV_WR_SEND, {b.memory.sge(1000, 500)}).on(b);
+  expect_recv(b.received(), b, 1, 500);
+  expect_recv(a.received(), a, 2, 500);
+  EXPECT_TRUE(holds(b.memory.at(0, 500), 7));
+  EXPECT_TRUE(holds(a.memory.at(1000, 500), 8));
+}
+
+TEST_F(TwoContexts, AreReachedThroughOneAddress) {
+  constexpr std::uint32_t kHeader = sizeof(ibv_grh);
+  EndOptions datagrams;
+  datagrams.type = IBV_QPT_UD;
+  const End a(context.get(), pd.get(), datagrams);
+  const End b(context.get(), pd.get(), datagrams);
+  const OwnContext other(datagrams);
+  for (const End* end : {&a, &b, &other.end}) {
+    end->to_init();
+    end->to_rtr(a);
+    end->to_rts();
+    end->receive(1, 0, 256);
+  }
+  ibv_ah_attr where = a.address_of(a);
+  const Ah address(ibv_create_ah(pd.get(), &where));
+  ASSERT_NE(address, nullptr);
+  fill(a.memory.at(0, 24), 5);
+  fill(a.memory.at(64, 24), 6);
+  Send to_b(2, IBV_WR_SEND, {a.memory.sge(0, 24)});
+  Send to_other(3, IBV_WR_SEND, {a.memory.sge(64, 24)});
+  to_b.to(address.get(), b.qp->qp_num, datagrams.qkey);
+  to_other.to(address.get(), other.end.qp->qp_num, datagrams.qkey).wr.next = &to_b.wr;
+  to_other.on(a);
+  expect_recv(b.received(), b, 1, kHeader + 24, IBV_WC_GRH);
+  ibv_wc wc = other.end.received();
+  expect_recv(wc, other.end, 1, kHeader + 24, IBV_WC_GRH);
+  EXPECT_TRUE(holds(b.memory.at(kHeader, 24), 5));
+  EXPECT_TRUE(holds(other.end.memory.at(kHeader, 24), 6));
+  // The way back, from what the datagram says.
+  auto* header = reinterpret_cast<ibv_grh*>(other.end.memory.at(0, kHeader).data());
+  const Ah back(ibv_create_ah_from_wc(other.pd.get(), &wc, header, kPort));
+  ASSERT_NE(back, nullptr);
+  Send(4, IBV_WR_SEND, {other.end.memory.sge(512, 8)})
+      .to(back.get(), wc.src_qp, datagrams.qkey)
+      .on(other.end);
+  expect_recv(a.received(), a, 1, kHeader + 8, IBV_WC_GRH);
 }
 
 }  // namespace conformance::send_cases

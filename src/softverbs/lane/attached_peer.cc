@@ -91,18 +91,19 @@ void unmap_segment(Peer& peer) noexcept {
 }
 
 /// Claims a free entry of the peer's lane directory; kMaxLanes if there is none.
-std::uint32_t claim_lane(Segment& segment, const ibv_gid& self, std::uint32_t pid) {
+std::uint32_t claim_lane(Segment& segment, const Segment& self) {
   for (std::uint32_t i = 0; i < kMaxLanes; ++i) {
     LaneEntry& entry = segment.directory[i];
     std::uint64_t expected = entry.state.load(std::memory_order_relaxed);
     if (lane_state(expected) != LaneState::free) continue;
-    if (!entry.state.compare_exchange_strong(expected, lane_word(pid, LaneState::claimed)))
+    if (!entry.state.compare_exchange_strong(expected, lane_word(self.pid, LaneState::claimed)))
       continue;
     std::uint32_t used = segment.lanes_used.load(std::memory_order_relaxed);
     while (used <= i && !segment.lanes_used.compare_exchange_weak(used, i + 1)) {
     }
-    entry.sender = self;
-    entry.state.store(lane_word(pid, LaneState::active), std::memory_order_release);
+    entry.sender = self.gid;
+    entry.sender_shown = self.shown_gid;
+    entry.state.store(lane_word(self.pid, LaneState::active), std::memory_order_release);
     return i;
   }
   return kMaxLanes;
@@ -132,7 +133,7 @@ void watch_process(Context& c, Peer& peer) {
 }
 
 bool open_out_lane(Context& c, Peer& peer, std::string& why) {
-  const std::uint32_t lane = claim_lane(*peer.segment, c.segment->gid, c.pid);
+  const std::uint32_t lane = claim_lane(*peer.segment, *c.segment);
   if (lane == kMaxLanes) {
     why = base::format("the peer's device has all of its {} lanes in use", kMaxLanes);
     errno = ENOSPC;
@@ -234,7 +235,7 @@ InLane* open_lane(Context& c, std::uint32_t index) noexcept {
     lane.next = lane.lines;
     lane.end = lane.lines + kLaneLines;
     lane.mark = lane_mark(0);
-    lane.route = plain_route(c.segment->directory[index].sender, c.segment->gid);
+    lane.route = plain_route(c.segment->directory[index].sender_shown, c.segment->shown_gid);
     populate(&c.segment->lanes[index], sizeof(Lane));
     wake_lane(c, lane);
   }

@@ -16,7 +16,7 @@
 namespace spinwire::softverbs {
 
 inline constexpr std::uint64_t kSegmentMagic = 0x31657269776e7053;  // "Spnwire1"
-inline constexpr std::uint32_t kSegmentVersion = 3;
+inline constexpr std::uint32_t kSegmentVersion = 4;
 inline constexpr std::uint32_t kMaxLanes = 4096;
 inline constexpr std::uint32_t kMaxQueuePairs = 65536;
 inline constexpr std::uint32_t kMaxRegions = 1u << 18;
@@ -78,6 +78,7 @@ struct Lane {
 struct alignas(64) LaneEntry {
   std::atomic<std::uint64_t> state;  ///< pid << 8 | LaneState
   ibv_gid sender;
+  ibv_gid sender_shown;  ///< for route headers
 };
 enum class LaneState : std::uint8_t { free, claimed, active, released };
 constexpr std::uint64_t lane_word(std::uint32_t pid, LaneState state) {
@@ -166,7 +167,8 @@ struct Segment {
   std::uint64_t magic;
   std::uint32_t version;
   std::uint32_t pid;
-  ibv_gid gid;
+  ibv_gid gid;        ///< the context's own
+  ibv_gid shown_gid;  ///< what programs see: that, or the one of its process
   std::atomic<std::uint32_t> closed;
   std::atomic<std::uint32_t> lanes_used;  ///< above every directory entry ever claimed
   // Doorbells of sleeping lanes: bits first, then the summary that the owner polls.

@@ -2,12 +2,16 @@
 #include <arpa/inet.h>
 #include <errno.h>
 
+#include <memory>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "base/log.h"
+#include "softverbs/context_gid.h"
 #include "softverbs/lane/attached_peer.h"
 #include "softverbs/objects.h"
+#include "softverbs/process_directory.h"
 #include "softverbs/softverbs_device.h"
 #include "softverbs/ud/ud_datagram.h"
 
@@ -26,47 +30,110 @@ bool valid(const ibv_ah_attr& attr) noexcept {
   return attr.is_global != 0 && attr.port_num == 1 && attr.grh.sgid_index == 0;
 }
 
-}  // namespace
-
-ibv_ah* create_ah(ibv_pd* base, ibv_ah_attr* attr) noexcept {
-  Context& c = context_of(base->context);
-  if (!valid(*attr)) {
-    errno = EINVAL;  // peers are found by GID only
-    return nullptr;
-  }
-  auto* ah = new (std::nothrow) Ah();
+/// Makes one that leads to the context with this GID. Null, errno and the reason if there is none.
+std::unique_ptr<Ah> lead_to(const ibv_gid& context, ibv_pd* pd, const ibv_global_route& route,
+                            std::string& why) noexcept {
+  std::unique_ptr<Ah> ah(new (std::nothrow) Ah());
   if (ah == nullptr) {
     errno = ENOMEM;
     return nullptr;
   }
+  ah->peer = attach_peer(context_of(pd->context), context, why);
+  if (ah->peer == nullptr) return nullptr;
+  ++ah->peer->users;
+  ah->context = pd->context;
+  ah->pd = ah->usable_in = pd;
+  ah->version_class_flow = version_class_flow(route);
+  ah->hop_limit = route.hop_limit;
+  ah->plain = route.traffic_class == 0 && (route.flow_label & kFlowMask) == 0 &&
+              route.hop_limit == kUsualHops;
+  return ah;
+}
+
+std::unique_ptr<Ah> name_process(const ibv_ah_attr& attr, ibv_pd* pd, std::string& why) noexcept {
+  if (!process_is_there(attr.grh.dgid, why)) return nullptr;
+  std::unique_ptr<ProcessAh> ah(new (std::nothrow) ProcessAh());
+  if (ah == nullptr) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  ah->context = pd->context;
+  ah->pd = pd;
+  ah->attr = attr;
+  ah->plain = false;
+  return ah;
+}
+
+}  // namespace
+
+ibv_ah* create_ah(ibv_pd* base, ibv_ah_attr* attr) noexcept {
+  if (!valid(*attr)) {
+    errno = EINVAL;  // peers are found by GID only
+    return nullptr;
+  }
   std::string why;
-  ah->peer = attach_peer(c, attr->grh.dgid, why);
-  if (ah->peer == nullptr) {
+  std::unique_ptr<Ah> ah = names_process(attr->grh.dgid)
+                               ? name_process(*attr, base, why)
+                               : lead_to(attr->grh.dgid, base, attr->grh, why);
+  if (ah == nullptr) {
     const int error = errno;
     base::log(LogLevel::warning, "softverbs: the peer cannot be reached: {}", why);
-    delete ah;
     errno = error;
     return nullptr;
   }
-  ah->context = base->context;
-  ah->pd = base;
-  ah->version_class_flow = version_class_flow(attr->grh);
-  ah->hop_limit = attr->grh.hop_limit;
-  ah->plain = attr->grh.traffic_class == 0 && (attr->grh.flow_label & kFlowMask) == 0 &&
-              attr->grh.hop_limit == kUsualHops;
-  ++ah->peer->users;
   ++static_cast<Pd*>(base)->users;
-  ++c.objects_open;
-  return ah;
+  ++context_of(base->context).objects_open;
+  return ah.release();
 }
 
 int destroy_ah(ibv_ah* base) noexcept {
   Ah* ah = static_cast<Ah*>(base);
-  --ah->peer->users;
   --static_cast<Pd*>(ah->pd)->users;
   --context_of(ah->context).objects_open;
-  delete ah;
+  if (ah->usable_in != nullptr) {
+    --ah->peer->users;
+    delete ah;
+    return 0;
+  }
+  auto* const process = static_cast<ProcessAh*>(ah);
+  for (const auto& each : process->reached) --each->peer->users;
+  delete process;
   return 0;
+}
+
+namespace {
+
+Ah* reach(ProcessAh& ah, const ibv_gid& gid) noexcept {
+  for (const auto& each : ah.reached) {
+    if (same_gid(each->peer->gid, gid) && !each->peer->gone) return each.get();
+  }
+  // Those of contexts that are gone make room.
+  std::erase_if(ah.reached, [](const std::unique_ptr<Ah>& each) {
+    if (each->peer->gone) --each->peer->users;
+    return each->peer->gone;
+  });
+  try {
+    ah.reached.reserve(ah.reached.size() + 1);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+  std::string why;
+  std::unique_ptr<Ah> made = lead_to(gid, ah.pd, ah.attr.grh, why);
+  if (made == nullptr) return nullptr;
+  return ah.reached.emplace_back(std::move(made)).get();
+}
+
+}  // namespace
+
+Ah* choose_context(ibv_ah* base, std::uint32_t& qpn) noexcept {
+  auto& ah = *static_cast<ProcessAh*>(static_cast<Ah*>(base));
+  ibv_gid gid{};
+  std::string why;
+  if (find_context(ah.attr.grh.dgid, qpn, gid, why)) {
+    if (Ah* const found = reach(ah, gid); found != nullptr) return found;
+  }
+  qpn = 0;
+  return reach(ah, context_of(ah.context).segment->gid);
 }
 
 }  // namespace spinwire::softverbs

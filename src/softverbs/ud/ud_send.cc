@@ -86,7 +86,9 @@ bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
   return true;
 }
 
-/// Checks a work request; 0 or an errno value.
+constexpr int kOfProcess = -1;
+
+/// Checks a work request; 0, kOfProcess if its address handle names a process, or an errno value.
 [[gnu::always_inline]] inline int check(const Qp& qp, const ibv_send_wr& wr,
                                         std::uint64_t& length) noexcept {
   if (qp.sq_head - qp.sq_reclaimed >= qp.sq_depth) [[unlikely]]
@@ -95,9 +97,11 @@ bool readable(Qp& qp, const ibv_sge* sges, std::uint32_t count) noexcept {
       static_cast<std::uint32_t>(wr.num_sge) > qp.max_sge) [[unlikely]] {
     return EINVAL;
   }
-  const ibv_ah* ah = wr.wr.ud.ah;
-  if (ah == nullptr || ah->pd != qp.pd) [[unlikely]]
+  const auto* const ah = static_cast<const Ah*>(wr.wr.ud.ah);
+  if (ah == nullptr) [[unlikely]]
     return EINVAL;
+  if (ah->usable_in != qp.pd) [[unlikely]]
+    return ah->usable_in == nullptr && ah->pd == qp.pd ? kOfProcess : EINVAL;
   length = 0;
   for (int i = 0; i < wr.num_sge; ++i) length += wr.sg_list[i].length;
   return (wr.send_flags & IBV_SEND_INLINE) != 0 && length > qp.max_inline ? EINVAL : 0;
@@ -191,10 +195,13 @@ inline bool is_short(const ibv_send_wr& wr, std::uint32_t most) noexcept {
 }
 
 template <Carry carry>
+int post_to_process(Qp& qp, const ibv_send_wr& wr) noexcept;
+
+template <Carry carry>
 int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
   std::uint64_t length = 0;
   if (const int error = check(qp, wr, length); error != 0) [[unlikely]]
-    return error;
+    return error == kOfProcess ? post_to_process<carry>(qp, wr) : error;
   const auto bytes = static_cast<std::uint32_t>(length);
   if (!qp.sends_at_once) [[unlikely]]
     return queue_datagram(qp, wr, length), 0;
@@ -216,6 +223,14 @@ int post_one(Qp& qp, const ibv_send_wr& wr) noexcept {
   if (ibv_wc* wc = completion_slot(*static_cast<Cq*>(qp.send_cq)); wc != nullptr) [[likely]]
     CompletionHead{IBV_WC_SEND, qp.qp_num, 0}.fill(*wc, wr.wr_id, bytes);
   return 0;
+}
+
+/// Through the address handle that leads to the context of the receiver.
+template <Carry carry>
+[[gnu::noinline]] int post_to_process(Qp& qp, const ibv_send_wr& wr) noexcept {
+  ibv_send_wr led = wr;
+  led.wr.ud.ah = choose_context(wr.wr.ud.ah, led.wr.ud.remote_qpn);
+  return led.wr.ud.ah != nullptr ? post_one<carry>(qp, led) : ENOMEM;
 }
 
 }  // namespace
