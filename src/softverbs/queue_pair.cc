@@ -248,6 +248,18 @@ void to_reset(Qp& qp) noexcept {
   qp.state = IBV_QPS_RESET;
 }
 
+/// Takes a queue pair's completions out of a queue: what a program finds after RESET is of the work
+/// that it posted since.
+void forget_completions(Context& c, Cq& cq, const Qp& qp) noexcept {
+  std::uint32_t kept = cq.head;
+  for (std::uint32_t at = cq.head; at != cq.tail; ++at) {
+    const ibv_wc& wc = cq.ring[at & cq.mask];
+    if (wc.qp_num != qp.qp_num) cq.ring[kept++ & cq.mask] = wc;
+  }
+  c.pending.attention -= cq.tail - kept;
+  cq.tail = kept;
+}
+
 /// Moves to ERR. 0, or EBUSY while a peer's access through the queue pair is in progress: call
 /// again.
 int to_error(Context& c, Qp& qp) noexcept {
@@ -344,6 +356,8 @@ int modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) noexcept {
     if (to == IBV_QPS_ERR) return to_error(c, qp);
     if (const int error = drain_accesses(c, qp); error != 0) return error;
     to_reset(qp);
+    forget_completions(c, *static_cast<Cq*>(qp.send_cq), qp);
+    forget_completions(c, *static_cast<Cq*>(qp.recv_cq), qp);
     return 0;
   }
   const Transition* transition = find_transition(qp.qp_type, qp.state, to);

@@ -146,6 +146,16 @@ void after_error(QueuePair& known) {
   }
 }
 
+void flush_receives(const ibv_qp* qp) {
+  for (const PostedReceive& posted : ledger.receives_of(qp)) {
+    ibv_wc wc{};
+    wc.wr_id = posted.id;
+    wc.status = IBV_WC_WR_FLUSH_ERR;
+    wc.qp_num = qp->qp_num;
+    ledger.ready[qp->recv_cq].push_back(wc);
+  }
+}
+
 int modify_broken(ibv_qp* qp, const ibv_qp_attr& wanted, int mask) {
   QueuePair& known = ledger.queue_pairs[qp->qp_num];
   const ibv_qp_state from = qp->state;
@@ -154,13 +164,13 @@ int modify_broken(ibv_qp* qp, const ibv_qp_attr& wanted, int mask) {
   ibv_qp_attr attr = wanted;
   change(attr, mask, from, to);
   if (broken("own-gid-is-self") && to == IBV_QPS_RTR) attr.dest_qp_num = qp->qp_num;
-  if (broken("reset-flushes") && to == IBV_QPS_RESET) (void)modify_to(qp, IBV_QPS_ERR);
   int error = modify(qp, attr, mask);
   if (error == EINVAL) error = forgive(known, attr, mask, to);
   if (error != 0) return error;
   known.before = from;
   if ((mask & IBV_QP_DEST_QPN) != 0) known.dest = attr.dest_qp_num;
   if ((mask & IBV_QP_QKEY) != 0) known.qkey = attr.qkey;
+  if (broken("reset-flushes") && to == IBV_QPS_RESET) flush_receives(qp);
   if (to == IBV_QPS_RESET) ledger.receives.erase(qp);
   if (to == IBV_QPS_ERR) after_error(known);
   if (to == IBV_QPS_RTR) post_kept(known);

@@ -67,7 +67,7 @@ void expect_said(const Outcome& outcome, const std::string& said) {
 
 TEST(PreloadEngine, OpensWhatTheListShows) {
   const Outcome outcome = run({bin() + "/spinwire-devices", "--open", "--device", "auto"});
-  expect_said(outcome, "* rdma-core:softverbs port 1 GID 0 (RoCEv2, fd53:5701:");
+  expect_said(outcome, "* rdma-core:softverbs port 1 GID 0 (RoCEv2, fd53:5702:");
   expect_said(outcome, "opened rdma-core:softverbs, port 1, GID 0");
   expect_said(outcome, "memory windows yes");
 }

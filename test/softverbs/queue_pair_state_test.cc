@@ -415,4 +415,29 @@ TEST(SoftverbsState, ResetForgetsAndConnectsAgain) {
   EXPECT_EQ(link.at_b.size(), 1u);
 }
 
+TEST(SoftverbsState, ResetTakesItsOwnCompletionsOutOfTheQueue) {
+  NodeOptions options;
+  options.srq_depth = 0;
+  Node node(options);
+  ibv_qp* const reset = node.make_qp();
+  ibv_qp* const other = node.make_qp();
+  for (ibv_qp* qp : {reset, other}) ASSERT_EQ(node.init(qp), 0);
+  std::uint64_t id = 0;
+  for (ibv_qp* qp : {other, reset, reset, other, reset})
+    ASSERT_EQ(node.post_recv(++id, 0, 64, qp), 0);
+  node.fail(other);  // 1 and 4 are flushed, then 2, 3 and 5
+  node.fail(reset);
+  ibv_wc wc{};
+  ASSERT_TRUE(node.poll(wc));
+  EXPECT_EQ(wc.wr_id, 1u);
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_RESET;
+  ASSERT_EQ(sv::modify_qp(reset, &attr, IBV_QP_STATE), 0);
+  ASSERT_TRUE(node.poll(wc));
+  EXPECT_EQ(wc.wr_id, 4u);
+  EXPECT_EQ(wc.qp_num, other->qp_num);
+  EXPECT_FALSE(node.poll(wc));
+  EXPECT_EQ(node.internals().pending.attention, 0u);
+}
+
 }  // namespace softverbs_test::state

@@ -90,17 +90,16 @@ std::uint32_t acquire_object(Context& c, const base::SharedMemoryRef& ref) {
   return free;
 }
 
-ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, int access) {
-  auto mr = std::make_unique<Mr>();
+/// Room for one more object, so that taking it never allocates.
+void reserve_object(Context& c) {
   c.object_users.reserve(std::min<std::size_t>(c.object_users.size() + 1, kMaxObjects));
-  const std::uint32_t index = acquire_slot(c.regions);
-  if (index == 0) {
-    errno = ENOMEM;
-    return nullptr;
-  }
+}
+
+/// Opens these bytes under the key.
+void set_region(Context& c, std::uint32_t key, const Pd& pd, void* address, std::size_t length,
+                int access) noexcept {
+  const std::uint32_t index = region_index(key);
   RegionSlots::Slot& slot = c.regions.slots[index];
-  slot.generation = (slot.generation + 1) & kGenerationMask;
-  const std::uint32_t key = region_key(index, slot.generation);
   c.regions.own[index] = {key, static_cast<std::uint32_t>(access),
                           reinterpret_cast<std::uint64_t>(address), length, pd.id};
   slot.object = kNoObject;
@@ -113,6 +112,20 @@ ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, i
     }
   }
   publish_region(c, index);
+}
+
+ibv_mr* register_region(Context& c, Pd& pd, void* address, std::size_t length, int access) {
+  auto mr = std::make_unique<Mr>();
+  reserve_object(c);
+  const std::uint32_t index = acquire_slot(c.regions);
+  if (index == 0) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  RegionSlots::Slot& slot = c.regions.slots[index];
+  slot.generation = (slot.generation + 1) & kGenerationMask;
+  const std::uint32_t key = region_key(index, slot.generation);
+  set_region(c, key, pd, address, length, access);
 
   mr->context = &c.verbs;
   mr->pd = &pd;
@@ -153,15 +166,18 @@ bool accesses_ended(Context& c, Mr& mr) noexcept {
   return true;
 }
 
+/// Remote write or atomic without local write is refused, as libibverbs documents.
+bool valid(const void* address, std::size_t length, int access) noexcept {
+  const bool remote_change = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
+  const auto begin = reinterpret_cast<std::uint64_t>(address);
+  return (access & ~kRegionAccess) == 0 && length != 0 && begin != 0 && begin + length >= begin &&
+         (!remote_change || (access & IBV_ACCESS_LOCAL_WRITE) != 0);
+}
+
 }  // namespace
 
 ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexcept {
-  // Remote write or atomic without local write is refused, as libibverbs documents.
-  const bool remote_change = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
-  const auto end = reinterpret_cast<std::uint64_t>(address) + length;
-  if ((access & ~kRegionAccess) != 0 || length == 0 || address == nullptr ||
-      end < reinterpret_cast<std::uint64_t>(address) ||
-      (remote_change && (access & IBV_ACCESS_LOCAL_WRITE) == 0)) {
+  if (!valid(address, length, access)) {
     errno = EINVAL;
     return nullptr;
   }
@@ -175,8 +191,8 @@ ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexce
 
 namespace {
 
-/// Invalidates the key and gives everything back but the record. EBUSY as of dereg_mr().
-int end_region(Context& c, Mr* mr) noexcept {
+/// Invalidates the key and gives back the object. EBUSY as of dereg_mr().
+int close_region(Context& c, Mr* mr) noexcept {
   // A forked child shares the segment with its parent, which still uses the key.
   if (c.pid != static_cast<std::uint32_t>(getpid())) return EPERM;
   RegionSlots::Slot& slot = c.regions.slots[mr->index];
@@ -201,9 +217,7 @@ int end_region(Context& c, Mr* mr) noexcept {
     object.fd = -1;
     object.size = 0;
   }
-  release_slot(c.regions, mr->index);
-  --static_cast<Pd*>(mr->pd)->users;
-  --c.objects_open;
+  slot.object = kNoObject;
   return 0;
 }
 
@@ -211,9 +225,13 @@ int end_region(Context& c, Mr* mr) noexcept {
 
 int dereg_mr(ibv_mr* base) noexcept {
   Mr* mr = static_cast<Mr*>(base);
-  const int error = end_region(context_of(mr->context), mr);
-  if (error == 0) delete mr;
-  return error;
+  Context& c = context_of(mr->context);
+  if (const int error = close_region(c, mr); error != 0) return error;
+  release_slot(c.regions, mr->index);
+  --static_cast<Pd*>(mr->pd)->users;
+  --c.objects_open;
+  delete mr;
+  return 0;
 }
 
 int rereg_mr(ibv_mr* base, int flags, ibv_pd* pd, void* address, std::size_t length,
@@ -230,15 +248,21 @@ int rereg_mr(ibv_mr* base, int flags, ibv_pd* pd, void* address, std::size_t len
   if ((flags & IBV_REREG_MR_CHANGE_ACCESS) == 0)
     access = static_cast<int>(c.regions.own[mr->index].access);
   if (pd == nullptr || pd->context != mr->context) return EINVAL;
-  // The new one first: if it is refused, the old one stays.
-  Mr* const next = static_cast<Mr*>(reg_mr(pd, address, length, access));
-  if (next == nullptr) return errno;
-  if (const int error = end_region(c, mr); error != 0) {
-    (void)dereg_mr(next);  // under a key that nobody has
-    return error;
+  if (!valid(address, length, access)) return EINVAL;
+  try {
+    reserve_object(c);
+  } catch (const std::bad_alloc&) {
+    return ENOMEM;
   }
-  *mr = *next;
-  delete next;
+  if (const int error = close_region(c, mr); error != 0) return error;
+  // Under the same key: programs told it to their peers, and adapters keep it.
+  set_region(c, mr->lkey, *static_cast<Pd*>(pd), address, length, access);
+  --static_cast<Pd*>(mr->pd)->users;
+  ++static_cast<Pd*>(pd)->users;
+  mr->pd = pd;
+  mr->addr = address;
+  mr->length = length;
+  mr->dead = false;
   return 0;
 }
 

@@ -13,7 +13,7 @@ ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, int access) noexce
 /// Invalidates the key at once. EBUSY while a peer's access is in progress: call again. EBUSY and
 /// no change while windows are bound to the region.
 int dereg_mr(ibv_mr* mr) noexcept;
-/// As ibv_rereg_mr(), with new keys. 0 or an errno value: EBUSY as of dereg_mr(), the old key is
+/// As ibv_rereg_mr(); the keys stay. 0 or an errno value: EBUSY as of dereg_mr(), the keys are
 /// invalid then; otherwise nothing has changed.
 int rereg_mr(ibv_mr* mr, int flags, ibv_pd* pd, void* address, std::size_t length,
              int access) noexcept;
