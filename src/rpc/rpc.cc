@@ -153,6 +153,7 @@ bool post_datagram_cold(Rpc& r, const verbs::DatagramAddress& to, wire::RpcWords
 void upkeep(Rpc& r) noexcept {
   if (r.port != nullptr) r.port->upkeep();
   if (r.connections_wanted != 0) r.dialogues.begin_connections();
+  if (r.forgotten != nullptr) review_forgotten_session(r);
 }
 
 void on_timer(Rpc& r, base::Timer& timer) noexcept {

@@ -83,6 +83,7 @@ struct Rpc {
   base::Random numbers;  ///< source of first call numbers
   std::vector<std::unique_ptr<PeerAddress>> peer_addresses;
   std::unique_ptr<ForgottenSessions> forgotten;  ///< once there are any
+  std::uint32_t next_forgotten = 0;              ///< the entry that upkeep() looks at next
   /// Served sessions in the order of their opening, until their client is known to have been heard.
   base::IntrusiveList<&ServerSession::unheard> unheard;
   control::SourceCounts sources;      ///< of the served sessions of other hosts

@@ -241,13 +241,16 @@ std::uint64_t last_heard_from(const Session& s) noexcept {
   return std::max(s.last_heard, s.last_control);
 }
 
-/// A session that a silent client had. The client is told if it is heard again.
+/// A session that a silent client had. The client is told if it is heard again, until its process
+/// has ended, as far as the device knows, or kRememberedFor has passed.
 struct ForgottenSession {
   std::uint32_t name = 0;  ///< our name; 0: a free entry
   std::uint32_t peer_session = 0;
   PeerAddress* peer_address = nullptr;  ///< holds a reference
+  std::uint64_t forgotten_at = 0;       ///< tick
   std::uint64_t notified_at = 0;        ///< tick
 };
+inline constexpr Nanoseconds kRememberedFor = std::chrono::minutes(10);
 /// By name; a newer session replaces an older one in the same entry.
 using ForgottenSessions = std::array<ForgottenSession, 4096>;
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "rpc/client_call.h"
 #include "rpc/client_session.h"
@@ -120,11 +121,19 @@ void forget_session(Rpc& r, ServerSession& s) noexcept {
   if (r.forgotten != nullptr && s.transport == Transport::datagram) {
     ForgottenSession& f = forgotten_slot(*r.forgotten, s.name);
     PeerAddress* const before = f.peer_address;
-    f = {s.name, s.peer_session, s.peer_address, 0};
+    f = {s.name, s.peer_session, s.peer_address, r.context.clock.now(), 0};
     ++s.peer_address->references;
     if (before != nullptr) release_peer_address(r, before);
   }
   release_server_session(r, s);
+}
+
+void review_forgotten_session(Rpc& r) noexcept {
+  ForgottenSession& f = (*r.forgotten)[r.next_forgotten++ % r.forgotten->size()];
+  if (f.name == 0) return;
+  const bool over = r.context.clock.now() - f.forgotten_at > r.context.clock.ticks(kRememberedFor);
+  if (!over && !r.context.device->peer_has_ended(f.peer_address->destination.ah)) return;
+  release_peer_address(r, std::exchange(f, {}).peer_address);
 }
 
 void on_unknown_session(Rpc& r, const RpcHeader& header, const ibv_wc& wc,

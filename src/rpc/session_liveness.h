@@ -16,6 +16,9 @@ void on_server_probed(Rpc& r, std::uint64_t incarnation, control::ProbeOutcome o
 void on_server_timer(Rpc& r, ServerSession& s) noexcept;
 /// Releases the session of a silent client, which is told if it is heard again.
 void forget_session(Rpc& r, ServerSession& s) noexcept;
+/// Looks at the next of the forgotten sessions: one that nobody will ask about holds no address of
+/// its client any more, since that keeps memory of the client's process mapped. Each control step.
+void review_forgotten_session(Rpc& r) noexcept;
 /// A datagram of a session that does not exist here.
 [[gnu::cold]] void on_unknown_session(Rpc& r, const wire::RpcHeader& header, const ibv_wc& wc,
                                       const std::byte* grh) noexcept;

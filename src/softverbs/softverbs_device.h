@@ -53,6 +53,8 @@ int destroy_srq(ibv_srq* srq) noexcept;
 /// cannot be reached.
 ibv_ah* create_ah(ibv_pd* pd, ibv_ah_attr* attr) noexcept;
 int destroy_ah(ibv_ah* ah) noexcept;
+/// Whether the process that it leads to has ended or closed its context, as control() has found.
+bool peer_has_ended(const ibv_ah* ah) noexcept;
 
 ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) noexcept;
 /// After a change to ERR or RESET, or to fewer rights, no peer accesses memory through the queue

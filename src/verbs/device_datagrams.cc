@@ -79,4 +79,8 @@ Result<ibv_ah*> Device::create_ah(const QueuePairOptions& options, const RemoteQ
 
 void Device::destroy_ah(ibv_ah* ah) noexcept { (void)provider().destroy_ah(ah); }
 
+bool Device::peer_has_ended(const ibv_ah* ah) const noexcept {
+  return provider().peer_has_ended != nullptr && provider().peer_has_ended(ah);
+}
+
 }  // namespace spinwire::verbs

@@ -178,6 +178,8 @@ class Device {
   bool restart_sends(ibv_qp* qp) noexcept;
   Result<ibv_ah*> create_ah(const QueuePairOptions& options, const RemoteQueuePair& remote);
   void destroy_ah(ibv_ah* ah) noexcept;
+  /// Whether the device knows that the process there has ended.
+  [[nodiscard]] bool peer_has_ended(const ibv_ah* ah) const noexcept;
 
  private:
   explicit Device(const DeviceOptions& options) : options_(options) {}

@@ -77,6 +77,9 @@ struct Provider {
   /// Waits until no thread of this process accesses the device's memory, or `timeout` has passed:
   /// false. No queue pair may answer any more. Null where only the device accesses memory.
   bool (*wait_for_local_accesses)(ibv_context* context, Nanoseconds timeout);
+  /// Whether the process that an address handle leads to has ended. Null where the device cannot
+  /// know.
+  bool (*peer_has_ended)(const ibv_ah* ah);
   /// Direct datagrams; null if the device has none.
   const verbs::DirectDatagrams* direct;
 };

@@ -312,6 +312,7 @@ const Provider& rdmacore_provider() noexcept {
       .destroy_qp = destroy_qp,
       .control = nullptr,
       .wait_for_local_accesses = nullptr,
+      .peer_has_ended = nullptr,
       .direct = nullptr,
   };
   return provider;

@@ -66,6 +66,7 @@ const Provider& softverbs_provider() noexcept {
       .destroy_qp = softverbs::destroy_qp,
       .control = softverbs::control_device,
       .wait_for_local_accesses = softverbs::wait_for_local_accesses,
+      .peer_has_ended = softverbs::peer_has_ended,
       .direct = &softverbs::direct_datagrams(),
   };
   return provider;

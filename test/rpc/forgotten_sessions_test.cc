@@ -117,6 +117,41 @@ TEST_F(RpcForgottenSessions, AClientThatOnlyWaitsIsToldByItsPing) {
   expect_lost("forgotten");
 }
 
+// What is remembered of a client keeps memory of its process mapped.
+TEST_F(RpcForgottenSessions, AClientWhoseProcessHasEndedIsNotRemembered) {
+  const auto& addresses = server_->core->calls->peer_addresses;
+  for (int i = 0; i < 3; ++i) {
+    Child child([address = listener_.address()](int, int) -> int {
+      Node node(rpc_config());
+      const auto opened = node.engine.open_session(address, {});
+      for (;;) (void)node.poll();
+    });
+    ASSERT_TRUE(until([&] { return served() == 2; }));
+    EXPECT_EQ(addresses.size(), 2u);
+    child.kill(SIGKILL);
+    ASSERT_TRUE(until([&] { return served() == 1; }, kMillisecond)) << "its silence is noticed";
+    ASSERT_TRUE(until([&] { return addresses.size() == 1; }));
+  }
+  begin();
+  ASSERT_TRUE(until([&] { return ended_.size() == 2; }));
+  EXPECT_EQ(ended_[1], Status::ok);
+}
+
+TEST_F(RpcForgottenSessions, AreRememberedForTenMinutes) {
+  const auto& addresses = server_->core->calls->peer_addresses;
+  stop_client(15'000 * kMillisecond);
+  ASSERT_EQ(served(), 0u);
+  stop_client(580'000 * kMillisecond);
+  EXPECT_EQ(addresses.size(), 1u);
+  stop_client(30'000 * kMillisecond);
+  EXPECT_EQ(addresses.size(), 0u);
+  // A call is answered by nobody then: it ends when the server has been silent for too long.
+  silence();
+  begin();
+  ASSERT_TRUE(until([&] { return !closed_.empty(); }, kMillisecond));
+  EXPECT_EQ(closed_[0].status, Status::peer_lost);
+}
+
 TEST_F(RpcForgottenSessions, ClosingWhatTheServerHasForgottenTakesARoundTrip) {
   stop_client(15'000 * kMillisecond);
   const std::uint64_t from = now_;

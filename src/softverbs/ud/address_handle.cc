@@ -101,6 +101,11 @@ int destroy_ah(ibv_ah* base) noexcept {
   return 0;
 }
 
+bool peer_has_ended(const ibv_ah* base) noexcept {
+  const Ah& ah = *static_cast<const Ah*>(base);
+  return ah.usable_in != nullptr && ah.peer->gone;
+}
+
 namespace {
 
 Ah* reach(ProcessAh& ah, const ibv_gid& gid) noexcept {
