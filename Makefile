@@ -174,7 +174,7 @@ PRELOAD_RUN := $(BIN)/softverbs-preload
 
 # ---- what can be asked for --------------------------------------------------------------------
 
-.PHONY: all libs tools examples tests everything demo test test-build verify test-softroce check \
+.PHONY: all libs tools examples tests everything demo test test-build verify nightly test-softroce check \
   check-tests bench peers count \
   compare-softroce sim sim-proof \
   count-record conformance conformance-run conformance-proof tidy check-layers check-words diagrams check-diagrams check-defects \
@@ -207,6 +207,10 @@ test:
 ## verify: every other check: slow tests, sanitizers, fuzzers, Soft-RoCE, counts, planted defects
 verify:
 	+@MAKE='$(MAKE)' tools/dev/run_verify.sh
+
+## nightly: what takes hours (SIM_RUNS=, KILLS=, SOAK_SECONDS=, FUZZ_SECONDS=, REPEATS=)
+nightly:
+	+@MAKE='$(MAKE)' tools/dev/run_nightly.sh
 
 # What `make test` runs.
 test-build: $(TESTS) $(CONFORMANCE) $(PROBES) tools examples preload

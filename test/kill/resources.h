@@ -6,17 +6,21 @@
 
 #include <fstream>
 #include <ostream>
+#include <string>
 
 #include "kill/page.h"
 #include "softverbs/lane/segment.h"
 
 namespace kill_test {
 
+/// Hugepages are not reserved on every machine: where they are not, their return is not shown.
+inline constexpr long kNoneReserved = -1;
+
 struct Resources {
   long descriptors = 0;
   long shared_mappings = 0;  ///< of memfds: ours and those of peers
   long mappings = 0;         ///< all; the heap's own come and go
-  long hugepages_used = 0;
+  long hugepages_used = 0;   ///< or kNoneReserved
   long send_blocks = 0;
   long lease_blocks = 0;
   long connections = 0;
@@ -31,11 +35,13 @@ struct Resources {
   friend bool operator==(const Resources&, const Resources&) = default;
   friend std::ostream& operator<<(std::ostream& out, const Resources& r) {
     return out << "descriptors " << r.descriptors << ", shared mappings " << r.shared_mappings
-               << ", mappings " << r.mappings << ", hugepages " << r.hugepages_used << ", blocks "
-               << r.send_blocks << " + " << r.lease_blocks << ", connections " << r.connections
-               << ", operations " << r.operations << ", receives missing " << r.receives_missing
-               << ", credits " << r.credits << ", lanes " << r.lanes << ", queue pairs "
-               << r.queue_pairs << ", keys " << r.keys;
+               << ", mappings " << r.mappings << ", hugepages "
+               << (r.hugepages_used == kNoneReserved ? "none reserved"
+                                                     : std::to_string(r.hugepages_used))
+               << ", blocks " << r.send_blocks << " + " << r.lease_blocks << ", connections "
+               << r.connections << ", operations " << r.operations << ", receives missing "
+               << r.receives_missing << ", credits " << r.credits << ", lanes " << r.lanes
+               << ", queue pairs " << r.queue_pairs << ", keys " << r.keys;
   }
 };
 
@@ -79,7 +85,7 @@ inline long hugepages_used() {
     (void)std::sscanf(line.c_str(), "HugePages_Total: %ld", &total);
     (void)std::sscanf(line.c_str(), "HugePages_Free: %ld", &free);
   }
-  return total - free;
+  return total == 0 ? kNoneReserved : total - free;
 }
 
 inline Resources count_resources(const spinwire::Engine& engine) {

@@ -1,0 +1,350 @@
+// Hours in the life of a server: clients that connect, send, call, lease, are stopped and are
+// killed, without end. What the server holds and how fast it answers must be the same at the end as
+// at the beginning. SPINWIRE_TEST_SOAK says how many seconds.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "kill/resources.h"
+#include "rpc/ends.h"
+
+namespace soak_test {
+
+using namespace rpc_test;  // names of a test namespace of its own
+using kill_test::Resources;
+using spinwire::Completion;
+using spinwire::ConnectionState;
+using spinwire::LeaseReply;
+
+constexpr spinwire::Method kEcho = 1;
+constexpr std::uint32_t kClients = 6;
+constexpr std::uint32_t kIntervals = 8;
+
+Config soak_config() {
+  Config c = rpc_config();
+  c.memory.send_bytes = 16u << 20;
+  c.memory.rendezvous_bytes = 8u << 20;
+  c.connections.max_message_bytes = 64u << 10;
+  c.connections.keepalive_interval = 50ms;
+  c.connections.peer_timeout = 2s;  // some who are stopped are lost, some are not
+  c.connections.handshake_timeout = 2s;
+  return c;
+}
+
+/// What clients tell the server's process, in memory that they share.
+struct Told {
+  static constexpr std::uint64_t kKept = 1u << 16;
+  std::atomic<std::uint64_t> done;                        ///< operations that ended well
+  std::atomic<std::uint64_t> wrong;                       ///< that came back with other bytes
+  std::atomic<std::uint64_t> calls;                       ///< of the steady client
+  std::array<std::atomic<std::uint32_t>, kKept> latency;  ///< ns, of its last calls
+};
+
+/// In a forked child: it ends with the server's process, and not before.
+void outlive_nobody() {
+  alarm(0);
+  (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+}
+
+/// A client that uses everything, for ever, and begins anew what it has lost.
+class Client {
+ public:
+  Client(std::string address, std::uint64_t seed, Told& told)
+      : told_(told), node_(soak_config()), address_(std::move(address)), random_(seed) {
+    node_.on_message = [this](Connection, Message& m) {
+      count(m.bytes().size() == message_bytes_ && Node::holds(m.bytes(), message_seed_));
+      message_under_way_ = false;
+    };
+  }
+
+  [[noreturn]] void live() {
+    for (;;) {
+      for (int i = 0; i < 16; ++i) (void)node_.poll();
+      if (connection_.state() == ConnectionState::closed) {
+        message_under_way_ = lease_under_way_ = false;
+        connection_ = node_.begin(address_);
+      }
+      if (!session_ || session_->state() == SessionState::closed) open();
+      if (connection_.ready() && !message_under_way_) send();
+      if (connection_.ready() && !lease_under_way_) lease();
+      if (session_ && session_->state() == SessionState::ready && calls_ < 4) call();
+      node_.ready.clear();
+      node_.closed.clear();
+      node_.closed_connections.clear();
+    }
+  }
+
+ private:
+  void count(bool right) { (right ? told_.done : told_.wrong).fetch_add(1); }
+
+  void open() {
+    session_.reset();
+    calls_ = 0;
+    if (auto opened = node_.engine.open_session(address_, {}); opened)
+      session_.emplace(std::move(*opened));
+  }
+
+  void send() {
+    constexpr std::array<std::uint32_t, 5> kSizes = {0, 40, 700, 4000, 60'000};
+    message_bytes_ = kSizes[random_.below(kSizes.size())];
+    message_seed_ = static_cast<std::uint32_t>(random_.next());
+    message_under_way_ =
+        connection_.send(node_.filled(message_bytes_, message_seed_)) == Status::ok;
+  }
+
+  void call() {
+    constexpr std::array<std::uint32_t, 4> kSizes = {1, 48, 2000, 40'000};
+    const std::uint32_t bytes = kSizes[random_.below(kSizes.size())];
+    const auto seed = static_cast<std::uint32_t>(random_.next());
+    const Buffer request = node_.filled(bytes, seed);
+    const Status called = session_->call(kEcho, request.slice(), [this, bytes, seed](Reply& reply) {
+      calls_ -= calls_ != 0 ? 1 : 0;
+      if (reply.status() == Status::ok)
+        count(reply.bytes().size() == bytes && Node::holds(reply.bytes(), seed));
+    });
+    calls_ += called == Status::ok ? 1 : 0;
+  }
+
+  /// Asks for memory, writes to it, reads it back and lets it go.
+  void lease() {
+    const Status asked = connection_.request_memory(4096, {}, [this](LeaseReply& reply) {
+      if (reply.status != Status::ok) return void(lease_under_way_ = false);
+      memory_ = std::move(reply.memory);
+      lease_seed_ = static_cast<std::uint32_t>(random_.next());
+      written_ = node_.filled(4096, lease_seed_);
+      read_ = node_.buffer(4096);
+      read_.resize(4096);
+      const Status written = connection_.write(written_, memory_.region(), [](auto&) {});
+      const Status read = connection_.read(read_, memory_.region(), [this](const Completion& c) {
+        if (c.status == Status::ok) count(Node::holds(read_.bytes(), lease_seed_));
+        memory_.release();
+        lease_under_way_ = false;
+      });
+      if (written == Status::ok && read == Status::ok) return;
+      memory_.release();
+      lease_under_way_ = false;
+    });
+    lease_under_way_ = asked == Status::ok;
+  }
+
+  Told& told_;
+  Node node_;
+  std::string address_;
+  spinwire::base::Random random_;
+  Connection connection_;
+  std::optional<Session> session_;
+  spinwire::RemoteMemory memory_;
+  Buffer written_, read_;
+  std::uint32_t message_bytes_ = 0;
+  std::uint32_t message_seed_ = 0;
+  std::uint32_t lease_seed_ = 0;
+  std::uint32_t calls_ = 0;
+  bool message_under_way_ = false;
+  bool lease_under_way_ = false;
+};
+
+/// A client that nothing happens to, and that measures.
+[[noreturn]] void call_steadily(const std::string& address, Told& told) {
+  Node node(soak_config());
+  auto session = node.engine.open_session(address, {});
+  const Buffer request = node.filled(64, 1);
+  for (;;) {
+    (void)node.poll();
+    if (!session || session->state() != SessionState::ready) continue;
+    bool answered = false;
+    const auto began = std::chrono::steady_clock::now();
+    const auto called = session->call(
+        kEcho, request.slice(), [&](Reply& reply) { answered = reply.status() == Status::ok; });
+    while (called == Status::ok && !answered && session->state() == SessionState::ready)
+      (void)node.poll();
+    const auto took = std::chrono::steady_clock::now() - began;
+    if (!answered) continue;
+    told.latency[told.calls.load() % Told::kKept] = static_cast<std::uint32_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(took).count());
+    told.calls.fetch_add(1);
+  }
+}
+
+/// A client's process and what is being done to it.
+struct Victim {
+  std::optional<Child> child;
+  std::chrono::steady_clock::time_point goes_on;
+  bool stopped = false;
+};
+
+struct Measured {
+  Resources held;
+  std::uint64_t resident = 0;  ///< bytes
+  std::uint64_t done = 0;
+  std::uint32_t fast = 0;  ///< ns that 1 in 100 calls is faster than: what load does not change
+  std::uint32_t median = 0;
+  std::uint32_t slow = 0;  ///< that 1 in 100 is slower than
+};
+
+class Soak : public testing::Test {
+ protected:
+  Soak() : server_(soak_config()) {
+    void* const at =
+        mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    told_ = at != MAP_FAILED ? new (at) Told{} : nullptr;
+    server_.on_message = [](Connection c, Message& m) { (void)c.send(m.take()); };
+    server_.listen();
+    address_ = server_.listener.address();
+    EXPECT_TRUE(
+        server_.engine.serve(kEcho, [](spinwire::Request& r) { (void)r.reply(r.bytes()); }));
+  }
+  ~Soak() override {
+    for (Victim& each : victims_) each.child.reset();
+    steady_.reset();
+    munmap(told_, sizeof(Told));
+  }
+
+  void turn() {
+    for (int i = 0; i < 64; ++i) (void)server_.poll();
+    server_.ready.clear();
+    server_.closed.clear();
+    server_.closed_connections.clear();
+  }
+  template <typename Done>
+  bool turn_until(Done&& done, std::chrono::milliseconds limit) {
+    const auto end = std::chrono::steady_clock::now() + limit;
+    while (!done()) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      turn();
+    }
+    return true;
+  }
+
+  void begin_life(Victim& victim) {
+    const std::uint64_t seed = random_.next();
+    victim.stopped = false;
+    victim.child.emplace([this, seed](int, int) -> int {
+      outlive_nobody();
+      Client(address_, seed, *told_).live();
+    });
+  }
+
+  /// Kills or stops one of the clients; those that were stopped long enough go on.
+  void strike() {
+    Victim& victim = victims_[random_.below(kClients)];
+    if (random_.below(10) < 6) {
+      victim.child->kill(SIGKILL);
+      ++kills_;
+      return begin_life(victim);
+    }
+    if (victim.stopped) return;
+    victim.child->signal(SIGSTOP);
+    victim.stopped = true;
+    victim.goes_on = std::chrono::steady_clock::now() + (10ms + 1ms * random_.below(3000));
+    ++stops_;
+  }
+
+  void live_for(std::chrono::milliseconds time) {
+    const auto end = std::chrono::steady_clock::now() + time;
+    for (Victim& each : victims_) begin_life(each);
+    auto next = std::chrono::steady_clock::now();
+    for (auto now = next; now < end; now = std::chrono::steady_clock::now()) {
+      turn();
+      for (Victim& each : victims_) {
+        if (!each.stopped || now < each.goes_on) continue;
+        each.child->signal(SIGCONT);
+        each.stopped = false;
+      }
+      if (now < next) continue;
+      strike();
+      next = now + (50ms + 1ms * random_.below(250));
+    }
+    for (Victim& each : victims_) each.child->kill(SIGKILL);
+  }
+
+  /// When only the steady client is left.
+  Measured measure(std::uint64_t done_before, std::uint64_t calls_before) {
+    EXPECT_TRUE(turn_until(
+        [&] {
+          return server_.engine.stats().connections == 0 &&
+                 server_.engine.rpc_stats().served_sessions == 1;
+        },
+        60s))
+        << server_.engine.stats().connections << " connections, "
+        << server_.engine.rpc_stats().served_sessions << " sessions";
+    Measured m;
+    // Only the steady client's lane and segment are left when upkeep has looked at all who died.
+    const auto looks_the_same = [&] {
+      const Resources before = m.held;
+      (void)turn_until([] { return false; }, 1s);
+      m.held = kill_test::count_resources(server_.engine);
+      return m.held == before && m.held.lanes == 1;
+    };
+    EXPECT_TRUE(turn_until(looks_the_same, 60s));
+    std::ifstream("/proc/self/statm") >> m.resident >> m.resident;
+    m.resident *= static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+    m.done = told_->done.load() - done_before;
+    const std::uint64_t calls = std::min(told_->calls.load() - calls_before, Told::kKept);
+    std::vector<std::uint32_t> latency(calls);
+    for (std::uint64_t i = 0; i < calls; ++i) latency[i] = told_->latency[i].load();
+    std::ranges::sort(latency);
+    if (calls < 100) return m;
+    m.fast = latency[calls / 100];
+    m.median = latency[calls / 2];
+    m.slow = latency[calls - calls / 100];
+    return m;
+  }
+
+  Node server_;
+  std::string address_;
+  Told* told_ = nullptr;
+  spinwire::base::Random random_{20261124};
+  std::array<Victim, kClients> victims_;
+  std::optional<Child> steady_;
+  std::uint64_t kills_ = 0;
+  std::uint64_t stops_ = 0;
+};
+
+using SlowSoak = Soak;
+
+TEST_F(SlowSoak, TheEndIsLikeTheBeginning) {
+  if (!on_softverbs()) GTEST_SKIP() << kSoftverbsOnly << "counts lanes";
+  ASSERT_NE(told_, nullptr);
+  const char* const asked = std::getenv("SPINWIRE_TEST_SOAK");
+  const std::chrono::seconds whole(asked != nullptr ? std::atoi(asked) : 8);
+  steady_.emplace([this](int, int) -> int {
+    outlive_nobody();
+    call_steadily(address_, *told_);
+  });
+  std::vector<Measured> intervals;
+  for (std::uint32_t i = 0; i < kIntervals; ++i) {
+    const std::uint64_t done = told_->done.load();
+    const std::uint64_t calls = told_->calls.load();
+    live_for(std::chrono::milliseconds(whole) / kIntervals);
+    intervals.push_back(measure(done, calls));
+    const Measured& m = intervals.back();
+    std::printf("%7" PRIu64 " operations, resident %6.2f MiB, calls ns: %6u %8u %10u; %s\n", m.done,
+                static_cast<double>(m.resident) / (1 << 20), m.fast, m.median, m.slow,
+                (std::ostringstream() << m.held).str().c_str());
+    std::fflush(stdout);
+  }
+  std::printf("%" PRIu64 " kills, %" PRIu64 " stops\n", kills_, stops_);
+  EXPECT_EQ(told_->wrong.load(), 0u);
+  const Measured& first = intervals[1];  // the first warms up
+  for (std::uint32_t i = 2; i < kIntervals; ++i) {
+    const Measured& m = intervals[i];
+    EXPECT_GT(m.done, 0u);
+    EXPECT_TRUE(kill_test::back_at(first.held, m.held)) << first.held << "\n" << m.held;
+    EXPECT_LE(m.resident, first.resident + (2u << 20)) << "interval " << i;
+    EXPECT_LE(m.fast, 2 * first.fast) << "interval " << i;
+  }
+}
+
+}  // namespace soak_test
