@@ -109,7 +109,11 @@ struct Ah : ibv_ah {
 /// One that names a process: the queue pair's number says which of its contexts is meant.
 struct ProcessAh : Ah {
   ibv_ah_attr attr{};
-  std::vector<std::unique_ptr<Ah>> reached;  ///< to each context that was sent to
+  struct Reached {
+    std::uint32_t seat;
+    std::unique_ptr<Ah> ah;
+  };
+  std::vector<Reached> reached;  ///< each context that was sent to
 };
 
 /// Why a datagram was dropped.

@@ -100,8 +100,11 @@ TEST(ProcessGid, OfAContextThatHasClosedLeadsNowhere) {
   send_datagram(sender, qp, to, gone);
   EXPECT_TRUE(leaves->receives());
   leaves.reset();
-  send_datagram(sender, qp, to, gone);  // lost, as on a network
+  const auto& peers = sender.internals().peers;
   ibv_wc wc{};
+  EXPECT_TRUE(until([&] { (void)sender.poll(wc); },
+                    [&] { return std::ranges::any_of(peers, [](auto& p) { return p->gone; }); }));
+  send_datagram(sender, qp, to, gone);  // lost, as on a network
   EXPECT_TRUE(until([&] { (void)sender.poll(wc); },
                     [&] { return dropped(sender, sv::Drop::no_queue_pair) == 1; }));
   send_datagram(sender, qp, to, stays.qp->qp_num);

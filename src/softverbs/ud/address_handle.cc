@@ -96,7 +96,7 @@ int destroy_ah(ibv_ah* base) noexcept {
     return 0;
   }
   auto* const process = static_cast<ProcessAh*>(ah);
-  for (const auto& each : process->reached) --each->peer->users;
+  for (const ProcessAh::Reached& each : process->reached) --each.ah->peer->users;
   delete process;
   return 0;
 }
@@ -108,14 +108,12 @@ bool peer_has_ended(const ibv_ah* base) noexcept {
 
 namespace {
 
-Ah* reach(ProcessAh& ah, const ibv_gid& gid) noexcept {
-  for (const auto& each : ah.reached) {
-    if (same_gid(each->peer->gid, gid) && !each->peer->gone) return each.get();
-  }
-  // Those of contexts that are gone make room.
-  std::erase_if(ah.reached, [](const std::unique_ptr<Ah>& each) {
-    if (each->peer->gone) --each->peer->users;
-    return each->peer->gone;
+/// Leads to the context with this GID, which has the seat now. Null without memory, or if the
+/// context cannot be reached.
+Ah* lead_to_seat(ProcessAh& ah, std::uint32_t seat, const ibv_gid& gid) noexcept {
+  std::erase_if(ah.reached, [seat](const ProcessAh::Reached& each) {
+    if (each.seat == seat) --each.ah->peer->users;
+    return each.seat == seat;
   });
   try {
     ah.reached.reserve(ah.reached.size() + 1);
@@ -125,20 +123,32 @@ Ah* reach(ProcessAh& ah, const ibv_gid& gid) noexcept {
   std::string why;
   std::unique_ptr<Ah> made = lead_to(gid, ah.pd, ah.attr.grh, why);
   if (made == nullptr) return nullptr;
-  return ah.reached.emplace_back(std::move(made)).get();
+  return ah.reached.emplace_back(ProcessAh::Reached{seat, std::move(made)}).ah.get();
+}
+
+Ah* find_reached(const ProcessAh& ah, std::uint32_t seat) noexcept {
+  for (const ProcessAh::Reached& each : ah.reached) {
+    if (each.seat == seat && !each.ah->peer->gone) return each.ah.get();
+  }
+  return nullptr;
 }
 
 }  // namespace
 
 Ah* choose_context(ibv_ah* base, std::uint32_t& qpn) noexcept {
+  constexpr std::uint32_t kNobody = ~0u;  // no seat
   auto& ah = *static_cast<ProcessAh*>(static_cast<Ah*>(base));
+  const std::uint32_t seat = seat_of(qpn);
+  if (Ah* const known = find_reached(ah, seat); known != nullptr) return known;
   ibv_gid gid{};
   std::string why;
   if (find_context(ah.attr.grh.dgid, qpn, gid, why)) {
-    if (Ah* const found = reach(ah, gid); found != nullptr) return found;
+    if (Ah* const made = lead_to_seat(ah, seat, gid); made != nullptr) return made;
   }
   qpn = 0;
-  return reach(ah, context_of(ah.context).segment->gid);
+  Ah* const ourselves = find_reached(ah, kNobody);
+  return ourselves != nullptr ? ourselves
+                              : lead_to_seat(ah, kNobody, context_of(ah.context).segment->gid);
 }
 
 }  // namespace spinwire::softverbs

@@ -74,8 +74,7 @@ int post_datagrams(Qp& qp, ibv_send_wr* wr, ibv_send_wr** bad) noexcept;
 
 /// For an address handle that names a process: the one that leads to the context of this queue
 /// pair. If there is none, the one that leads to ourselves, and 0, which is no queue pair's number:
-/// the datagram is lost, as on a network. Null without memory. Looks it up each time: only programs
-/// for libibverbs pay.
+/// the datagram is lost, as on a network. Null without memory. Only programs for libibverbs pay.
 Ah* choose_context(ibv_ah* ah, std::uint32_t& qpn) noexcept;
 
 /// The route header of all plain datagrams of a lane, without the length.
